@@ -1,6 +1,7 @@
 //! Session setup benchmark: each packet opens a session. From an empty table; at a steady churn; to one remote address
-//! near port exhaustion; and the cost of replicating or logging sessions.
+//! near port exhaustion; and the cost of replicating or logging sessions, unanswered ones and whole TCP handshakes.
 
+mod answered;
 mod export;
 
 use std::ops::Range;
@@ -32,7 +33,7 @@ pub(crate) struct Options {
     /// Direction of the sessions: egress from pods (`forward`) or to a Service (`inbound`)
     #[arg(long, value_enum, default_value_t = SessionDirection::Forward)]
     direction: SessionDirection,
-    /// Measure the cost of replicating 100,000 new sessions per second to a peer instead
+    /// Measure the cost of replicating 100,000 new sessions per second to a peer instead, by age and with the first reply
     #[arg(long, alias = "copies")]
     replication: bool,
     /// Measure the cost of logging 100,000 new sessions per second to the NAT log instead
@@ -65,7 +66,8 @@ struct Report {
 /// Measures each number of sessions.
 pub(crate) fn run(options: &Options) -> Result<()> {
     if options.replication {
-        return export::measure(export::ExportTarget::Replication);
+        export::measure(export::ExportTarget::Replication)?;
+        return answered::measure();
     }
     if options.log {
         return export::measure(export::ExportTarget::NatLog);

@@ -26,6 +26,7 @@ use vipgate_dataplane::policy::spec::{
 };
 use vipgate_dataplane::ports::PortRange;
 use vipgate_dataplane::replication::lease::Lease;
+use vipgate_dataplane::replication::queue::FirstRecord;
 use vipgate_dataplane::replication::sender::ReplicationSender;
 use vipgate_dataplane::session::SessionFamily;
 use vipgate_dataplane::session::timeout::Timeouts;
@@ -52,8 +53,8 @@ const ROUTER: u32 = 0xcb00_71fe;
 const ROUTER6: V6 = V6 { high: 0x2001_0db8_0113_0000, low: 0xfe };
 /// Name of the pods' policy.
 const POLICY: &str = "bench";
-/// Age of sessions when they are replicated: the gateway's default.
-const REPLICATION_DELAY_MS: u32 = 50;
+/// When sessions are replicated: the gateway's default.
+pub(crate) const DEFAULT_FIRST_RECORD: FirstRecord = FirstRecord::AtAge(50);
 /// As many frames as a socket has, more than fit into the L1 cache.
 const FRAMES: usize = 4096;
 
@@ -179,7 +180,7 @@ impl Rig {
         set.vips.extend(base.vips);
         set.endpoints.extend(base.endpoints);
         set.services.extend(base.services);
-        Self::build(sessions, timeouts, &set)
+        Self::build((sessions, timeouts), DEFAULT_FIRST_RECORD, &set)
     }
 
     /// One of two gateways (`peer_gateway.rs`), the owner of all shards. Sessions are replicated to the peer if it is
@@ -190,14 +191,32 @@ impl Rig {
         linked: bool,
         tags: TunnelTags,
     ) -> Result<(Self, PolicyControl)> {
-        let mut set = base_policy();
-        peer_gateway::assign_shards(&mut set);
-        let (rig, mut control) = Self::build(sessions, timeouts, &set)?;
+        let (rig, mut control) = Self::with_unlinked_peer((sessions, timeouts), DEFAULT_FIRST_RECORD)?;
         peer_gateway::publish_membership(&mut control, ShardOwner::Local, linked, tags);
         Ok((rig, control))
     }
 
-    fn build(sessions: u32, timeouts: Timeouts, set: &PolicySet) -> Result<(Self, PolicyControl)> {
+    /// The same with a link over which sessions are replicated from `first_record` on.
+    pub(crate) fn with_linked_peer(
+        (sessions, timeouts): (u32, Timeouts),
+        first_record: FirstRecord,
+    ) -> Result<(Self, PolicyControl)> {
+        let (rig, mut control) = Self::with_unlinked_peer((sessions, timeouts), first_record)?;
+        peer_gateway::publish_membership(&mut control, ShardOwner::Local, true, TunnelTags::Disabled);
+        Ok((rig, control))
+    }
+
+    fn with_unlinked_peer(table: (u32, Timeouts), first_record: FirstRecord) -> Result<(Self, PolicyControl)> {
+        let mut set = base_policy();
+        peer_gateway::assign_shards(&mut set);
+        Self::build(table, first_record, &set)
+    }
+
+    fn build(
+        (sessions, timeouts): (u32, Timeouts),
+        first_record: FirstRecord,
+        set: &PolicySet,
+    ) -> Result<(Self, PolicyControl)> {
         let mut builder = Builder::new(network());
         let publisher = Publisher::new(builder.with_policy(set)?);
         let key = HashKey::fixed();
@@ -208,7 +227,7 @@ impl Rig {
         let lease = Arc::new(Lease::unlimited());
         let neighbor_requests = ResolutionRequests { queue: Arc::new(ArrayQueue::new(8)), waker };
         let control = ControlLinks { publisher: &publisher, neighbor_requests: &neighbor_requests, lease: &lease };
-        let config = worker_config(sessions, timeouts, key)?;
+        let config = worker_config((sessions, timeouts), first_record, key)?;
         let inputs = WorkerInputs {
             io: BenchIo::new()?,
             links,
@@ -249,7 +268,11 @@ impl Rig {
 }
 
 /// Defaults of the gateway, except for the sizes: capacity for `sessions`, and few fragments.
-fn worker_config(sessions: u32, timeouts: Timeouts, key: HashKey) -> Result<WorkersConfig> {
+fn worker_config(
+    (sessions, timeouts): (u32, Timeouts),
+    first_record: FirstRecord,
+    key: HashKey,
+) -> Result<WorkersConfig> {
     let sizes = TableSizes::for_sessions(sessions.into(), 1).context("too many sessions")?;
     Ok(WorkersConfig {
         workers: 1,
@@ -265,7 +288,7 @@ fn worker_config(sessions: u32, timeouts: Timeouts, key: HashKey) -> Result<Work
         ports: PortRange::default(),
         timeouts,
         fragment_timeout: 2_000,
-        replication_delay: REPLICATION_DELAY_MS,
+        first_record,
         rules: SessionRules {
             require_syn: true,
             cookie_key: key,

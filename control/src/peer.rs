@@ -90,6 +90,8 @@ pub struct PeerConfig {
     pub workers: Arc<dyn Workers>,
     /// Wakes the send loop when a worker has queued records.
     pub waker: Arc<ReplicationWaker>,
+    /// Whether records are sent as soon as they are queued, instead of batched for a millisecond.
+    pub sends_at_once: bool,
     /// The workers' clock.
     pub clock: fn() -> Tick,
 }
@@ -158,7 +160,7 @@ impl Peers {
         let (commands, command_receiver) = mpsc::unbounded_channel();
         let (links, link_command_receiver) = mpsc::channel(COMMAND_QUEUE);
         let (events, receiver) = mpsc::channel(EVENT_QUEUE);
-        let pump = SendLoop::new(config.workers.clone(), config.waker.clone(), board.clone());
+        let pump = SendLoop::new(config.workers.clone(), config.waker.clone(), config.sends_at_once, board.clone());
         let shared = Arc::new(SharedState {
             view: watch::Sender::new(Arc::default()),
             status: board,

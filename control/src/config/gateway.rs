@@ -392,7 +392,8 @@ pub struct Peer {
     #[serde(default = "default_heartbeat", with = "duration")]
     #[schemars(with = "DurationText")]
     pub heartbeat: Duration,
-    /// Minimum age of a session for replication to another gateway. Default: 50ms.
+    /// Minimum age of a session for replication to another gateway. `0ms`: with its first reply, in the moment that the
+    /// reply is forwarded; a session without one after 50ms. Default: 50ms.
     #[serde(rename = "copy_after", default = "default_replicate_after", with = "duration")]
     #[schemars(with = "DurationText")]
     pub replicate_after: Duration,

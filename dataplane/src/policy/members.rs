@@ -146,6 +146,11 @@ impl Members {
         self.is(id, |member| member.connected)
     }
 
+    /// Whether the replication channel to any other gateway is up.
+    pub fn has_connected_peer(&self) -> bool {
+        self.ids().any(|id| Some(id) != self.this && self.is_connected(id))
+    }
+
     /// Whether this gateway may open sessions in shards with that home.
     pub(super) fn may_open(&self, home: GatewayId) -> bool {
         self.is(home, |member| member.may_open)

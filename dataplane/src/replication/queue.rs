@@ -1,6 +1,6 @@
 //! Replication queue: one worker's session records for peer gateways. New sessions are sent after a delay, since most
-//! end before a failover could need them; changes and ends are sent at once. It also tracks which sessions a peer has
-//! acknowledged: without a valid lease, a gateway forwards packets of those sessions only.
+//! end before a failover could need them, or with their first reply; changes and ends are sent at once. It also tracks
+//! which sessions a peer has acknowledged: without a valid lease, a gateway forwards packets of those sessions only.
 //!
 //! Every queue is bounded: an overflow is recorded per peer and triggers a full resynchronization.
 
@@ -10,12 +10,14 @@ use std::sync::Arc;
 use crate::flow::address::V6;
 use crate::flow::ids::{GatewayId, Slot};
 use crate::flow::time::Tick;
+use crate::io::batch::BATCH_SIZE;
 use crate::policy::compiled::Policy;
 use crate::policy::shards::Shard;
 use crate::replication::sender::{OutgoingRecord, ReplicationSender};
 use crate::session::entry::{Entry, Flags};
 use crate::session::query::SessionState;
 use crate::session::record::{DirectionRecord, FamilyRecord, RecordState};
+use crate::session::track::Progress;
 use crate::session::{Ended, SessionFamily, Sessions};
 use crate::wire::protocol;
 
@@ -28,13 +30,29 @@ const MAX_PER_TURN: usize = 64;
 /// Delays after which a connection that is still embryonic is sent again, milliseconds: their sum exceeds the handshake
 /// timeout.
 const RESEND_MS: [u32; 5] = [1_000, 4_000, 16_000, 64_000, 256_000];
+/// Age at which a session without a reply is sent if others are sent with their first reply, milliseconds.
+const UNANSWERED_AGE_MS: u32 = 50;
+
+/// When the first record of a session is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FirstRecord {
+    /// Once the session has this age, milliseconds.
+    AtAge(u32),
+    /// With its first reply, so that no connection that its initiator knows to be open is lost with its gateway. A
+    /// session without a reply, as those of a scan, is sent at an age of [`UNANSWERED_AGE_MS`].
+    WithReply,
+}
 
 /// The replication queue of one worker.
 #[derive(Debug)]
 pub struct ReplicationQueue {
     sender: Arc<ReplicationSender>,
-    /// Minimum age of a session before it is sent, milliseconds.
+    /// Minimum age of a session without a reply before it is sent, milliseconds.
     age: u32,
+    /// Whether a session is sent with its first reply.
+    sends_with_reply: bool,
+    /// Sessions that have received their first reply in this turn, at most one for each packet of a batch.
+    replied: VecDeque<Pending>,
     /// New and changed sessions first; then embryonic connections, by the number of times they were sent. All sessions
     /// in one queue have the same delay, so each queue is ordered by due time.
     pending: [VecDeque<Pending>; RESEND_MS.len() + 1],
@@ -43,6 +61,10 @@ pub struct ReplicationQueue {
     last_numbers: Box<[u64; 256]>,
     /// Whether there are peers.
     is_enabled: bool,
+    /// Whether a peer is connected; kept up to date only if sessions are sent with their first reply.
+    has_connected_peer: bool,
+    /// Whether records were queued since the control thread was last woken.
+    has_unannounced: bool,
 }
 
 /// A session waiting to be sent.
@@ -65,17 +87,25 @@ struct Sent {
 }
 
 impl ReplicationQueue {
-    /// An empty queue; sessions are sent when they are `age` milliseconds old.
-    pub fn new(sender: Arc<ReplicationSender>, age: u32) -> Self {
+    /// An empty queue.
+    pub fn new(sender: Arc<ReplicationSender>, first_record: FirstRecord) -> Self {
+        let (age, sends_with_reply) = match first_record {
+            FirstRecord::AtAge(age) => (age, false),
+            FirstRecord::WithReply => (UNANSWERED_AGE_MS, true),
+        };
         Self {
             sender,
             age,
+            sends_with_reply,
+            replied: VecDeque::with_capacity(BATCH_SIZE),
             pending: std::array::from_fn(|attempt| {
                 VecDeque::with_capacity(if attempt == 0 { MAX_PENDING } else { MAX_PENDING / 8 })
             }),
             unacknowledged: VecDeque::with_capacity(MAX_UNACKNOWLEDGED),
             last_numbers: Box::new([0; 256]),
             is_enabled: false,
+            has_connected_peer: false,
+            has_unannounced: false,
         }
     }
 
@@ -91,6 +121,34 @@ impl ReplicationQueue {
         let (origin, _) = sessions.slot_pair::<A>(slot);
         A::table_mut(sessions).entry_mut(origin).note_changed();
         self.enqueue::<A>(slot, now);
+    }
+
+    /// Whether [`ReplicationQueue::progressed`] has an effect.
+    #[inline]
+    pub fn follows_progress(&self) -> bool {
+        self.sends_with_reply && self.has_connected_peer
+    }
+
+    /// A session has received its first reply, or its initiator is confirmed. The former is sent at the end of this
+    /// turn; the latter later, since it only extends a timeout.
+    pub fn progressed<A: SessionFamily>(&mut self, slot: Slot, progress: Progress, sessions: &mut Sessions, now: Tick) {
+        if !self.follows_progress() || progress == Progress::None {
+            return;
+        }
+        let (origin, _) = sessions.slot_pair::<A>(slot);
+        let entry = A::table_mut(sessions).entry_mut(origin);
+        match progress {
+            Progress::Confirmed => {
+                entry.note_changed();
+                self.enqueue::<A>(origin, now.plus(self.age));
+            }
+            Progress::Replied if !entry.is_confirmed() && self.replied.len() < BATCH_SIZE => {
+                entry.note_changed();
+                self.replied.push_back(Pending { due: now, slot: origin, is_v6: A::BITS == 128 });
+            }
+            // A confirmed initiator has received an earlier reply: this is the first one since a gap.
+            Progress::Replied | Progress::None => {}
+        }
     }
 
     fn enqueue<A: SessionFamily>(&mut self, slot: Slot, due: Tick) {
@@ -123,7 +181,6 @@ impl ReplicationQueue {
                 directions: [DirectionRecord::default(); 2],
             };
             self.send::<A>(to, record);
-            self.sender.notify();
         }
     }
 
@@ -136,21 +193,20 @@ impl ReplicationQueue {
     #[inline]
     pub fn update_enabled(&mut self, policy: &Policy) {
         self.is_enabled = policy.members().this().is_some();
+        self.has_connected_peer = self.sends_with_reply && policy.members().has_connected_peer();
     }
 
-    /// Sends due records and processes acknowledgements.
+    /// Sends due records and processes acknowledgements. Call [`ReplicationQueue::announce`] afterwards.
     pub fn flush(&mut self, sessions: &mut Sessions, policy: &Policy, now: Tick) {
-        let mut any_sent = false;
+        while let Some(pending) = self.replied.pop_front() {
+            self.send_pending(pending, None, sessions, policy, now);
+        }
         for attempt in 0..self.pending.len() {
             for _ in 0..MAX_PER_TURN {
                 let next = self.pending[attempt].front().copied();
                 let Some(pending) = next.filter(|pending| now.reached(pending.due)) else { break };
                 self.pending[attempt].pop_front();
-                any_sent |= if pending.is_v6 {
-                    self.send_pending::<V6>(pending, attempt, sessions, policy, now)
-                } else {
-                    self.send_pending::<u32>(pending, attempt, sessions, policy, now)
-                };
+                self.send_pending(pending, Some(attempt), sessions, policy, now);
             }
         }
         for _ in 0..MAX_PER_TURN {
@@ -163,49 +219,61 @@ impl ReplicationQueue {
             }
             if sent.is_v6 { mark_acknowledged::<V6>(sent, sessions) } else { mark_acknowledged::<u32>(sent, sessions) }
         }
-        if any_sent {
+    }
+
+    /// Wakes the control thread if records were queued. A system call at times, so only once the turn's packets have
+    /// left.
+    #[inline]
+    pub fn announce(&mut self) {
+        if std::mem::take(&mut self.has_unannounced) {
             self.sender.notify();
         }
     }
 
-    fn send_pending<A: SessionFamily>(
+    /// Sends a session and queues it for the next attempt if it may be necessary. `attempt`: how often it was sent
+    /// because of its age; `None`: it is sent because of its first reply, apart from those attempts.
+    fn send_pending(
         &mut self,
         pending: Pending,
-        attempt: usize,
+        attempt: Option<usize>,
         sessions: &mut Sessions,
         policy: &Policy,
         now: Tick,
-    ) -> bool {
+    ) {
+        if pending.is_v6 {
+            self.send_session::<V6>(pending, attempt, sessions, policy, now);
+        } else {
+            self.send_session::<u32>(pending, attempt, sessions, policy, now);
+        }
+    }
+
+    fn send_session<A: SessionFamily>(
+        &mut self,
+        pending: Pending,
+        attempt: Option<usize>,
+        sessions: &mut Sessions,
+        policy: &Policy,
+        now: Tick,
+    ) {
         let table = A::table(sessions);
         if !table.is_occupied(pending.slot) {
-            return false;
+            return;
         }
         let (slot, _) = sessions.slot_pair::<A>(pending.slot);
         let entry = table.entry(slot);
         if !entry.is_active() {
-            return false;
+            return;
         }
-        let Some(shard) = replicated_shard(entry, policy) else { return false };
-        let (hash, protocol) = (sessions.hash(&entry.key()) as u32, entry.key().protocol);
-        let record = sessions.record(slot, now);
-        let mut any_sent = false;
-        for to in shard.replica_targets(policy.members()) {
-            let number = self.send::<A>(to, record);
-            if self.unacknowledged.len() == MAX_UNACKNOWLEDGED {
-                self.unacknowledged.pop_front();
-            }
-            self.unacknowledged.push_back(Sent { to, number, slot, is_v6: pending.is_v6, hash });
-            any_sent = true;
+        let is_connection = matches!(entry.key().protocol, protocol::TCP | protocol::SCTP);
+        let is_opening = is_connection && sessions.state::<A>(slot).0 == SessionState::Opening;
+        // Numbers of a connection that isn't open change without notice.
+        let may_have_changed = !self.sends_with_reply || !entry.is_sent() || (is_opening && attempt > Some(0));
+        if may_have_changed && !self.send_record::<A>(slot, sessions, policy, now) {
+            return;
         }
-        if !any_sent {
-            return false;
-        }
-        A::table_mut(sessions).entry_mut(slot).note_sent();
-        let (state, _) = sessions.state::<A>(slot);
-        let is_connection = matches!(protocol, protocol::TCP | protocol::SCTP);
-        if let Some(&after) = RESEND_MS.get(attempt)
-            && state == SessionState::Opening
-            && is_connection
+        if let Some(attempt) = attempt
+            && let Some(&after) = RESEND_MS.get(attempt)
+            && is_opening
         {
             let next = &mut self.pending[attempt + 1];
             // With that many embryonic connections, few will ever be established.
@@ -213,10 +281,37 @@ impl ReplicationQueue {
                 next.push_back(Pending { due: now.plus(after), slot, ..pending });
             }
         }
-        true
+    }
+
+    /// Sends the record of a session to its replica targets; returns whether there are any.
+    fn send_record<A: SessionFamily>(
+        &mut self,
+        slot: Slot,
+        sessions: &mut Sessions,
+        policy: &Policy,
+        now: Tick,
+    ) -> bool {
+        let entry = A::table(sessions).entry(slot);
+        let Some(shard) = replicated_shard(entry, policy) else { return false };
+        let hash = sessions.hash(&entry.key()) as u32;
+        let record = sessions.record(slot, now);
+        let mut any_sent = false;
+        for to in shard.replica_targets(policy.members()) {
+            let number = self.send::<A>(to, record);
+            if self.unacknowledged.len() == MAX_UNACKNOWLEDGED {
+                self.unacknowledged.pop_front();
+            }
+            self.unacknowledged.push_back(Sent { to, number, slot, is_v6: A::BITS == 128, hash });
+            any_sent = true;
+        }
+        if any_sent {
+            A::table_mut(sessions).entry_mut(slot).note_sent();
+        }
+        any_sent
     }
 
     fn send<A: SessionFamily>(&mut self, to: GatewayId, record: FamilyRecord<A>) -> u64 {
+        self.has_unannounced = true;
         let number = &mut self.last_numbers[usize::from(to.0)];
         *number += 1;
         self.sender.push(OutgoingRecord { to, number: *number, record: A::record(record) });

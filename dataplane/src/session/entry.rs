@@ -260,7 +260,8 @@ impl<A: Address> Entry<A> {
         !is_replicated
     }
 
-    fn is_sent(&self) -> bool {
+    /// Whether its current state was sent; it may not be acknowledged yet.
+    pub fn is_sent(&self) -> bool {
         self.tail[MARK] & mark::SENT != 0
     }
 

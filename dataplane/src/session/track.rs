@@ -70,6 +70,24 @@ impl<A: Address> Entry<A> {
         if is_unverified { 0 } else { self.sequence }
     }
 
+    /// What packets have shown of this direction: see [`Entry::progress_since`].
+    #[inline]
+    pub fn milestones(&self) -> (Flags, Tracking) {
+        (self.flags(), self.tracking())
+    }
+
+    /// What a packet of this direction has shown for the first time, given what [`Entry::milestones`] were before it.
+    #[inline]
+    pub fn progress_since(&self, (flags, tracking): (Flags, Tracking)) -> Progress {
+        const REPLY: u8 = Flags::SEEN.0 | Flags::SYN.0;
+        if self.flags().has(Flags::ORIGIN) {
+            let is_new = self.is_confirmed() && !tracking.has(Tracking::CONFIRMED);
+            return if is_new { Progress::Confirmed } else { Progress::None };
+        }
+        let is_new = self.flags().0 & REPLY & !flags.0 != 0;
+        if is_new { Progress::Replied } else { Progress::None }
+    }
+
     /// Tracking bits: what is verified.
     #[inline]
     pub fn tracking(&self) -> Tracking {
@@ -165,6 +183,17 @@ pub enum WindowPosition {
     /// Unverified: it continues the unverified numbers of its direction, and either comes from inside or the other
     /// direction is unverified, too. It refreshes the idle timer, and is trusted once the other direction matches.
     Unknown,
+}
+
+/// What a packet is the first one of its session to show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Nothing.
+    None,
+    /// The session is answered. Also of the first reply since a gap (see [`Track::mark_stale`]).
+    Replied,
+    /// The initiator receives the replies.
+    Confirmed,
 }
 
 impl TrackOutcome {

@@ -36,7 +36,12 @@ pub fn run<A: HeaderRewrite>(
     for i in batch.validated_of::<A>() {
         let Some(hop) = route::session_next_hop::<A>(batch, i, sessions, snapshot) else { continue };
         let (head, slot) = (batch.headers[i], batch.slots[i]);
+        let milestones = A::table(sessions).entry(slot).milestones();
         let state_change = update_state::<A>(batch, i, sessions, now);
+        if replication_queue.follows_progress() && state_change.position == WindowPosition::InWindow {
+            let progress = A::table(sessions).entry(slot).progress_since(milestones);
+            replication_queue.progressed::<A>(slot, progress, sessions, now);
+        }
         if state_change.change != StateChange::None {
             replication_queue.changed::<A>(slot, sessions, now);
         }

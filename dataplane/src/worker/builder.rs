@@ -24,7 +24,7 @@ use crate::ports::PortRange;
 use crate::ports::allocator::Allocator;
 use crate::reassembly::VirtualReassembly;
 use crate::replication::lease::Lease;
-use crate::replication::queue::ReplicationQueue;
+use crate::replication::queue::{FirstRecord, ReplicationQueue};
 use crate::replication::sender::ReplicationSender;
 use crate::session::Sessions;
 use crate::session::affinity::AffinityTable;
@@ -102,8 +102,8 @@ pub struct WorkersConfig {
     pub timeouts: Timeouts,
     /// Timeout of a fragmented datagram, milliseconds.
     pub fragment_timeout: u32,
-    /// Age at which a session is replicated, milliseconds.
-    pub replication_delay: u32,
+    /// When a session is first replicated.
+    pub first_record: FirstRecord,
     /// Conditions for opening a session.
     pub rules: SessionRules,
 }
@@ -271,7 +271,7 @@ impl<'a> WorkerBuilder<'a> {
             reassembly: VirtualReassembly::new(datagrams, sizes.queued_fragments, timeout, keys.reassembly)?,
             ip_ids: IpIdAllocator::new(id.0, workers, keys.ip_ids),
             reply_limiter: ReplyLimiter::new(keys.reply_limiter, now),
-            replication_queue: ReplicationQueue::new(replication, self.config.replication_delay),
+            replication_queue: ReplicationQueue::new(replication, self.config.first_record),
             observer: Observer::default(),
         };
         Ok(WorkerParts {

@@ -167,6 +167,7 @@ impl<Io: PacketIo> Worker<Io> {
         self.make_room(&snapshot, now);
         self.parts.links.wake_receivers();
         self.parts.io.flush();
+        self.parts.tables.replication_queue.announce();
         if now != self.gauges_published {
             self.gauges_published = now;
             self.publish_gauges();

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use vipgate_dataplane::flow::tuple::HashKey;
 use vipgate_dataplane::ports::PortRange;
+use vipgate_dataplane::replication::queue::FirstRecord;
 use vipgate_dataplane::session::Sessions;
 use vipgate_dataplane::session::persistence::Identity;
 use vipgate_dataplane::session::timeout::Timeouts;
@@ -37,6 +38,8 @@ pub struct Setup {
     pub require_syn: bool,
     /// The gateway's own VXLAN address in the overlay network.
     pub overlay: Option<SocketAddr>,
+    /// When sessions are first replicated.
+    pub first_record: FirstRecord,
     /// Persistent session tables: one file per worker, this name with the worker's number as its extension.
     pub state: Option<PathBuf>,
 }
@@ -57,6 +60,7 @@ impl Default for Setup {
             embryonic: 1024,
             require_syn: true,
             overlay: None,
+            first_record: FirstRecord::AtAge(100),
             state: None,
         }
     }
@@ -79,7 +83,7 @@ impl Setup {
             ports: self.range,
             timeouts: self.timeouts,
             fragment_timeout: 2_000,
-            replication_delay: 100,
+            first_record: self.first_record,
             rules: SessionRules {
                 require_syn: self.require_syn,
                 cookie_key: HashKey::new([1, 3, 5, 7]),

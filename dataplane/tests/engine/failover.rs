@@ -1,5 +1,6 @@
 //! Failover: when a gateway fails or returns, another one continues its sessions from replicated standby sessions.
 
+mod first_reply;
 mod shard_moves;
 
 use std::collections::BTreeSet;

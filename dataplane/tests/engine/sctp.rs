@@ -4,6 +4,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use vipgate_dataplane::flow::drop_reason::DropReason;
+use vipgate_dataplane::replication::queue::FirstRecord;
 use vipgate_dataplane::wire::sctp;
 use vipgate_testkit::cluster::{Cluster, expect_one, three_gateways};
 use vipgate_testkit::*;
@@ -91,6 +92,21 @@ fn open(gateway: &mut Gateway, pod: SocketAddr, remote: SocketAddr) -> SocketAdd
     assert_eq!(translated_ends(&reply[0].1), (remote, pod));
     assert_eq!(gateway.receive(0, INSIDE, &packet(pod, remote, 0x22, COOKIE_ECHO)).len(), 1);
     vip
+}
+
+#[test]
+fn an_association_can_be_replicated_with_its_init_ack() {
+    let (pod, remote) = (at(ENDS[0].0), at(ENDS[0].1));
+    let mut cluster = Cluster::new(3, &Setup { first_record: FirstRecord::WithReply, ..Setup::default() });
+    let sender = cluster.gateways[0].replication_senders[0].clone();
+    let sent = cluster.receive(0, INSIDE, &handshake_packet(0x11, pod, remote, 0, INIT));
+    let (vip, _) = translated_ends(&sent[0].2);
+    // A blind packet from outside is no answer.
+    cluster.receive(0, OUTSIDE, &packet(remote, vip, 0x77, DATA));
+    assert!(sender.pop().is_none());
+    cluster.receive(0, OUTSIDE, &handshake_packet(0x22, remote, vip, 0x11, INIT_ACK));
+    assert!(sender.pop().is_some() && sender.pop().is_none());
+    cluster.skip_counter_check();
 }
 
 #[test]

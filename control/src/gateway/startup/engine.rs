@@ -9,6 +9,7 @@ use vipgate_dataplane::io::handoff::{Wake, WorkerLinks};
 use vipgate_dataplane::policy::publish::Publisher;
 use vipgate_dataplane::ports::PortRange;
 use vipgate_dataplane::replication::lease::Lease;
+use vipgate_dataplane::replication::queue::FirstRecord;
 use vipgate_dataplane::replication::sender::ReplicationSender;
 use vipgate_dataplane::session::timeout::Timeouts;
 use vipgate_dataplane::stage::context::SessionRules;
@@ -98,7 +99,7 @@ fn workers_config(config: &Config, cores: &[usize]) -> Result<WorkersConfig, Com
         ports: port_range(config)?,
         timeouts: timeouts(config),
         fragment_timeout: milliseconds(config.sessions.timeouts.fragment),
-        replication_delay: config.peer.map_or(0, |peer| milliseconds(peer.replicate_after)),
+        first_record: first_record(config),
         rules: SessionRules {
             require_syn: config.sessions.require_syn,
             cookie_key: secret()?,
@@ -107,6 +108,14 @@ fn workers_config(config: &Config, cores: &[usize]) -> Result<WorkersConfig, Com
             mss_clamp: config.sessions.mss_clamp,
         },
     })
+}
+
+/// When sessions are first replicated; without peers it doesn't matter.
+fn first_record(config: &Config) -> FirstRecord {
+    match config.peer.map_or(0, |peer| milliseconds(peer.replicate_after)) {
+        0 => FirstRecord::WithReply,
+        age => FirstRecord::AtAge(age),
+    }
 }
 
 pub(super) fn port_range(config: &Config) -> Result<PortRange, CommandError> {

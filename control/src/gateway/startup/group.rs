@@ -54,6 +54,7 @@ pub(super) fn join(
                 versions: peer::PROTOCOL_VERSIONS,
                 workers: Arc::new(ReplicationWorkers(state.clone())),
                 waker: shared.replication_wakeup,
+                sends_at_once: peer.replicate_after.is_zero(),
                 clock: clock::now,
             })
             .map_err(CommandError::usage)?;

@@ -22,7 +22,8 @@ use crate::peer::replication::numbered;
 use crate::peer::status::StatusPublisher;
 use crate::peer::workers::{ReplicationWaker, Workers, request_all};
 
-/// Minimum interval between reads of the replication queues while records arrive, so that they are batched.
+/// Minimum interval between reads of the replication queues while records arrive, so that they are batched. Timers have
+/// the resolution of a millisecond, so records wait up to two.
 const BATCH_INTERVAL: Duration = Duration::from_millis(1);
 /// Interval between reads without a wake-up, since lost records cause none. Also the interval of status updates.
 const IDLE_INTERVAL: Duration = Duration::from_millis(50);
@@ -140,6 +141,8 @@ type Reply = (Arc<str>, ChunkRequest, Result<Vec<RecordChunk>, usize>);
 pub(crate) struct SendLoop {
     workers: Arc<dyn Workers>,
     waker: Arc<ReplicationWaker>,
+    /// Whether records are read as soon as they are queued: only those that arrive meanwhile are batched.
+    sends_at_once: bool,
     status: StatusPublisher,
     peers: BTreeMap<Arc<str>, Peer>,
     /// Whether a membership view has been received.
@@ -152,10 +155,15 @@ pub(crate) struct SendLoop {
 }
 
 impl SendLoop {
-    pub(crate) fn new(workers: Arc<dyn Workers>, bell: Arc<ReplicationWaker>, board: StatusPublisher) -> Self {
+    pub(crate) fn new(
+        workers: Arc<dyn Workers>,
+        waker: Arc<ReplicationWaker>,
+        sends_at_once: bool,
+        status: StatusPublisher,
+    ) -> Self {
         let requested = vec![false; workers.count()];
-        let (peers, answers) = (BTreeMap::new(), JoinSet::new());
-        Self { workers, waker: bell, status: board, peers, has_view: false, requests: 0, requested, replies: answers }
+        let (peers, replies) = (BTreeMap::new(), JoinSet::new());
+        Self { workers, waker, sends_at_once, status, peers, has_view: false, requests: 0, requested, replies }
     }
 
     /// Runs until the command channel is closed.
@@ -253,7 +261,7 @@ impl SendLoop {
 
     /// Reads the replication queues; returns the time until the next read.
     fn read_queues(&mut self) -> Duration {
-        if self.drain() {
+        if !self.sends_at_once && self.drain() {
             return BATCH_INTERVAL;
         }
         // Records queued from here on wake the loop.

@@ -245,6 +245,7 @@ impl Gateway {
             versions,
             workers: tables.clone(),
             waker: bell,
+            sends_at_once: false,
             clock,
         };
         let (peers, events) = Peers::start(config).unwrap();

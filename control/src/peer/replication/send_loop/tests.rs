@@ -2,10 +2,11 @@
 
 use std::sync::Mutex;
 
-use vipgate_dataplane::replication::sender::ReplicationSender;
+use vipgate_dataplane::replication::sender::{OutgoingRecord, ReplicationSender};
 use vipgate_dataplane::session::record::ReplicationRecord;
 
 use super::*;
+use crate::peer::session_record;
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
@@ -46,9 +47,13 @@ impl Workers for MockWorker {
 }
 
 fn pump() -> (SendLoop, Arc<MockWorker>) {
+    pump_with(false)
+}
+
+fn pump_with(sends_at_once: bool) -> (SendLoop, Arc<MockWorker>) {
     let bell = Arc::new(ReplicationWaker::default());
     let workers = Arc::new(MockWorker { sender: ReplicationSender::new(bell.clone()), requests: Mutex::default() });
-    (SendLoop::new(workers.clone(), bell, StatusPublisher::new()), workers)
+    (SendLoop::new(workers.clone(), bell, sends_at_once, StatusPublisher::new()), workers)
 }
 
 fn link(pump: &mut SendLoop, id: u64, peer: &str) -> (mpsc::Receiver<Vec<u8>>, mpsc::Receiver<Vec<u8>>) {
@@ -132,4 +137,31 @@ async fn a_restarted_peer_has_no_acknowledged_epoch() {
     assert_eq!(complete_syncs(&mut pump, &workers).await, [(0, 7); 3], "a reconnected link");
     let _restarted = link_to_process(&mut pump, 3, "a", 6);
     assert_eq!(complete_syncs(&mut pump, &workers).await, [(0, 0); 3]);
+}
+
+/// Whether the loop, having just read a record, is woken by the next one.
+async fn is_woken_by_the_next_record(sends_at_once: bool) -> bool {
+    let (mut pump, workers) = pump_with(sends_at_once);
+    set_peers(&mut pump, &["a"], 7);
+    let (mut frames, _requests) = link(&mut pump, 1, "a");
+    complete_syncs(&mut pump, &workers).await;
+    pump.send();
+    while frames.try_recv().is_ok() {}
+    let queue = |number: u32| {
+        let record = session_record(number);
+        assert!(workers.sender.push(OutgoingRecord { to: GatewayId(0), number: number.into(), record }));
+        workers.sender.notify();
+    };
+    queue(1);
+    assert_eq!(pump.read_queues(), BATCH_INTERVAL);
+    pump.send();
+    assert!(frames.try_recv().is_ok(), "the first record is sent at once in any case");
+    queue(2);
+    tokio::time::timeout(Duration::from_millis(20), pump.waker.notified()).await.is_ok()
+}
+
+#[tokio::test]
+async fn records_are_sent_as_soon_as_they_are_queued_or_batched() {
+    assert!(is_woken_by_the_next_record(true).await);
+    assert!(!is_woken_by_the_next_record(false).await);
 }
