@@ -33,7 +33,7 @@ pub(crate) struct Options {
     /// Direction of the sessions: egress from pods (`forward`) or to a Service (`inbound`)
     #[arg(long, value_enum, default_value_t = SessionDirection::Forward)]
     direction: SessionDirection,
-    /// Measure the cost of replicating 100,000 new sessions per second to a peer instead, by age and with the first reply
+    /// Measure what replicating 100,000 new sessions per second to a peer costs instead, by age and with replies
     #[arg(long, alias = "copies")]
     replication: bool,
     /// Measure the cost of logging 100,000 new sessions per second to the NAT log instead

@@ -49,8 +49,7 @@ pub struct ReplicationQueue {
     sender: Arc<ReplicationSender>,
     /// Minimum age of a session without a reply before it is sent, milliseconds.
     age: u32,
-    /// Whether a session is sent with its first reply.
-    sends_with_reply: bool,
+    first_record: FirstRecord,
     /// Sessions that have received their first reply in this turn, at most one for each packet of a batch.
     replied: VecDeque<Pending>,
     /// New and changed sessions first; then embryonic connections, by the number of times they were sent. All sessions
@@ -89,14 +88,14 @@ struct Sent {
 impl ReplicationQueue {
     /// An empty queue.
     pub fn new(sender: Arc<ReplicationSender>, first_record: FirstRecord) -> Self {
-        let (age, sends_with_reply) = match first_record {
-            FirstRecord::AtAge(age) => (age, false),
-            FirstRecord::WithReply => (UNANSWERED_AGE_MS, true),
+        let age = match first_record {
+            FirstRecord::AtAge(age) => age,
+            FirstRecord::WithReply => UNANSWERED_AGE_MS,
         };
         Self {
             sender,
             age,
-            sends_with_reply,
+            first_record,
             replied: VecDeque::with_capacity(BATCH_SIZE),
             pending: std::array::from_fn(|attempt| {
                 VecDeque::with_capacity(if attempt == 0 { MAX_PENDING } else { MAX_PENDING / 8 })
@@ -126,7 +125,8 @@ impl ReplicationQueue {
     /// Whether [`ReplicationQueue::progressed`] has an effect.
     #[inline]
     pub fn follows_progress(&self) -> bool {
-        self.sends_with_reply && self.has_connected_peer
+        // Known only if sessions are sent with their first reply.
+        self.has_connected_peer
     }
 
     /// A session has received its first reply, or its initiator is confirmed. The former is sent at the end of this
@@ -193,7 +193,7 @@ impl ReplicationQueue {
     #[inline]
     pub fn update_enabled(&mut self, policy: &Policy) {
         self.is_enabled = policy.members().this().is_some();
-        self.has_connected_peer = self.sends_with_reply && policy.members().has_connected_peer();
+        self.has_connected_peer = self.first_record == FirstRecord::WithReply && policy.members().has_connected_peer();
     }
 
     /// Sends due records and processes acknowledgements. Call [`ReplicationQueue::announce`] afterwards.
@@ -267,7 +267,8 @@ impl ReplicationQueue {
         let is_connection = matches!(entry.key().protocol, protocol::TCP | protocol::SCTP);
         let is_opening = is_connection && sessions.state::<A>(slot).0 == SessionState::Opening;
         // Numbers of a connection that isn't open change without notice.
-        let may_have_changed = !self.sends_with_reply || !entry.is_sent() || (is_opening && attempt > Some(0));
+        let may_have_changed =
+            self.first_record != FirstRecord::WithReply || !entry.is_sent() || (is_opening && attempt > Some(0));
         if may_have_changed && !self.send_record::<A>(slot, sessions, policy, now) {
             return;
         }
