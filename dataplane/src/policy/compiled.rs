@@ -276,6 +276,12 @@ impl Policy {
         A::index(self).frontends.get(listener).copied()
     }
 
+    /// False if no frontend has this address and port, whatever its protocol.
+    #[inline]
+    pub fn may_have_frontend<A: Family>(&self, address: A, port: u16) -> bool {
+        A::index(self).frontends.may_have(address, port)
+    }
+
     /// The frontends of a backend, ascending.
     #[inline]
     pub fn frontends_of<A: Family>(&self, backend: &Listener<A>) -> &[FrontendId] {

@@ -11,7 +11,70 @@ use crate::flow::ids::FrontendId;
 use crate::flow::listener::Listener;
 
 /// The frontends at VIPs; each belongs to one Service.
-pub(super) type Frontends<A> = Arc<HashMap<Listener<A>, FrontendId>>;
+pub(super) type Frontends<A> = Arc<FrontendTable<A>>;
+
+/// Bits of the filter of a frontend table, as a power of two. Half a kilobyte, which stays in the first cache.
+const FILTER_BITS: u32 = 12;
+
+/// A table of frontends. Nearly every packet that asks is for a port without one, so a filter answers most questions.
+#[derive(Clone, Debug)]
+pub(super) struct FrontendTable<A> {
+    table: HashMap<Listener<A>, FrontendId>,
+    /// A bit for each hash of an address and port: 0 if there is no such frontend, of any protocol.
+    filter: [u64; (1 << FILTER_BITS) / u64::BITS as usize],
+    /// Frontends of each bit.
+    counts: Box<[u32]>,
+}
+
+impl<A: Address> Default for FrontendTable<A> {
+    fn default() -> Self {
+        let filter = [0; (1 << FILTER_BITS) / u64::BITS as usize];
+        Self { table: HashMap::new(), filter, counts: vec![0; 1 << FILTER_BITS].into() }
+    }
+}
+
+impl<A: Address> FrontendTable<A> {
+    /// The frontend of a listener.
+    #[inline]
+    pub(super) fn get(&self, listener: &Listener<A>) -> Option<&FrontendId> {
+        self.table.get(listener)
+    }
+
+    /// False if no frontend has this address and port.
+    #[inline]
+    pub(super) fn may_have(&self, address: A, port: u16) -> bool {
+        let (word, bit) = Self::bit_of(address, port);
+        self.filter[word] & bit != 0
+    }
+
+    /// Adds a frontend, or changes its number.
+    pub(super) fn insert(&mut self, listener: Listener<A>, frontend: FrontendId) {
+        if self.table.insert(listener, frontend).is_none() {
+            let (word, bit) = Self::bit_of(listener.address, listener.port);
+            self.filter[word] |= bit;
+            self.counts[word * u64::BITS as usize + bit.trailing_zeros() as usize] += 1;
+        }
+    }
+
+    /// Removes a frontend.
+    pub(super) fn remove(&mut self, listener: &Listener<A>) {
+        if self.table.remove(listener).is_some() {
+            let (word, bit) = Self::bit_of(listener.address, listener.port);
+            let count = &mut self.counts[word * u64::BITS as usize + bit.trailing_zeros() as usize];
+            *count -= 1;
+            if *count == 0 {
+                self.filter[word] &= !bit;
+            }
+        }
+    }
+
+    /// Index of the word of the filter, and the bit in it.
+    #[inline]
+    fn bit_of(address: A, port: u16) -> (usize, u64) {
+        let hash = (address.mix() ^ u32::from(port)).wrapping_mul(0x9e37_79b1) >> (u32::BITS - FILTER_BITS);
+        ((hash / u64::BITS) as usize, 1 << (hash % u64::BITS))
+    }
+}
 
 /// The backends of one address family.
 #[derive(Clone, Debug)]
@@ -68,5 +131,44 @@ impl<A: Address> Backends<A> {
                 self.count -= 1;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use vipgate_coverage::property;
+
+    use super::*;
+    use crate::flow::ids::ServiceId;
+
+    #[test]
+    fn the_filter_of_frontends_never_hides_one_and_forgets_removed_ones() {
+        let steps =
+            proptest::collection::vec((0..4_u32, 0..5_u16, prop_oneof![Just(6_u8), Just(17)], any::<bool>()), 1..200);
+        property(ProptestConfig::default(), &steps, &["removed", "shared"], |steps, coverage| {
+            let (mut table, mut model) = (FrontendTable::<u32>::default(), HashMap::new());
+            for (address, port, protocol, adds) in steps {
+                let listener = Listener { address: address * 0x0101, port: port * 1000, protocol };
+                let id = FrontendId { service: ServiceId(address), port };
+                if adds {
+                    table.insert(listener, id);
+                    model.insert(listener, id);
+                } else {
+                    table.remove(&listener);
+                    coverage.add("removed", model.remove(&listener).is_some().into());
+                }
+                for listener in model.keys() {
+                    prop_assert!(table.may_have(listener.address, listener.port));
+                    prop_assert_eq!(table.get(listener), model.get(listener));
+                }
+                coverage.add("shared", model.contains_key(&Listener { protocol: 23 - protocol, ..listener }).into());
+            }
+            for listener in model.into_keys() {
+                table.remove(&listener);
+            }
+            prop_assert_eq!(table.filter, FrontendTable::<u32>::default().filter);
+            Ok(())
+        });
     }
 }

@@ -5,7 +5,7 @@
 //! Every tunnel packet is checked here first, so all data for it is contiguous and found with one lookup in a small
 //! table.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use foldhash::HashSet;
 
@@ -79,6 +79,14 @@ impl TunnelSources {
             *count += 1;
         }
         Self { list, buckets: buckets.into_boxed_slice() }
+    }
+
+    /// The source with an address; `None` if there are none, or several in its bucket.
+    #[inline]
+    pub(super) fn only(&self, address: u32) -> Option<&TunnelSource> {
+        let &(at, count) = self.buckets.get(address.bucket())?;
+        let source = self.list.get(usize::from(at)).filter(|_| count == 1)?;
+        (source.address == IpAddr::V4(Ipv4Addr::from_bits(address))).then_some(source)
     }
 
     /// The sources with an address.

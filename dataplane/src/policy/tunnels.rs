@@ -90,6 +90,30 @@ pub struct Tunnel {
     authentication: Authentication,
     /// How inner frames are encapsulated.
     encapsulation: Encapsulation,
+    /// Its way out, if the next hop has a known MAC address.
+    pub exit: Option<TunnelExit>,
+}
+
+/// The way of tunnel packets out of this gateway.
+#[derive(Clone, Copy, Debug)]
+pub struct TunnelExit {
+    /// The outer headers with MAC addresses.
+    pub outer: OuterHeaders,
+    /// Length of the longest inner frame that fits, bytes.
+    pub max_frame: u16,
+    /// Egress interface.
+    pub interface: InterfaceId,
+}
+
+impl TunnelExit {
+    fn new(outer: OuterHeaders, next_hop: Option<NextHop>, network: &Network) -> Option<Self> {
+        let NextHop::Neighbor(hop) = next_hop? else { return None };
+        let exit = network.adjacencies().get(usize::from(hop.0))?;
+        // The tunnel headers include an Ethernet header, so the frame length grows exactly by the overhead. An exit
+        // without a MAC address has an MTU of 0.
+        let max_frame = exit.mtu.saturating_add(ethernet::HEADER as u16).checked_sub(outer.overhead())?;
+        Some(Self { outer: outer.with_macs(&exit.macs), max_frame, interface: exit.interface })
+    }
 }
 
 /// Encapsulation of inner frames.
@@ -115,7 +139,8 @@ impl Tunnel {
         };
         let interfaces = InterfaceSet::toward(other.ip(), network);
         let outer = OuterHeaders::new(own.ip(), other)?;
-        Some(Self { outer, next_hop: hop.ok(), address: other.ip(), interfaces, authentication, encapsulation })
+        let exit = TunnelExit::new(outer, hop.ok(), network);
+        Some(Self { outer, next_hop: hop.ok(), address: other.ip(), interfaces, authentication, encapsulation, exit })
     }
 
     /// Whether its packets are accepted on an interface (reverse path filter).
@@ -212,6 +237,12 @@ impl Tunnels {
     #[inline]
     pub fn is_overlay_packet(&self, frame: &[u8]) -> bool {
         self.overlay_listener.as_ref().is_some_and(|listener| listener.matches(frame))
+    }
+
+    /// The only gateway that sends from this address; `None` if there may be others, or none.
+    #[inline]
+    pub fn only_source(&self, address: u32) -> Option<&TunnelSource> {
+        self.sources.only(address)
     }
 
     /// The gateways that send from this address.

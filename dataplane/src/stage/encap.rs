@@ -2,6 +2,8 @@
 //! of the overlay network, in the tunnel of their node. A packet longer than the tunnel's MTU is fragmented if it may
 //! be; otherwise the sender receives the MTU in an ICMP error.
 
+use vipgate_mem::Frame;
+
 use crate::flow::direction::Direction;
 use crate::flow::drop_reason::DropReason;
 use crate::flow::ids::{GatewayId, InterfaceId, TunnelRemote};
@@ -61,20 +63,36 @@ pub fn run(batch: &mut Batch, snapshot: &Snapshot) {
     }
 }
 
-/// Encapsulates a packet that fits the tunnel's MTU and whose next hop has a known MAC address; `None`, with nothing
-/// done, for all others.
+/// Encapsulates a packet for a gateway, MAC addresses included; `None`, with nothing done, if it doesn't fit the
+/// tunnel's MTU or the frame, or the next hop's MAC address is unknown.
 #[inline]
-pub fn encap_unfragmented(batch: &mut Batch, i: usize, tunnel: &Tunnel, network: &Network) -> Option<Verdict> {
-    let NextHop::Neighbor(hop) = tunnel.next_hop? else { return None };
-    let exit = network.adjacencies().get(usize::from(hop.0))?;
-    // The tunnel headers include an Ethernet header, so the frame length grows exactly by the overhead.
-    if batch.frames[i].frame.len().saturating_add(tunnel.outer.overhead()) > exit.mtu.saturating_add(ETHERNET_HEADER) {
+pub fn encap_unfragmented(frame: &mut Frame, tunnel: &Tunnel, vni: u32, entropy: u16) -> Option<InterfaceId> {
+    let exit = tunnel.exit.as_ref()?;
+    let inner = frame.len();
+    if inner > exit.max_frame {
         return None;
     }
-    encap(batch, i, tunnel).then(|| {
-        ethernet::set_macs(batch.frames[i].frame.bytes_mut(), &exit.macs);
-        Verdict::Forward(exit.interface)
-    })
+    let length = exit.outer.length() as u16;
+    let start = frame.start().checked_sub(length)?;
+    let traffic_class = traffic_class(frame.bytes());
+    // The end of the frame stays in place.
+    if !frame.set_packet(start, inner + length) {
+        return None;
+    }
+    let bytes = frame.bytes_mut();
+    exit.outer.write(bytes, inner, vni, entropy, traffic_class);
+    if let Some(key) = tunnel.tag_key()
+        && let Some(inner) = bytes.get_mut(usize::from(length)..)
+    {
+        key.write_tag(inner, vni);
+    }
+    Some(exit.interface)
+}
+
+/// The outer source port of a flow, from its hash.
+#[inline]
+pub fn entropy(hash: u64) -> u16 {
+    (hash >> 32) as u16 >> 2
 }
 
 /// Encapsulates a reply of this gateway, also to a next hop whose MAC address isn't known yet; `None` if it doesn't fit
@@ -102,7 +120,7 @@ const ETHERNET_HEADER: u16 = ethernet::HEADER as u16;
 fn encap(batch: &mut Batch, i: usize, tunnel: &Tunnel) -> bool {
     let vni =
         tunnel.vni(TunnelMetadata { sides: batch.headers[i].sides, hop_count: batch.tunnel_destinations[i].hop_count });
-    let entropy = (batch.hashes[i] >> 32) as u16 >> 2;
+    let entropy = entropy(batch.hashes[i]);
     let frame = &mut batch.frames[i].frame;
     let (length, inner) = (tunnel.outer.length() as u16, frame.len());
     let traffic_class = traffic_class(frame.bytes());

@@ -5,48 +5,69 @@
 
 use crate::flow::direction::Direction;
 use crate::flow::ids::{GatewayId, Owner, TunnelRemote};
-use crate::flow::tuple::Tuple;
-use crate::io::batch::{Batch, PacketSet, TunnelDestination};
-use crate::policy::compiled::{Family, Policy};
+use crate::flow::key::Key;
+use crate::flow::verdict::Verdict;
+use crate::io::batch::{BATCH_SIZE, Batch, FastPathArrays, PacketSet};
+use crate::policy::compiled::{Policy, Vip};
 use crate::policy::spec::Role;
+use crate::policy::tunnels::TunnelMetadata;
 use crate::session::Sessions;
 use crate::stage::context::{Context, PacketFamily};
 use crate::stage::encap;
 
 /// Forwards the fast-parsed replies of the batch to their owners.
+#[inline(never)]
 pub fn run<A: PacketFamily>(batch: &mut Batch, sessions: &Sessions, context: &Context<'_>) {
     let snapshot = context.snapshot;
-    if !snapshot.tunnels.accepts_gateways() {
+    let packets = batch.undecided_of::<A>().and(batch.plain);
+    if packets.is_empty() || !snapshot.tunnels.accepts_gateways() {
         return;
     }
-    let mut travelling = PacketSet::default();
-    for i in batch.undecided_of::<A>().and(batch.plain) {
-        if batch.headers[i].sides != Role::Outside.sides() || batch.frames[i].is_from_peer() {
+    let FastPathArrays { frames, headers, keys, directions, verdicts, .. } = A::fast_path_arrays(batch);
+    let (mut owners, mut travelling) = ([GatewayId(0); BATCH_SIZE], PacketSet::default());
+    let mut latest = None;
+    for i in packets {
+        if headers[i].sides != Role::Outside.sides() || frames[i].is_from_peer() {
             continue;
         }
-        let key = &A::keys(batch)[i];
-        let Some(remote) = owner(&key.tuple(), &snapshot.policy) else { continue };
-        let hash = sessions.hash_key(key);
-        batch.hashes[i] = hash;
-        batch.frames[i].frame.prefetch_headroom();
-        batch.tunnel_destinations[i] = TunnelDestination { remote: TunnelRemote::Gateway(remote), hop_count: 1 };
+        let Some(owner) = owner(&keys[i], &snapshot.policy, &mut latest) else { continue };
+        frames[i].frame.prefetch_headroom();
+        owners[i] = owner;
         travelling.insert(i);
     }
+    let vni = TunnelMetadata { sides: Role::Outside.sides(), hop_count: 1 }.vni();
+    let mut forwarded = PacketSet::default();
     for i in travelling {
-        let TunnelDestination { remote, .. } = batch.tunnel_destinations[i];
-        let tunnel = snapshot.tunnels.to(remote);
-        if let Some(verdict) = tunnel.and_then(|tunnel| encap::encap_unfragmented(batch, i, tunnel, &snapshot.network))
-        {
-            batch.directions[i] = Direction::PeerOut;
-            batch.decide(i, verdict);
-        }
+        let Some(tunnel) = snapshot.tunnels.to(TunnelRemote::Gateway(owners[i])) else { continue };
+        // The same hash as in other stages, so that all packets of a flow take one path.
+        let entropy = encap::entropy(sessions.hash_key(&keys[i]));
+        let Some(interface) = encap::encap_unfragmented(&mut frames[i].frame, tunnel, vni, entropy) else { continue };
+        directions[i] = Direction::PeerOut;
+        verdicts[i] = Verdict::Forward(interface);
+        forwarded.insert(i);
     }
+    batch.mark_decided(forwarded);
 }
 
-/// The other gateway that owns the packet's destination port, unless a frontend listens there.
+/// The other gateway that owns the packet's destination port, unless a frontend listens there. `latest` is the VIP of
+/// an earlier packet, and its address in network byte order: mostly the same.
 #[inline]
-fn owner<A: Family>(tuple: &Tuple<A>, policy: &Policy) -> Option<GatewayId> {
-    let vip = policy.vip(tuple.destination)?;
-    let Owner::Other(to) = vip.shards.owner_of_port(tuple.destination_port) else { return None };
-    policy.frontend(&tuple.receiver()).is_none().then_some(to)
+fn owner<'a, A: PacketFamily>(
+    key: &Key<A>,
+    policy: &'a Policy,
+    latest: &mut Option<(A, &'a Vip)>,
+) -> Option<GatewayId> {
+    let ([_, destination], [_, _, high, low]) = key.in_packet();
+    let vip = match *latest {
+        Some((address, vip)) if address == destination => vip,
+        _ => {
+            let vip = policy.vip(destination.swap_network_order())?;
+            *latest = Some((destination, vip));
+            vip
+        }
+    };
+    let port = u16::from_be_bytes([high, low]);
+    let Owner::Other(to) = vip.shards.owner_of_port(port) else { return None };
+    let may_be_frontend = policy.may_have_frontend(destination.swap_network_order(), port);
+    (!may_be_frontend || policy.frontend(&key.tuple().receiver()).is_none()).then_some(to)
 }

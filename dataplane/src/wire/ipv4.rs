@@ -23,7 +23,8 @@ pub const ADDRESSES: usize = 12;
 pub const DONT_FRAGMENT: u16 = 0x4000;
 /// The flag "more fragments" (MF).
 pub const MORE_FRAGMENTS: u16 = 0x2000;
-const FRAGMENT_OFFSET: u16 = 0x1fff;
+/// The fragment offset.
+pub const FRAGMENT_OFFSET: u16 = 0x1fff;
 
 const OPTION_END: u8 = 0;
 const OPTION_NOP: u8 = 1;

@@ -8,6 +8,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use super::ethernet::MacPair;
 use super::{checksum, ethernet, ipv4, ipv6, protocol, set_u16, u16_at, udp};
 
 /// Length of the VXLAN header.
@@ -22,8 +23,8 @@ pub const MAX_HEADERS: usize = ethernet::HEADER + ipv6::HEADER + udp::HEADER + H
 /// Length of the headers before an inner frame over IPv4.
 const LENGTH_V4: usize = MAX_HEADERS - ipv6::HEADER + ipv4::HEADER;
 
-/// The headers before an inner frame in a tunnel from one address to another. Lengths, MAC addresses and source port
-/// are written per packet.
+/// The headers before an inner frame in a tunnel from one address to another. Lengths and source port are written per
+/// packet.
 #[derive(Clone, Copy, Debug)]
 pub struct OuterHeaders {
     bytes: [u8; MAX_HEADERS],
@@ -65,6 +66,13 @@ impl OuterHeaders {
         bytes[udp + udp::HEADER] = FLAG_VNI;
         let sum = checksum::sum(&bytes[ethernet::HEADER..ethernet::HEADER + ipv4::HEADER]);
         Some(Self { bytes, length, sum })
+    }
+
+    /// The same headers with MAC addresses.
+    #[must_use]
+    pub fn with_macs(mut self, macs: &MacPair) -> Self {
+        ethernet::set_macs(&mut self.bytes, macs);
+        self
     }
 
     /// Length of the headers before the inner frame, bytes.
@@ -132,13 +140,56 @@ pub struct InnerFrame {
     pub vni: u32,
 }
 
+/// Length of the headers of a tunnel packet over IPv4, its inner Ethernet header included.
+pub const PLAIN_HEADERS: usize = LENGTH_V4 + ethernet::HEADER;
+
+/// The fields of a tunnel packet over IPv4.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlainHeaders {
+    /// Its inner frame.
+    pub inner: InnerFrame,
+    /// Outer source address.
+    pub sender: u32,
+    /// Outer traffic class.
+    pub traffic_class: u8,
+}
+
+/// Parses a frame of `length` bytes that is known to be a UDP packet over IPv4 and begins with `first`. `None` for the
+/// same frames as with [`parse`].
+#[inline]
+pub fn parse_plain(first: &[u8; PLAIN_HEADERS], length: usize) -> Option<PlainHeaders> {
+    const UDP: usize = ethernet::HEADER + ipv4::HEADER;
+    const VXLAN: usize = UDP + udp::HEADER;
+    let header: &[u8; ipv4::HEADER] = first[ethernet::HEADER..].first_chunk()?;
+    let is_fragment = u16_at(header, ipv4::FRAGMENT) & (ipv4::MORE_FRAGMENTS | ipv4::FRAGMENT_OFFSET) != 0;
+    if header[0] != 0x45 || is_fragment || header[ipv4::PROTOCOL] != protocol::UDP || first[VXLAN] & FLAG_VNI == 0 {
+        return None;
+    }
+    let total = u16_at(header, ipv4::TOTAL_LENGTH);
+    let payload = usize::from(total).checked_sub(ipv4::HEADER)?;
+    let inner = payload.checked_sub(udp::HEADER + HEADER)?;
+    let is_complete = inner >= ethernet::HEADER && length >= ethernet::HEADER + usize::from(total);
+    if !is_complete || usize::from(u16_at(first, UDP + udp::LENGTH)) != payload || !checksum::verifies_header(header) {
+        return None;
+    }
+    let vni = u32::from_be_bytes([0, first[VXLAN + 4], first[VXLAN + 5], first[VXLAN + 6]]);
+    Some(PlainHeaders {
+        inner: InnerFrame { offset: LENGTH_V4, length: inner, vni },
+        sender: u32::from_be_bytes(*header[ipv4::ADDRESSES..].first_chunk()?),
+        traffic_class: header[1],
+    })
+}
+
 /// Parses a frame that is known to be a UDP packet; `None` if it isn't complete VXLAN without IP options.
 #[inline]
 pub fn parse(frame: &[u8]) -> Option<InnerFrame> {
     let (ip, payload) = if u16_at(frame, ethernet::ETHERTYPE) == ethernet::IPV4 {
-        let header = ipv4::Header::parse(frame.get(ethernet::HEADER..)?).ok()?;
-        let is_plain = header.length == ipv4::HEADER as u16 && !header.fragment && header.protocol == protocol::UDP;
-        (ipv4::HEADER, is_plain.then_some(header.total - header.length)?)
+        let header = frame.get(ethernet::HEADER..)?.first_chunk::<{ ipv4::HEADER }>()?;
+        let is_plain = header[0] == 0x45
+            && u16_at(header, ipv4::FRAGMENT) & (ipv4::MORE_FRAGMENTS | ipv4::FRAGMENT_OFFSET) == 0
+            && header[ipv4::PROTOCOL] == protocol::UDP
+            && checksum::verifies_header(header);
+        (ipv4::HEADER, u16_at(header, ipv4::TOTAL_LENGTH).checked_sub(ipv4::HEADER as u16).filter(|_| is_plain)?)
     } else {
         let header = frame.get(ethernet::HEADER..)?.first_chunk::<{ ipv6::HEADER }>()?;
         let is_plain = header[0] >> 4 == 6 && header[ipv6::NEXT_HEADER] == protocol::UDP;
@@ -201,6 +252,28 @@ mod tests {
                 let mut corrupt = frame.clone();
                 corrupt[offset] = value;
                 assert_eq!(parse(&corrupt), None, "byte {offset}");
+            }
+        }
+    }
+
+    #[test]
+    fn both_parsers_accept_the_same_packets_over_ipv4() {
+        let plain = |frame: &[u8], length| parse_plain(frame.first_chunk().unwrap(), length);
+        let frame = tunnel("10.0.0.1", "10.0.0.2:4790");
+        let parsed = plain(&frame, frame.len()).unwrap();
+        assert_eq!((Some(parsed.inner), parsed.sender, parsed.traffic_class), (parse(&frame), 0x0a00_0001, 0xb9));
+        assert!((0..frame.len()).all(|length| plain(&frame, length).is_none()));
+        // Any bit, with a checksum that fits it or not.
+        for bit in 8 * 14..8 * PLAIN_HEADERS {
+            for fits in [false, true] {
+                let mut other = frame.clone();
+                other[bit / 8] ^= 1 << (bit % 8);
+                if fits {
+                    other[24..26].fill(0);
+                    let sum = checksum::checksum(0, &other[14..34]);
+                    other[24..26].copy_from_slice(&sum.to_be_bytes());
+                }
+                assert_eq!(plain(&other, other.len()).map(|it| it.inner), parse(&other), "bit {bit}, {fits}");
             }
         }
     }
