@@ -94,7 +94,12 @@ impl ScenarioResults {
         let older = self.held.established_before(MAX_REPLICATION_DELAY, died);
         older.check_survived(99);
         assert!(self.probes.p99_wait(MAX_PROBE_INTERVAL) <= max_outage, "{}", self.probes.summary());
-        assert!(older.p99_wait(MAX_PROBE_INTERVAL) <= max_outage + RETRANSMISSION_DELAY, "{}", older.summary());
+        assert!(
+            older.p99_wait(MAX_PROBE_INTERVAL) <= max_outage + RETRANSMISSION_DELAY,
+            "{}; {}",
+            older.summary(),
+            older.describe_longest_waits(died)
+        );
     }
 
     /// Asserts that every client succeeded and no frequent sender waited longer than this.
