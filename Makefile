@@ -140,6 +140,7 @@ E2E_SERVER = $(patsubst %,--test %,egress input policy restart services)
 E2E_GATEWAYS = connections::ten_thousand_connections_over_three_gateways failover::a_killed_gateway_fails_over_within_a_second suspended::a_suspended_gateway_is_failed_over \
   partition::a_partitioned_gateway_opens_no_sessions drain::a_drain_under_load_is_hitless lossy_replication::replication_survives_a_lossy_network unauthenticated_peers::forged_tunnel_packets_are_dropped_and_counted \
   l2_vips::an_l2_vip_has_one_owner_and_fails_over_within_a_second \
+  resharding::gateways_are_added_and_removed_under_load_without_breaking_a_connection \
   link_failure::a_dead_outside_link_fails_over link_failure::a_dead_router_behind_a_live_link_fails_over \
   startup::no_arp_request_is_answered_by_two_starting_gateways
 

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use vipgate_dataplane::policy::members::{Authentication, MemberSpec, MembersSpec};
+use vipgate_dataplane::policy::members::{Authentication, MemberSpec, MembersSpec, PolicyRelease};
 use vipgate_dataplane::policy::spec::{Announce, PolicySet, Role, ShardSpec};
 use vipgate_dataplane::policy::tunnels::TunnelMetadata;
 use vipgate_dataplane::ports::{BLOCKS, BlockId, BlockSet};
@@ -80,6 +80,7 @@ pub(crate) fn publish_membership(control: &mut PolicyControl, owner: ShardOwner,
         active: at == 1 || owner == ShardOwner::Local,
         connected: linked && at == 1,
         may_open: true,
+        policy_release: PolicyRelease::NotAwaited,
         authentication: tags.authentication(),
     };
     let spec =

@@ -301,7 +301,7 @@ fn worker_config(
 
 /// Endpoint spec of a pod.
 pub(crate) fn pod_spec(address: IpAddr, vips: Vec<IpAddr>) -> EndpointSpec {
-    EndpointSpec { address, name: "".into(), policy: POLICY.into(), vips, gateway: None, remarks: vec![] }
+    EndpointSpec { address, name: "".into(), policy: POLICY.into(), vips, gateway: None, slot: None, remarks: vec![] }
 }
 
 fn base_policy() -> PolicySet {
@@ -312,6 +312,7 @@ fn base_policy() -> PolicySet {
         announce: Announce::L2,
         reserved_ports: vec![],
         shards: vec![],
+        shard_map: None,
     };
     let v4 = (FIRST_POD..FIRST_POD + PODS).map(|pod| endpoint(pod.to_ip(), VIP.to_ip()));
     let v6 = (FIRST_POD..FIRST_POD + PODS).map(|pod| endpoint(pod6(pod).to_ip(), VIP6.to_ip()));
@@ -339,6 +340,7 @@ fn base_policy() -> PolicySet {
         health: None,
     };
     PolicySet {
+        shard_maps: Vec::new(),
         version: "bench".into(),
         policies: vec![EgressSpec {
             name: POLICY.into(),

@@ -60,6 +60,7 @@ pub use self::view::{PeerMember, PeerView};
 use self::workers::ApplyLocks;
 pub use self::workers::{ReplicationWaker, Workers};
 use crate::membership;
+pub use crate::membership::replication::Release;
 use crate::membership::replication::sync_rounds::SyncRounds;
 
 /// Lowest and highest supported protocol version. The version of the previous release is always included.
@@ -104,12 +105,12 @@ pub enum PeerEvent {
         /// The peer.
         gateway: Arc<str>,
     },
-    /// A gateway has released the shards that a view moves away from it, and all their sessions have been received.
+    /// A gateway has released shards, and all their sessions have been received.
     Released {
         /// The peer.
         gateway: Arc<str>,
-        /// The view's number.
-        view: u64,
+        /// What it has released.
+        release: Release,
     },
     /// A peer has sent the membership view that it received from the policy server, since ours is older.
     RelayedView {
@@ -208,10 +209,10 @@ impl Peers {
         self.send_command(SendCommand::RequestSync(gateway.into()));
     }
 
-    /// Notifies a peer that this gateway has released the shards that this view moves away from it. Sent after all
-    /// records queued so far and after a pending full sync; repeated over the next link if not acknowledged.
-    pub fn release(&self, gateway: &str, view: u64) {
-        self.send_command(SendCommand::Release(gateway.into(), view));
+    /// Notifies a peer that this gateway has released shards. Sent after all records queued so far and after a pending
+    /// full sync; repeated over the next link.
+    pub fn release(&self, gateway: &str, release: Release) {
+        self.send_command(SendCommand::Release(gateway.into(), release));
     }
 
     /// Status of all links.

@@ -21,7 +21,7 @@ use vipgate_dataplane::io::handoff::Wake;
 use vipgate_dataplane::observe::counters::{Counter, WorkerCounters};
 use vipgate_dataplane::policy::change::PolicyChange;
 use vipgate_dataplane::policy::compiled::Policy;
-use vipgate_dataplane::policy::spec::{NetworkSpec, VipSpec};
+use vipgate_dataplane::policy::spec::{NetworkSpec, ShardMapSpec, VipSpec};
 use vipgate_dataplane::replication::sender::ReplicationSender;
 use vipgate_dataplane::worker::command::Command;
 use vipgate_policy::compiler::Peer;
@@ -182,7 +182,13 @@ impl GatewayState {
 /// Placement of VIPs and their shards: input of the policy in force, kept to compute what a membership change would
 /// move.
 #[derive(Debug, Default)]
-pub struct VipPlacement(Mutex<BTreeMap<IpAddr, VipSpec>>);
+pub struct VipPlacement(Mutex<PlacedVips>);
+
+#[derive(Debug, Default)]
+struct PlacedVips {
+    vips: BTreeMap<IpAddr, VipSpec>,
+    shard_maps: BTreeMap<Arc<str>, ShardMapSpec>,
+}
 
 impl VipPlacement {
     /// The placement of a full policy.
@@ -194,16 +200,22 @@ impl VipPlacement {
 
     /// Applies a change of policy.
     pub fn apply(&self, change: &PolicyChange) {
-        let mut vips = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut placed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let PlacedVips { vips, shard_maps } = &mut *placed;
         for address in &change.removed.vips {
             vips.remove(address);
         }
+        for name in &change.removed.shard_maps {
+            shard_maps.remove(name);
+        }
         vips.extend(change.vips.iter().map(|vip| (vip.address, vip.clone())));
+        shard_maps.extend(change.shard_maps.iter().map(|map| (map.name.clone(), map.clone())));
     }
 
-    /// All VIPs, by address.
-    pub fn vips(&self) -> Vec<VipSpec> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    /// All shard maps, by name, and all VIPs, by address.
+    pub fn get(&self) -> (Vec<ShardMapSpec>, Vec<VipSpec>) {
+        let placed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        (placed.shard_maps.values().cloned().collect(), placed.vips.values().cloned().collect())
     }
 }
 

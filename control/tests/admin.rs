@@ -207,6 +207,7 @@ fn a_hundred_thousand_endpoints_are_listed() {
             policy: "EgressPolicy tenant-a/out".into(),
             vips: vec!["203.0.113.10".parse().unwrap()],
             gateway: None,
+            slot: None,
             remarks: vec![],
         })
         .collect();

@@ -102,6 +102,7 @@ impl Churn {
             policy: policy_name(vip).into(),
             vips: vec![vip_address(vip)],
             gateway: None,
+            slot: None,
             remarks: vec![],
         })
     }
@@ -125,6 +126,7 @@ impl Churn {
     /// The whole policy, as published by a policy server.
     pub(super) fn placement(&self) -> Placement {
         Placement {
+            shard_maps: Vec::new(),
             policies: self.policies().collect(),
             vips: self.vips().collect(),
             endpoints: self.endpoints().collect(),
@@ -153,6 +155,7 @@ impl Churn {
             announce: Announce::L2,
             reserved_ports: vec![80],
             shards: vec![],
+            shard_map: None,
         })
     }
 }

@@ -14,7 +14,7 @@ use vipgate::peer::proto::{Direction, Fate, Half, Session};
 use vipgate::source::manifest_files::compile_files;
 use vipgate::xds::resource::{Kind, encode_all};
 use vipgate_dataplane::policy::build::Builder;
-use vipgate_dataplane::policy::members::{Authentication, MemberSpec, MembersSpec};
+use vipgate_dataplane::policy::members::{Authentication, MemberSpec, MembersSpec, PolicyRelease};
 use vipgate_dataplane::policy::spec::NetworkSpec;
 use vipgate_policy::compiler::GatewayLocality;
 use vipgate_policy::manifest::UnsupportedKinds;
@@ -135,6 +135,7 @@ fn membership(gateways: u32, failed: Option<u32>) -> MembersSpec {
         active: Some(number) != failed,
         connected: Some(number) != failed && number != 0,
         may_open: true,
+        policy_release: PolicyRelease::NotAwaited,
         authentication: Authentication::None,
     };
     MembersSpec {

@@ -15,6 +15,7 @@ mod placement;
 mod pods;
 mod pool;
 mod services;
+mod shard_maps;
 mod shard_moves;
 mod slices;
 mod vips;
@@ -26,7 +27,8 @@ use self::inventory::Inventory;
 pub use self::placement::{GatewayLocality, Peer, PlacedBackend, PlacedService, Placement};
 use self::pods::Pods;
 use self::pool::Pools;
-pub use self::shard_moves::{ShardMove, shard_groups, shard_moves};
+use self::shard_maps::ShardMaps;
+pub use self::shard_moves::{Placed, ShardMove, shard_groups, shard_moves};
 use self::slices::Slices;
 use crate::diagnostic::{Diagnostic, Diagnostics, sort_and_dedup};
 use crate::manifest::Object;
@@ -66,8 +68,9 @@ pub fn compile<'a>(objects: impl IntoIterator<Item = &'a Object>) -> Compiled {
     let sources =
         claim::Inputs { inventory: &inventory, gateways: &gateways, pods: &pods, slices: &slices, pools: &pools };
     let claims = claim::collect(&sources, sink);
-    let vips = vips::compile(&sources, &claims, sink);
-    let endpoints = endpoints::assign(&claims, &vips.assigned, &gateways, &pods, sink);
+    let mut shard_maps = ShardMaps::default();
+    let vips = vips::compile(&sources, &claims, &mut shard_maps, sink);
+    let endpoints = endpoints::assign(&sources, &claims, &vips.assigned, &mut shard_maps, sink);
     let services = services::compile(&sources, &vips, sink);
     let nodes = overlay::compile(&inventory, sink);
     let cluster = cluster::compile(&inventory, sink);
@@ -76,7 +79,8 @@ pub fn compile<'a>(objects: impl IntoIterator<Item = &'a Object>) -> Compiled {
     let vips = vips.assigned.into_iter().map(|vip| vip.spec).collect();
     sort_and_dedup(&mut diagnostics);
     let peers = gateways.peers();
-    let placement = Placement { policies, vips, endpoints, services, nodes, peers, cluster };
+    let shard_maps = shard_maps.into_specs();
+    let placement = Placement { policies, shard_maps, vips, endpoints, services, nodes, peers, cluster };
     Compiled { placement, diagnostics }
 }
 

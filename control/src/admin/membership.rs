@@ -12,9 +12,9 @@ use vipgate_dataplane::flow::time::Tick;
 use vipgate_dataplane::policy::compiled::{Policy, Vip};
 use vipgate_dataplane::policy::endpoints::Endpoint;
 use vipgate_dataplane::policy::members::{Authentication, MemberSpec};
+use vipgate_dataplane::policy::shards::HomePart;
 use vipgate_dataplane::policy::spec::EndpointSpec;
-use vipgate_dataplane::ports::BlockSet;
-use vipgate_policy::compiler::{ShardMove, shard_moves};
+use vipgate_policy::compiler::{Placed, ShardMove, shard_moves};
 
 use super::{ports, proto};
 use crate::clock;
@@ -28,7 +28,8 @@ use crate::state::{ControlCommand, GatewayState};
 pub(super) fn membership(state: &GatewayState) -> proto::Group {
     let group = state.group.load();
     let policy = state.compiled.load();
-    let shards = policy.live_vips().flat_map(|vip| vip.shards.list()).filter(|shard| shard.owner == Owner::This);
+    let parts = policy.live_vips().flat_map(|vip| vip.shards.home_parts());
+    let shards = parts.filter(|part| part.shard.owner == Owner::This);
     let tunnels = |kind| group.spec.gateways.iter().filter(|it| tunnel(it, &state.name) == kind).count() as u64;
     let (lease, lease_ms) = match group.lease() {
         LeaseStatus::NotRequired => ("not_needed", 0),
@@ -135,10 +136,11 @@ fn micros(span: Duration) -> u64 {
 /// The shards of a VIP, by home.
 pub(super) fn shards(policy: &Policy, vip: &Vip, state: &GatewayState) -> Vec<proto::Share> {
     let name = |id: GatewayId| policy.members().name(id).to_string();
-    let shards = vip.shards.list().iter().map(|shard| proto::Share {
+    let parts = vip.shards.home_parts().into_iter();
+    let shards = parts.map(|HomePart { shard, blocks }| proto::Share {
         home: shard.home().map(name).unwrap_or_default(),
         owner: owner_name(policy, shard.owner, state),
-        blocks: ports::blocks_and_ports(shard.blocks().unwrap_or(&BlockSet::ALL), vip, state).0,
+        blocks: ports::blocks_and_ports(&blocks, vip, state).0,
         may_open: shard.may_open,
         // Only the last replica target is active.
         replica_target: shard.replica_targets(policy.members()).last().map(name).unwrap_or_default(),
@@ -177,7 +179,9 @@ pub(super) fn drain_moves(state: &GatewayState) -> Result<Vec<proto::Move>, Stat
     let before = active_members(&group);
     let mut after = before.clone();
     after.retain(|name| **name != *state.name);
-    let moves = shard_moves(&state.placement.vips(), &endpoints(&state.compiled.load()), &before, &after);
+    let ((shard_maps, vips), endpoints) = (state.placement.get(), endpoints(&state.compiled.load()));
+    let placed = Placed { vips: &vips, shard_maps: &shard_maps, endpoints: &endpoints };
+    let moves = shard_moves(placed, &before, &after);
     let moves = moves.into_iter().filter(ShardMove::changes_owner).map(|it| proto::Move {
         vip: it.vip.to_string(),
         home: it.home.to_string(),
@@ -198,8 +202,9 @@ fn endpoints(policy: &Policy) -> Vec<EndpointSpec> {
             address,
             name: endpoint.name.clone(),
             policy: policy.egress_of(endpoint).spec.name.clone(),
-            vips: policy.vips_of(endpoint).next().map(|vip| vip.address).into_iter().collect(),
-            gateway: Some(policy.members().name(endpoint.home?).clone()),
+            vips: policy.vips_of(endpoint).map(|vip| vip.address).collect(),
+            gateway: Some(policy.members().name(policy.home_of(endpoint)?).clone()),
+            slot: policy.slot_of(endpoint),
             remarks: vec![],
         })
     };

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use tonic::Status;
 use vipgate_dataplane::flow::ids::{Owner, VipId};
 use vipgate_dataplane::policy::compiled::{Policy, Vip};
-use vipgate_dataplane::policy::shards::Shard;
+use vipgate_dataplane::policy::shards::HomePart;
 use vipgate_dataplane::ports::{BlockId, BlockSet, PortRange};
 use vipgate_dataplane::worker::command::{Command, PortChunk};
 
@@ -101,17 +101,17 @@ pub(crate) fn claimed_blocks(vip: &Vip) -> u32 {
 
 /// The shards of a VIP; none if one gateway owns all of it.
 fn shards(vip: &Vip, policy: &Policy, state: &GatewayState) -> Vec<ShardPorts> {
-    let shard = |share: &Shard| {
-        let (blocks, ports) = blocks_and_ports(share.blocks().unwrap_or(&BlockSet::ALL), vip, state);
+    let part = |HomePart { shard, blocks }: HomePart<'_>| {
+        let (blocks, ports) = blocks_and_ports(&blocks, vip, state);
         ShardPorts {
-            home: share.home().map(|home| policy.members().name(home).to_string()).unwrap_or_default(),
-            owner: membership::owner_name(policy, share.owner, state),
+            home: shard.home().map(|home| policy.members().name(home).to_string()).unwrap_or_default(),
+            owner: membership::owner_name(policy, shard.owner, state),
             blocks,
             ports,
-            own: share.owner == Owner::This,
+            own: shard.owner == Owner::This,
         }
     };
-    vip.shards.list().iter().map(shard).collect()
+    vip.shards.home_parts().into_iter().map(part).collect()
 }
 
 /// How many of these blocks are in the port range, and how many ports of them may be allocated.

@@ -173,7 +173,7 @@ pub(super) fn endpoint(address: IpAddr, endpoint: &Endpoint, policy: &Policy, st
         name: endpoint.name.to_string(),
         policy: policy.egress_of(endpoint).spec.name.to_string(),
         vips: policy.vips_of(endpoint).map(|vip| vip.address.to_string()).collect(),
-        home: endpoint.home.map(|home| policy.members().name(home).to_string()).unwrap_or_default(),
+        home: policy.home_of(endpoint).map(|home| policy.members().name(home).to_string()).unwrap_or_default(),
         owner: membership::owner_name(policy, policy.owner_of(endpoint), state),
     }
 }

@@ -259,7 +259,7 @@ fn frames() {
     let others = [
         write_frame(Kind::RelayedView(relayed_view)),
         write_frame(Kind::Ack(Ack { number: 1, refused: false })),
-        write_frame(Kind::Released(Released { number: 9, view: 1 })),
+        write_frame(Kind::Released(Released { number: 9, view: 1, policy: String::new() })),
     ];
     let seeds = vec![
         ("round", [begin(1, 9), sessions(2, &[v4(20_480), v6]), end(3, 9), sessions(4, &[ended])].concat()),

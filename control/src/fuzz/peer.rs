@@ -53,7 +53,7 @@ pub fn peer(data: &[u8]) -> Vec<RecordCommand> {
         assert!(number > last, "numbers increase");
         last = number;
         match step {
-            Action::BeginRound { .. } | Action::Released { .. } => {}
+            Action::BeginRound { .. } | Action::Released(_) => {}
             Action::Apply { records, round } => {
                 assert!((1..16).contains(&round), "a valid round number");
                 for record in &records {

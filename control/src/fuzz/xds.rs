@@ -84,6 +84,7 @@ fn check_round_trips(response: &DeltaDiscoveryResponse) {
 fn reencode(decoded: &Decoded) -> Option<(Key, Content)> {
     Some(match decoded {
         Decoded::EgressPolicy(policy) => encode::egress_policy(policy),
+        Decoded::ShardMap(map) => encode::shard_map(map),
         Decoded::Vip(vip) => encode::vip(vip),
         Decoded::Endpoint(endpoint) => encode::endpoint(endpoint),
         Decoded::Service(service) => encode::service(service),

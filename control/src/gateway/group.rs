@@ -10,13 +10,15 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use vipgate_dataplane::flow::ids::GatewayId;
+use vipgate_dataplane::policy::compiled::Policy;
 use vipgate_dataplane::policy::members::MembersSpec;
-use vipgate_dataplane::policy::spec::VipSpec;
+use vipgate_dataplane::policy::spec::{ShardMapSpec, VipSpec};
 use vipgate_dataplane::replication::apply::worker_of;
 use vipgate_dataplane::replication::sender::ReplicationSender;
 use vipgate_dataplane::session::record::ReplicationRecord;
 use vipgate_dataplane::worker::command::Command;
 use vipgate_policy::compiler;
+use vipgate_policy::compiler::Placed;
 
 use self::tunnel_authentication::TunnelAuthentication;
 use crate::clock;
@@ -24,7 +26,7 @@ use crate::config::{Config, PolicySource};
 use crate::heartbeat::{ClientHandle, ReportedState};
 use crate::membership::group_state::{GroupState, MembershipSource};
 use crate::membership::status::MembershipStatus;
-use crate::peer::{self, PeerEvent, Peers, PeersStatus, TunnelSecret, Workers};
+use crate::peer::{self, PeerEvent, Peers, PeersStatus, Release, TunnelSecret, Workers};
 use crate::state::GatewayState;
 use crate::state::group::{GroupStatus, RefusedDrains};
 use crate::state::lease::{GroupLease, LeaseStatus};
@@ -44,6 +46,8 @@ pub(super) struct Group {
     /// The view that was published but isn't used by all workers yet, and whether replica targets need a full sync
     /// after it.
     pending: Option<(u64, bool)>,
+    /// The version of the policy that was published.
+    policy_version: Arc<str>,
     /// The view that all workers use.
     applied: u64,
     /// The view of the last change of active members that was published.
@@ -67,7 +71,7 @@ pub(super) struct PeerLinks {
 pub(super) fn initial_members(config: &Config, peers: &[compiler::Peer]) -> MembersSpec {
     let tunnels = TunnelAuthentication::new(config.peer_authentication(), None);
     let mut state = initial_state(config);
-    state.set_policy(peers);
+    state.set_policy(peers, &"".into(), Instant::now());
     members(&mut state, &tunnels, Instant::now())
 }
 
@@ -146,6 +150,7 @@ impl Group {
             client_task,
             links,
             pending: None,
+            policy_version: "".into(),
             applied: 0,
             active_since: 0,
             refused_drains: RefusedDrains::default(),
@@ -210,7 +215,7 @@ impl Group {
 
     fn handle_event(&mut self, event: PeerEvent) {
         match event {
-            PeerEvent::Released { gateway, view } => self.state.mark_released(gateway, view),
+            PeerEvent::Released { gateway, release } => self.state.mark_released(gateway, &release),
             PeerEvent::RelayedView { gateway, view } => {
                 let number = view.number;
                 if self.client.as_ref().is_some_and(|client| client.apply_relayed_view(view)) {
@@ -227,9 +232,13 @@ impl Group {
         }
     }
 
-    /// Sets the gateways of the policy in force.
-    pub(super) fn set_policy(&mut self, gateways: &[compiler::Peer]) {
-        self.state.set_policy(gateways);
+    /// Sets the policy in force, and its gateways.
+    pub(super) fn set_policy(&mut self, gateways: &[compiler::Peer], policy: &Policy) {
+        if *self.policy_version != *policy.version() {
+            self.policy_version = policy.version().into();
+        }
+        self.state.set_policy(gateways, &self.policy_version, Instant::now());
+        self.state.set_awaits_policy_release(policy.awaits_policy_release());
     }
 
     /// Starts or ends draining.
@@ -239,9 +248,11 @@ impl Group {
     }
 
     /// Gives up a drain that the policy server refuses, since some of these VIPs would have no active gateway.
-    pub(super) fn give_up_refused_drain(&mut self, vips: impl FnOnce() -> Vec<VipSpec>) {
+    pub(super) fn give_up_refused_drain(&mut self, placement: impl FnOnce() -> (Vec<ShardMapSpec>, Vec<VipSpec>)) {
         let Some(block) = self.state.give_up_refused_drain() else { return };
-        let reason = refused_drain::reason(&block, self.state.name(), self.state.view(), &vips());
+        let (shard_maps, vips) = placement();
+        let placed = Placed { vips: &vips, shard_maps: &shard_maps, endpoints: &[] };
+        let reason = refused_drain::reason(&block, self.state.name(), self.state.view(), placed);
         tracing::warn!(event = "drain_refused", reason, "the drain is refused, this gateway stays active: {reason}");
         self.refused_drains.count += 1;
         self.refused_drains.last = Some(reason.into());
@@ -297,7 +308,7 @@ impl Group {
                 if needs_sync {
                     links.peers.resync(peer);
                 }
-                links.peers.release(peer, number);
+                links.peers.release(peer, Release { view: number, policy: self.policy_version.clone() });
             }
         }
     }
@@ -321,7 +332,7 @@ impl Group {
     pub(super) fn publish_desired_state(&self) {
         let Some(client) = &self.client else { return };
         let desired = ReportedState {
-            desired_state: self.state.desired_state(),
+            desired_state: self.state.desired_state(Instant::now()),
             seen_view: self.applied,
             unable: self.state.unable().cloned(),
         };

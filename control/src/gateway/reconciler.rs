@@ -275,7 +275,12 @@ pub(super) fn rejection(error: &BuildError) -> Rejection {
     let resource = match error {
         BuildError::TooManyVips { .. }
         | BuildError::TooManyEndpoints { .. }
+        | BuildError::TooManyGateways { .. }
         | BuildError::TooManyBackendPorts { .. } => None,
+        BuildError::InvalidShardMap { map, .. } | BuildError::ShardMapInUse { map, .. } => {
+            Some(format!("ShardMap {map}"))
+        }
+        BuildError::UnknownShardMap { of, .. } => Some(format!("Endpoint {of}")),
         BuildError::BackendIsVip { service, .. }
         | BuildError::DuplicateFrontend { service, .. }
         | BuildError::InvalidService { service, .. } => Some(service.to_string()),

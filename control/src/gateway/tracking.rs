@@ -220,6 +220,7 @@ mod tests {
                 announce: Announce::L2,
                 reserved_ports: Vec::new(),
                 shards: Vec::new(),
+                shard_map: None,
             };
             let node = |address: &&str| NodeSpec {
                 name: (*address).into(),

@@ -10,15 +10,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use vipgate_dataplane::flow::time::Tick;
-use vipgate_dataplane::policy::members::{Authentication, MemberSpec, MembersSpec};
+use vipgate_dataplane::policy::members::{Authentication, MemberSpec, MembersSpec, PolicyRelease};
 use vipgate_policy::compiler;
 
+use super::replication::Release;
 use super::status::{Authority, MembershipStatus};
 use super::{DesiredState, DrainBlock, DrainBlockReason, Member, MembershipView};
 
 /// An active member starts a full sync after each view that changes the active members. If none has started within this
 /// time, it is requested: the peer may have missed that view, and not all versions detect that from the next one.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Minimum time that releases by policy are awaited.
+const MIN_POLICY_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The source of membership.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +43,7 @@ pub struct ReceivedEcho {
 }
 
 /// What decisions need to know about a peer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PeerState {
     /// Whether the link to it is up.
     pub(crate) linked: bool,
@@ -53,6 +57,8 @@ pub(crate) struct PeerState {
     pub(crate) in_sync_to: bool,
     /// The highest view whose moved shards it has released.
     pub(crate) released_view: Option<u64>,
+    /// The version of the policy whose moved shards it has released last.
+    pub(crate) released_policy: Option<Arc<str>>,
 }
 
 /// State of the group as seen by this gateway.
@@ -63,14 +69,20 @@ pub(crate) struct GroupState {
     endpoint: Option<SocketAddr>,
     source: MembershipSource,
     policy: Vec<compiler::Peer>,
+    /// Version of the policy, and since when it is in force.
+    policy_version: (Arc<str>, Option<Instant>),
+    /// Whether the engine awaits releases by policy.
+    awaits_policy_release: bool,
+    /// What peers have released by policy, as published to the engine.
+    policy_releases: BTreeMap<Arc<str>, PolicyRelease>,
     authority: Authority,
     view: Arc<MembershipView>,
     ttl: Duration,
     /// Whether `ttl` comes from a granted lease.
     is_granted: bool,
     links: BTreeMap<Arc<str>, PeerState>,
-    /// For each gateway, the latest view for which it has released the shards that it loses.
-    released: BTreeMap<Arc<str>, u64>,
+    /// For each gateway, what it has released last.
+    released: BTreeMap<Arc<str>, Release>,
     /// The view of the last change of active members, and when it was received.
     active_change: Option<(u64, Instant)>,
     /// Gateways that may have owned shards of this one: the view for which they have to release them, and when it was
@@ -95,6 +107,9 @@ impl GroupState {
             endpoint,
             source,
             policy: Vec::new(),
+            policy_version: ("".into(), None),
+            awaits_policy_release: false,
+            policy_releases: BTreeMap::new(),
             authority,
             view: Arc::default(),
             ttl: Duration::ZERO,
@@ -111,8 +126,15 @@ impl GroupState {
         }
     }
 
-    pub(crate) fn set_policy(&mut self, gateways: &[compiler::Peer]) {
+    pub(crate) fn set_policy(&mut self, gateways: &[compiler::Peer], version: &Arc<str>, now: Instant) {
         self.policy = gateways.to_vec();
+        if self.policy_version.0 != *version {
+            self.policy_version = (version.clone(), Some(now));
+        }
+    }
+
+    pub(crate) fn set_awaits_policy_release(&mut self, awaits: bool) {
+        self.awaits_policy_release = awaits;
     }
 
     pub(crate) fn set_draining(&mut self, draining: bool) {
@@ -186,17 +208,46 @@ impl GroupState {
 
     pub(crate) fn set_links(&mut self, links: BTreeMap<Arc<str>, PeerState>) {
         for (name, peer) in &links {
-            if let Some(view) = peer.released_view {
-                self.mark_released(name.clone(), view);
+            if let (Some(view), Some(policy)) = (peer.released_view, &peer.released_policy) {
+                self.mark_released(name.clone(), &Release { view, policy: policy.clone() });
             }
         }
         self.links = links;
     }
 
-    /// A gateway has released the shards that a view takes from it.
-    pub(crate) fn mark_released(&mut self, gateway: Arc<str>, view: u64) {
+    /// A gateway has released shards.
+    pub(crate) fn mark_released(&mut self, gateway: Arc<str>, release: &Release) {
         let known = self.released.entry(gateway).or_default();
-        *known = view.max(*known);
+        *known = Release { view: release.view.max(known.view), policy: release.policy.clone() };
+    }
+
+    /// The version of the policy whose moved shards a gateway has released. When that was awaited for too long, it counts
+    /// as done.
+    fn released_policy(&self, name: &str, now: Instant) -> Arc<str> {
+        if self.policy_deadline().is_none_or(|deadline| now >= deadline) {
+            return self.policy_version.0.clone();
+        }
+        self.released.get(name).map(|release| release.policy.clone()).unwrap_or_default()
+    }
+
+    /// Updates what the engine knows of releases by policy: only while it awaits any, since each update is published to
+    /// the workers.
+    fn update_policy_releases(&mut self, now: Instant) {
+        let names: Vec<Arc<str>> = self.peers().cloned().collect();
+        self.policy_releases.retain(|name, _| names.contains(name));
+        for name in names {
+            let known = self.policy_releases.contains_key(&name);
+            if !known || self.awaits_policy_release {
+                let release = if known { self.released_policy(&name, now) } else { "".into() };
+                self.policy_releases.insert(name, PolicyRelease::Version(release));
+            }
+        }
+    }
+
+    /// Until when releases by policy are awaited: a peer that is unreachable, that has rejected the policy or that
+    /// belongs to an older version of the software doesn't send any.
+    fn policy_deadline(&self) -> Option<Instant> {
+        self.policy_version.1.map(|since| since + (self.ttl * 3).max(MIN_POLICY_TIMEOUT))
     }
 
     /// Whether a gateway is active in the current view.
@@ -261,6 +312,7 @@ impl GroupState {
             active: true,
             connected: false,
             may_open: true,
+            policy_release: PolicyRelease::NotAwaited,
             authentication: Authentication::None,
         };
         self.policy.iter().map(member).collect()
@@ -269,6 +321,7 @@ impl GroupState {
     /// The members of the current view.
     fn members_of_view(&mut self, now: Instant, tick: Tick) -> Vec<MemberSpec> {
         let all_released = self.all_released(now, tick);
+        self.update_policy_releases(now);
         self.owns_home_shards |= all_released && self.is_active_member(&self.name);
         let owns_home_shards = self.owns_home_shards;
         let member = |member: &Member| MemberSpec {
@@ -281,6 +334,7 @@ impl GroupState {
             active: member.serving,
             connected: self.links.get(&member.name).is_some_and(|peer| peer.linked),
             may_open: if member.name == self.name { owns_home_shards } else { all_released },
+            policy_release: self.policy_releases.get(&member.name).cloned().unwrap_or_default(),
             authentication: Authentication::None,
         };
         self.view.members.iter().map(member).collect()
@@ -297,7 +351,7 @@ impl GroupState {
             // Before the first lease, the TTL is unknown; without a lease no session can be opened anyway.
             let ttl_passed = self.is_granted && now >= *received + self.ttl;
             let Some(member) = self.view.member(name).filter(|_| !ttl_passed) else { return true };
-            let released = self.released.get(&member.name).copied().unwrap_or(0);
+            let released = self.released.get(&member.name).map_or(0, |release| release.view);
             let expired = !member.serving && member.lease_expired && self.has_promise_expired(&member.name, tick);
             // Incarnation 0: no process of that gateway has sent a heartbeat yet, so none holds a lease or a promise.
             expired || member.incarnation == 0 || released >= *number
@@ -319,14 +373,14 @@ impl GroupState {
     /// The next deadline at which decisions may change without new input.
     pub(crate) fn next_deadline(&self, now: Instant) -> Option<Instant> {
         let deadlines = self.awaiting_release.values().map(|(_, received)| *received + self.ttl);
-        let deadlines = deadlines.chain(self.sync_deadline());
+        let deadlines = deadlines.chain(self.sync_deadline(now)).chain(self.policy_deadline());
         let deadlines = deadlines.filter(|deadline| *deadline > now);
         // After each one, decisions are evaluated again.
         deadlines.min().filter(|_| self.needs_lease())
     }
 
     /// The state that this gateway wants to be in.
-    pub(crate) fn desired_state(&self) -> DesiredState {
+    pub(crate) fn desired_state(&self, now: Instant) -> DesiredState {
         if self.unable.is_some() {
             // At once: sessions that the standby gateways don't have yet are lost in any case.
             return DesiredState::Draining;
@@ -339,7 +393,16 @@ impl GroupState {
                 DesiredState::Ready
             };
         }
-        if self.is_active_member(&self.name) || self.is_synced() { DesiredState::Ready } else { DesiredState::Joining }
+        if self.is_active_member(&self.name) || self.is_synced(now) {
+            DesiredState::Ready
+        } else {
+            DesiredState::Joining
+        }
+    }
+
+    /// Whether a peer has sent its sessions by the policy of this gateway.
+    fn has_policy(&self, peer: &str, now: Instant) -> bool {
+        self.released_policy(peer, now) == self.policy_version.0
     }
 
     /// Whether all peers that could take over have this gateway's sessions.
@@ -349,8 +412,12 @@ impl GroupState {
 
     /// Whether each active member has completed a full sync to this gateway that began under the current active
     /// members.
-    fn is_synced(&self) -> bool {
-        let has_sync = |peer: &Member| self.sync_view(peer).is_some_and(|view| view >= self.active_since());
+    fn is_synced(&self, now: Instant) -> bool {
+        let has_sync = |peer: &Member| {
+            let is_current = self.sync_view(peer).is_some_and(|view| view >= self.active_since());
+            // A peer with another policy doesn't know yet what this gateway has to get.
+            is_current && self.has_policy(&peer.name, now)
+        };
         self.view.number > 0 && self.reachable().all(has_sync)
     }
 
@@ -360,14 +427,14 @@ impl GroupState {
     }
 
     /// When to request full syncs from peers whose last one began under an older view.
-    fn sync_deadline(&self) -> Option<Instant> {
-        let (_, received) = self.active_change.filter(|_| self.desired_state() == DesiredState::Joining)?;
+    fn sync_deadline(&self, now: Instant) -> Option<Instant> {
+        let (_, received) = self.active_change.filter(|_| self.desired_state(now) == DesiredState::Joining)?;
         Some(self.sync_requested.map_or(received, |requested| requested.max(received)) + SYNC_TIMEOUT)
     }
 
     /// The peers to request a full sync from, since they haven't started one under the current view.
     pub(crate) fn sync_targets(&mut self, now: Instant) -> Vec<Arc<str>> {
-        if self.sync_deadline().is_none_or(|deadline| now < deadline) {
+        if self.sync_deadline(now).is_none_or(|deadline| now < deadline) {
             return Vec::new();
         }
         let is_old = |peer: &&Member| self.sync_view(peer).is_some_and(|view| view < self.active_since());

@@ -6,6 +6,8 @@ pub(crate) mod receive_state;
 pub(crate) mod send_state;
 pub(crate) mod sync_rounds;
 
+use std::sync::Arc;
+
 use thiserror::Error;
 use vipgate_dataplane::session::record::ReplicationRecord;
 
@@ -21,8 +23,17 @@ pub(crate) enum NumberedFrame {
     SyncBegin { number: u64, round: u32, view: u64 },
     /// The full sync is complete.
     SyncEnd { number: u64, round: u32 },
-    /// The sender has released the shards that a view moves away from it.
-    Released { number: u64, view: u64 },
+    /// The sender has released shards.
+    Released { number: u64, release: Release },
+}
+
+/// What a gateway has released: the shards that a view takes from it, and those that a policy gives to others.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Release {
+    /// The number of the view.
+    pub view: u64,
+    /// The version of the policy; empty: unknown.
+    pub policy: Arc<str>,
 }
 
 /// A peer has violated the protocol; how.

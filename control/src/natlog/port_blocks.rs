@@ -51,12 +51,10 @@ pub(super) fn tenant(policy: &str, pod: &str) -> Arc<str> {
 }
 
 fn range(policy: &Policy, endpoint: &Endpoint, vip: &Vip, (first, last): (u16, u16)) -> Option<(u16, u16, u16)> {
-    let shard = policy.shard_of(endpoint, vip);
-    let blocks = match shard {
-        None if vip.shards.list().is_empty() => None,
-        Some(shard) if shard.owner == Owner::This => shard.blocks(),
-        _ => return None,
-    };
+    if policy.owner_of(endpoint) != Owner::This {
+        return None;
+    }
+    let blocks = (!vip.shards.is_standalone()).then(|| vip.shards.own_blocks());
     let (first, last, count) = match blocks {
         None => (first, last, u32::from(last - first) + 1),
         Some(blocks) => {

@@ -55,6 +55,7 @@ impl From<&PeerStatus> for PeerState {
             sync_view: status.replication.in_sync_from.then_some(status.replication.sync_view),
             in_sync_to: status.replication.in_sync_to,
             released_view: status.replication.peer_released_view,
+            released_policy: status.replication.peer_released_policy.clone(),
         }
     }
 }
@@ -84,6 +85,8 @@ pub struct ReplicationStatus {
     pub released_view: Option<u64>,
     /// The highest view whose moved shards the peer has released.
     pub peer_released_view: Option<u64>,
+    /// The version of the policy whose moved shards the peer has released last.
+    pub peer_released_policy: Option<Arc<str>>,
 }
 
 /// Publishes the status; used by all parts of the links.

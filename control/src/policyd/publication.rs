@@ -64,9 +64,10 @@ impl Publication {
         let (number, old) = (self.number + 1, &self.placement);
         let mut changed_keys = Vec::new();
         let mut diff = Diff { number, changed_keys: &mut changed_keys };
-        let [policies, vips, endpoints, services, gateways, nodes, cluster, _] = &self.resources;
+        let [policies, shard_maps, vips, endpoints, services, gateways, nodes, cluster, _] = &self.resources;
         let mut resources = [
             diff.resources(&old.policies, policies, &placement.policies, |it| &it.name, encode::egress_policy),
+            diff.resources(&old.shard_maps, shard_maps, &placement.shard_maps, |it| &it.name, encode::shard_map),
             diff.resources(&old.vips, vips, &placement.vips, |it| &it.address, encode::vip),
             diff.resources(&old.endpoints, endpoints, &placement.endpoints, |it| &it.address, encode::endpoint),
             diff.resources(&old.services, services, &placement.services, |it| &it.name, encode::service),
@@ -82,9 +83,12 @@ impl Publication {
         let (key, content, version) = settings(placement.counts(), sum);
         changed_keys.push(key.clone());
         resources[Kind::Settings as usize].push(PublishedResource { key, content, changed_in: number });
-        let has_same_vips = old.vips == placement.vips;
-        let shard_groups =
-            if has_same_vips { self.shard_groups.clone() } else { Arc::new(shard_groups(&placement.vips)) };
+        let is_same = old.vips == placement.vips && old.shard_maps == placement.shard_maps;
+        let shard_groups = if is_same {
+            self.shard_groups.clone()
+        } else {
+            Arc::new(shard_groups(&placement.vips, &placement.shard_maps))
+        };
         let (full_responses, delta_responses) = Default::default();
         Some(Self {
             number,
@@ -104,6 +108,7 @@ impl Publication {
         let address = || name.parse::<IpAddr>().ok();
         let index = match key.kind {
             Kind::EgressPolicy => placement.policies.binary_search_by(|it| (*it.name).cmp(name)).ok(),
+            Kind::ShardMap => placement.shard_maps.binary_search_by(|it| (*it.name).cmp(name)).ok(),
             Kind::Vip => address().and_then(|own| placement.vips.binary_search_by_key(&own, |it| it.address).ok()),
             Kind::Endpoint => {
                 address().and_then(|own| placement.endpoints.binary_search_by_key(&own, |it| it.address).ok())

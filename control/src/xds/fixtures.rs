@@ -9,8 +9,8 @@ use std::sync::Arc;
 use envoy_types::pb::envoy::service::discovery::v3::{DeltaDiscoveryResponse, Resource};
 use envoy_types::pb::google::protobuf::Any;
 use vipgate_dataplane::policy::spec::{
-    AddressSelection, Announce, BackendState, EgressSpec, EndpointSpec, Limits, NodeSpec, OnExhaustion, Scope,
-    ServicePortSpec, VipSpec,
+    AddressSelection, Announce, BackendState, EgressSpec, EndpointSpec, Limits, NodeSpec, OnExhaustion, SLOTS, Scope,
+    ServicePortSpec, ShardMapSpec, VipSpec,
 };
 use vipgate_policy::compiler::{Cluster, Peer, PlacedBackend, PlacedService, Placement};
 use vipgate_policy::manifest::{DEFAULT_TABLE_SIZE, Hints};
@@ -31,7 +31,15 @@ pub(crate) fn sample_placement(endpoints: u8) -> Placement {
     let (name, vip) = (Arc::<str>::from("EgressPolicy a/p"), ip("203.0.113.1"));
     let endpoint = |i| {
         let address = IpAddr::from([10, 0, 0, i]);
-        EndpointSpec { address, name: "".into(), policy: name.clone(), vips: vec![vip], gateway: None, remarks: vec![] }
+        EndpointSpec {
+            address,
+            name: "".into(),
+            policy: name.clone(),
+            vips: vec![vip],
+            gateway: None,
+            slot: None,
+            remarks: vec![],
+        }
     };
     let policy = EgressSpec {
         name: name.clone(),
@@ -41,10 +49,17 @@ pub(crate) fn sample_placement(endpoints: u8) -> Placement {
         limits: Limits::default(),
         on_exhaustion: OnExhaustion::Reject,
     };
-    let vip =
-        VipSpec { address: vip, name: "".into(), announce: Announce::L2, reserved_ports: vec![80], shards: vec![] };
+    let vip = VipSpec {
+        address: vip,
+        name: "".into(),
+        announce: Announce::L2,
+        reserved_ports: vec![80],
+        shards: vec![],
+        shard_map: None,
+    };
     Placement {
         policies: vec![policy],
+        shard_maps: vec![ShardMapSpec { name: "all/0".into(), orders: vec![vec!["g1".into()]], slots: vec![0; SLOTS] }],
         vips: vec![vip],
         endpoints: (1..=endpoints).map(endpoint).collect(),
         services: vec![service(&[1, 2])],

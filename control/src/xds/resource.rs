@@ -27,6 +27,8 @@ const MAX_PRINTED: usize = 1024;
 pub enum Kind {
     /// `EgressPolicy`.
     EgressPolicy,
+    /// `ShardMap`.
+    ShardMap,
     /// `Vip`.
     Vip,
     /// `Endpoint`.
@@ -45,8 +47,9 @@ pub enum Kind {
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::EgressPolicy,
+        Self::ShardMap,
         Self::Vip,
         Self::Endpoint,
         Self::Service,
@@ -69,6 +72,7 @@ impl Kind {
             Self::Service => 5,
             Self::OverlayNode => 6,
             Self::Cluster => 7,
+            Self::ShardMap => 8,
         }
     }
 
@@ -76,6 +80,7 @@ impl Kind {
     pub const fn type_url(self) -> &'static str {
         match self {
             Self::EgressPolicy => "type.googleapis.com/vipgate.policy.v1.EgressPolicy",
+            Self::ShardMap => "type.googleapis.com/vipgate.policy.v1.ShardMap",
             Self::Vip => "type.googleapis.com/vipgate.policy.v1.Vip",
             Self::Endpoint => "type.googleapis.com/vipgate.policy.v1.Endpoint",
             Self::Service => "type.googleapis.com/vipgate.policy.v1.Service",

@@ -184,9 +184,10 @@ impl ResourceStore {
             services,
             overlay_nodes,
             clusters,
+            shard_maps,
         } = self.staged_settings()?;
         let expected: [u64; Kind::COUNTED] =
-            [*egress_policies, *vips, *endpoints, *services, *gateways, *overlay_nodes, *clusters];
+            [*egress_policies, *shard_maps, *vips, *endpoints, *services, *gateways, *overlay_nodes, *clusters];
         let mut counts = Kind::ALL.into_iter().zip(expected).zip(self.counts_after());
         let ((kind, expected), actual) = counts.find(|((_, expected), actual)| *expected != *actual as u64)?;
         Some(format!("expects {expected} {} resources, got {actual}", kind.name()))
@@ -230,6 +231,7 @@ impl ResourceStore {
                 Some(staged) if current.is_some_and(|current| current.body == staged.body) => {}
                 Some(staged) => match &staged.decoded {
                     Decoded::EgressPolicy(spec) => change.policies.push(spec.clone()),
+                    Decoded::ShardMap(map) => change.shard_maps.push(map.clone()),
                     Decoded::Vip(vip) => change.vips.push(vip.clone()),
                     Decoded::Endpoint(endpoint) => change.endpoints.push(endpoint.clone()),
                     Decoded::Service(service) => change.services.push(service.for_gateway(&after)),
@@ -238,6 +240,7 @@ impl ResourceStore {
                 None if current.is_none() => {}
                 None => match key.kind {
                     Kind::EgressPolicy => change.removed.policies.push(key.name.clone()),
+                    Kind::ShardMap => change.removed.shard_maps.push(key.name.clone()),
                     Kind::Vip => change.removed.vips.extend(key.name.parse::<IpAddr>()),
                     Kind::Endpoint => change.removed.endpoints.extend(key.name.parse::<IpAddr>()),
                     Kind::Service => change.removed.services.push(key.name.clone()),

@@ -10,7 +10,7 @@ use vipgate::membership::{Member, MembershipView};
 use vipgate::peer::{LinkError, PeerStatus, PeersStatus, ReplicationStatus};
 use vipgate::state::group::GroupStatus;
 use vipgate_dataplane::flow::time::Tick;
-use vipgate_dataplane::policy::members::{Authentication, MemberSpec, MembersSpec};
+use vipgate_dataplane::policy::members::{Authentication, MemberSpec, MembersSpec, PolicyRelease};
 use vipgate_dataplane::policy::spec::{PolicySet, ShardSpec};
 use vipgate_dataplane::ports::{BlockId, BlockSet};
 use vipgate_dataplane::wire::tunnel_auth::TagKey;
@@ -47,6 +47,7 @@ fn member_spec(name: &str, active: bool) -> MemberSpec {
         active,
         connected: name == "gw-b",
         may_open: true,
+        policy_release: PolicyRelease::NotAwaited,
         authentication: match name {
             "gw-b" => Authentication::Tagged {
                 transmit_key: TagKey::new(&[1; 16]),

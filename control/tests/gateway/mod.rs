@@ -396,9 +396,11 @@ pub fn policy() -> PolicySet {
         announce,
         reserved_ports,
         shards: vec![],
+        shard_map: None,
     };
     PolicySet {
         version: "5f2c".to_owned(),
+        shard_maps: vec![],
         policies: vec![EgressSpec {
             name: "EgressPolicy tenant-a/out".into(),
             destinations: vec![],
@@ -418,6 +420,7 @@ pub fn policy() -> PolicySet {
                 policy: "EgressPolicy tenant-a/out".into(),
                 vips: vec!["203.0.113.10".parse().unwrap()],
                 gateway: None,
+                slot: None,
                 remarks: vec![],
             },
             EndpointSpec {
@@ -426,6 +429,7 @@ pub fn policy() -> PolicySet {
                 policy: "EgressPolicy tenant-a/out".into(),
                 vips: vec![],
                 gateway: None,
+                slot: None,
                 remarks: vec![],
             },
         ],

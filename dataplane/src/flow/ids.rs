@@ -34,6 +34,10 @@ impl EndpointId {
     }
 }
 
+/// A shard map's number: stable while there is a map of its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ShardMapId(pub u32);
+
 /// A gateway's number, valid for the lifetime of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GatewayId(pub u8);

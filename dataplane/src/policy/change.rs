@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::spec::{ClusterSpec, EgressSpec, EndpointSpec, NodeSpec, PolicySet, ServiceSpec, VipSpec};
+use super::spec::{ClusterSpec, EgressSpec, EndpointSpec, NodeSpec, PolicySet, ServiceSpec, ShardMapSpec, VipSpec};
 
 /// A policy change. What it doesn't name stays; every key is named at most once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -14,6 +14,8 @@ pub struct PolicyChange {
     pub version: String,
     /// New or changed egress policies.
     pub policies: Vec<EgressSpec>,
+    /// New or changed shard maps.
+    pub shard_maps: Vec<ShardMapSpec>,
     /// New or changed VIPs.
     pub vips: Vec<VipSpec>,
     /// New or changed endpoints.
@@ -33,6 +35,8 @@ pub struct PolicyChange {
 pub struct Removed {
     /// Names of egress policies.
     pub policies: Vec<Arc<str>>,
+    /// Names of shard maps.
+    pub shard_maps: Vec<Arc<str>>,
     /// VIPs.
     pub vips: Vec<IpAddr>,
     /// Endpoints.
@@ -45,25 +49,28 @@ impl PolicyChange {
     /// The change from `old` to `new`.
     pub fn between(old: &PolicySet, new: &PolicySet) -> Self {
         let (policies, policies_removed) = diff(&old.policies, &new.policies, |policy| policy.name.clone());
+        let (shard_maps, maps_removed) = diff(&old.shard_maps, &new.shard_maps, |map| map.name.clone());
         let (vips, vips_removed) = diff(&old.vips, &new.vips, |vip| vip.address);
         let (endpoints, endpoints_removed) = diff(&old.endpoints, &new.endpoints, |endpoint| endpoint.address);
         let (services, services_removed) = diff(&old.services, &new.services, |service| service.name.clone());
         let removed = Removed {
             policies: policies_removed,
+            shard_maps: maps_removed,
             vips: vips_removed,
             endpoints: endpoints_removed,
             services: services_removed,
         };
         let nodes = (old.nodes != new.nodes).then(|| new.nodes.clone());
         let cluster = (old.cluster != new.cluster).then(|| new.cluster.clone());
-        Self { version: new.version.clone(), policies, vips, endpoints, services, nodes, cluster, removed }
+        let version = new.version.clone();
+        Self { version, policies, shard_maps, vips, endpoints, services, nodes, cluster, removed }
     }
 
     /// Whether nothing changes, except the version.
     pub fn is_empty(&self) -> bool {
-        let Self { version: _, policies, vips, endpoints, services, nodes, cluster, removed } = self;
-        let is_empty = policies.is_empty() && vips.is_empty() && endpoints.is_empty() && services.is_empty();
-        let is_empty = is_empty && nodes.is_none() && cluster.is_none();
+        let Self { version: _, policies, shard_maps, vips, endpoints, services, nodes, cluster, removed } = self;
+        let is_empty = policies.is_empty() && shard_maps.is_empty() && vips.is_empty() && endpoints.is_empty();
+        let is_empty = is_empty && services.is_empty() && nodes.is_none() && cluster.is_none();
         is_empty && *removed == Removed::default()
     }
 }

@@ -6,18 +6,22 @@ use std::sync::Arc;
 use foldhash::HashMap;
 
 use super::cluster::{ClusterPrefixes, DestinationMatch};
-use super::endpoints::{Endpoint, Endpoints};
+use super::endpoints::{Endpoint, EndpointSlot, Endpoints};
 use super::listeners::{Backends, Frontends};
 use super::members::Members;
 use super::overlay::Nodes;
 use super::prefixes::Prefixes;
 use super::quota::EndpointUsage;
 use super::service::{Backend, Service, ServiceFamily};
-use super::spec::{Announce, ClusterSpec, EgressSpec};
+use super::spec::{AddressSelection, Announce, ClusterSpec, EgressSpec, SlotRef};
 use crate::flow::address::{Address, V6};
-use crate::flow::ids::{EgressId, EndpointId, FrontendId, NodeId, Owner, ServiceId, VipId};
+use crate::flow::ids::{EgressId, EndpointId, FrontendId, GatewayId, NodeId, Owner, ServiceId, ShardMapId, VipId};
 use crate::flow::listener::Listener;
-use crate::policy::shards::{Shard, Shards};
+use crate::flow::tuple::{HashKey, Tuple};
+use crate::policy::shard::Shard;
+use crate::policy::shard_map::ShardMap;
+use crate::policy::shards::Shards;
+use crate::ports::allocator::PortShard;
 use crate::ports::vip::VipPorts;
 
 /// The compiled policy. What a change doesn't touch is shared with the previous policy.
@@ -29,12 +33,23 @@ pub struct Policy {
     /// By number.
     pub(super) vips: Arc<Vec<Option<Arc<Vip>>>>,
     /// By number.
+    pub(super) shard_maps: Arc<Vec<Option<NamedShardMap>>>,
+    /// By number.
     pub(super) services: Arc<Vec<Option<Arc<Service>>>>,
     pub(super) members: Arc<Members>,
+    /// Whether other gateways have to release shards or endpoints that policy has moved here.
+    pub(super) awaits_release: bool,
     pub(super) nodes: Arc<Nodes>,
     pub(super) cluster: Arc<ClusterSpec>,
     pub(super) v4: FamilyIndex<u32>,
     pub(super) v6: FamilyIndex<V6>,
+}
+
+/// A shard map that VIPs share.
+#[derive(Clone, Debug)]
+pub(super) struct NamedShardMap {
+    pub(super) name: Arc<str>,
+    pub(super) map: Arc<ShardMap>,
 }
 
 /// Address lookup tables of one family.
@@ -118,8 +133,10 @@ impl Policy {
             version: String::new(),
             egress: Arc::default(),
             vips: Arc::default(),
+            shard_maps: Arc::default(),
             services: Arc::default(),
             members: Arc::default(),
+            awaits_release: false,
             nodes: Arc::default(),
             cluster: Arc::default(),
             v4: FamilyIndex::empty(),
@@ -221,32 +238,97 @@ impl Policy {
         endpoint.vips.iter().map(|&id| self.vip_by_id(id))
     }
 
+    /// Whether any gateway has to release shards or endpoints that policy has moved here.
+    pub fn awaits_policy_release(&self) -> bool {
+        self.awaits_release
+    }
+
     /// All gateways.
     pub fn members(&self) -> &Members {
         &self.members
     }
 
-    /// The shard of a VIP for an endpoint's sessions: its home's, or, without a home, one that this gateway owns.
-    /// `None` if the VIP has no shards, or no such one.
-    #[inline]
-    pub fn shard_of<'a>(&self, endpoint: &Endpoint, vip: &'a Vip) -> Option<&'a Shard> {
-        match endpoint.home {
-            Some(home) => vip.shards.of_home(home),
-            None => vip.shards.local(self.members.this()),
-        }
+    /// The shard map with this number.
+    fn shard_map(&self, id: ShardMapId) -> Option<&ShardMap> {
+        self.shard_maps.get(id.0 as usize)?.as_ref().map(|named| &*named.map)
     }
 
-    /// The owner of an endpoint: of its home's shard of the first VIP. Without a home, this gateway if it owns any
-    /// shard of that VIP.
+    /// The shard whose owner has an endpoint's packets: that of its slot, or of its first VIP, or of that VIP's shards
+    /// the one with the same home. `None`: any gateway has them, or there is no such shard.
+    #[inline]
+    pub fn shard_of<'a>(&'a self, endpoint: &'a Endpoint) -> Option<&'a Shard> {
+        if let Some(slot) = endpoint.slot {
+            let map = match slot.map {
+                Some(id) => self.shard_map(id),
+                None => self.vips_of(endpoint).find(|vip| vip.shards.is_distributed()).map(|vip| &**vip.shards.map()),
+            };
+            if let Some(map) = map {
+                return map.of_slot(slot.slot);
+            }
+        }
+        let shards = &self.vip_by_id(*endpoint.vips.first()?).shards;
+        shards.only().or_else(|| shards.of_home(endpoint.home?))
+    }
+
+    /// The gateway that an endpoint is placed on; `None`: any gateway.
+    pub fn home_of(&self, endpoint: &Endpoint) -> Option<GatewayId> {
+        if endpoint.slot.is_some() { self.shard_of(endpoint)?.home() } else { endpoint.home }
+    }
+
+    /// The slot that an endpoint is placed by, with the name of its map.
+    pub fn slot_of(&self, endpoint: &Endpoint) -> Option<SlotRef> {
+        let EndpointSlot { map, slot } = endpoint.slot?;
+        let map = map.and_then(|id| self.shard_maps.get(id.0 as usize)?.as_ref().map(|named| named.name.clone()));
+        Some(SlotRef { map, slot })
+    }
+
+    /// The gateway that handles an endpoint's packets. Without a home, this gateway if it owns any shard of the first
+    /// VIP.
+    #[inline]
     pub fn owner_of(&self, endpoint: &Endpoint) -> Owner {
+        if let Some(shard) = self.shard_of(endpoint) {
+            return shard.owner;
+        }
         let Some(&vip) = endpoint.vips.first() else { return Owner::This };
         let shards = &self.vip_by_id(vip).shards;
-        let Some(home) = endpoint.home else { return shards.owner() };
-        match shards.of_home(home) {
-            Some(shard) => shard.owner,
-            None if shards.list().is_empty() => Owner::This,
-            None => Owner::Unowned,
+        if endpoint.home.is_none() || shards.is_standalone() { shards.owner() } else { Owner::Unowned }
+    }
+
+    /// The VIP that a flow of an endpoint selects with address selection per connection, the same at all gateways; by
+    /// rendezvous hashing, so that another VIP takes only its own flows.
+    pub fn vip_of_flow<'a, A: Family>(&'a self, endpoint: &'a Endpoint, flow: &Tuple<A>) -> Option<&'a Vip> {
+        const RENDEZVOUS: HashKey = HashKey::fixed();
+        let hash = RENDEZVOUS.hash(flow);
+        let score = |vip: &&Vip| {
+            let address = A::from_ip(vip.address).unwrap_or_default();
+            RENDEZVOUS.hash(&Tuple { source: address, source_port: hash as u16, ..*flow })
+        };
+        self.vips_of(endpoint).filter(|vip| A::from_ip(vip.address).is_some()).max_by_key(score)
+    }
+
+    /// The gateway that opens the session of an endpoint's flow. With address selection per connection that is the owner
+    /// of the VIP that the flow selects, if one gateway owns that as a whole.
+    #[inline]
+    pub fn owner_of_flow<A: Family>(&self, endpoint: &Endpoint, flow: &Tuple<A>) -> Owner {
+        let selection = self.egress_of(endpoint).spec.address_selection;
+        if selection == AddressSelection::PerConnection
+            && let Some(only) = self.vip_of_flow(endpoint, flow).and_then(|vip| vip.shards.only())
+        {
+            return only.owner;
         }
+        self.owner_of(endpoint)
+    }
+
+    /// Whether this gateway handles an endpoint's packets, but the gateway that did before may still send sessions.
+    pub fn awaits_release(&self, endpoint: &Endpoint) -> bool {
+        let is_moving = endpoint.former_owner.is_some() && self.members.awaits_policy_release();
+        is_moving || self.shard_of(endpoint).is_some_and(Shard::awaits_release)
+    }
+
+    /// The parts of a VIP's ports that sessions of an endpoint are opened in at this gateway, in order of preference;
+    /// none if it may open none.
+    pub fn parts_of<'a>(&self, endpoint: &Endpoint, vip: &'a Vip) -> impl Iterator<Item = PortShard<'a>> + use<'a> {
+        vip.shards.parts(self.home_of(endpoint).or(self.members.this()))
     }
 
     /// Whether policy permits a session from `endpoint` to `remote` via a port of `vip`.

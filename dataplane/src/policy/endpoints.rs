@@ -8,7 +8,7 @@ use foldhash::{HashMap, HashMapExt};
 use super::freshness::BUCKETS;
 use super::quota::EndpointUsage;
 use crate::flow::address::Address;
-use crate::flow::ids::{EgressId, EndpointId, GatewayId, INDEX_BITS, IPV6_BIT, VipId};
+use crate::flow::ids::{EgressId, EndpointId, GatewayId, INDEX_BITS, IPV6_BIT, ShardMapId, VipId};
 
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 const _: () = assert!(BUCKETS << INDEX_BITS == IPV6_BIT as usize);
@@ -20,14 +20,26 @@ pub struct Endpoint {
     pub(super) policy: EgressId,
     /// Its VIPs; the first one is the one it is paired with (RFC 4787 REQ-2).
     pub(super) vips: Box<[VipId]>,
-    /// The gateway that it is placed on; `None`: any gateway.
-    pub home: Option<GatewayId>,
+    /// The gateway that it is placed on; `None`: that of its slot, or any gateway.
+    pub(super) home: Option<GatewayId>,
+    /// Its slot of a shard map; takes precedence over `home`.
+    pub(super) slot: Option<EndpointSlot>,
+    /// The gateway that handled its packets before the last change of its placement.
+    pub(super) former_owner: Option<GatewayId>,
     /// `namespace/pod`, for display; empty if unknown.
     pub name: Arc<str>,
     /// Remarks on the choice of policy and VIPs, for display.
     pub remarks: Box<[Arc<str>]>,
     /// Its resource usage, shared by the workers.
     pub usage: Arc<EndpointUsage>,
+}
+
+/// A slot of a shard map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct EndpointSlot {
+    /// `None`: of the first VIP that has one.
+    pub(super) map: Option<ShardMapId>,
+    pub(super) slot: u16,
 }
 
 /// Endpoints of one address family.

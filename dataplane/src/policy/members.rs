@@ -7,7 +7,7 @@ use crate::flow::ids::GatewayId;
 use crate::wire::tunnel_auth::TagKey;
 
 /// Limit of gateway numbers.
-pub const MAX_GATEWAYS: usize = 255;
+pub const MAX_GATEWAYS: usize = 256;
 
 /// Membership view of one gateway.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,8 +35,20 @@ pub struct MemberSpec {
     pub connected: bool,
     /// Whether this gateway may open sessions in shards whose home is that one; no other gateway does.
     pub may_open: bool,
+    /// What it has released by policy.
+    pub policy_release: PolicyRelease,
     /// Authentication of packets between it and this gateway.
     pub authentication: Authentication,
+}
+
+/// Whether a gateway has released what the policy takes from it, and sent its sessions.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum PolicyRelease {
+    /// Its releases are never awaited.
+    #[default]
+    NotAwaited,
+    /// It has released what the policy with this version takes from it; empty: none is known.
+    Version(Arc<str>),
 }
 
 /// Authentication of tunnel packets between this gateway and another one.
@@ -64,23 +76,64 @@ pub struct Members {
     active_since: u64,
     active_changes: u64,
     replica_changes: u64,
+    /// Version of the policy in force.
+    policy_version: Arc<str>,
 }
 
 /// A gateway. Only its name is set if policy names it but its state isn't known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Member {
     name: Arc<str>,
+    in_group: bool,
     tunnel: Option<SocketAddr>,
     active: bool,
     connected: bool,
     may_open: bool,
+    policy_release: PolicyRelease,
     authentication: Authentication,
 }
 
 impl Member {
     fn unknown(name: Arc<str>) -> Self {
-        let authentication = Authentication::None;
-        Self { name, tunnel: None, active: false, connected: false, may_open: false, authentication }
+        Self {
+            name,
+            in_group: false,
+            tunnel: None,
+            active: false,
+            connected: false,
+            may_open: false,
+            policy_release: PolicyRelease::NotAwaited,
+            authentication: Authentication::None,
+        }
+    }
+}
+
+/// A set of gateways.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct GatewaySet([u64; MAX_GATEWAYS / 64]);
+
+impl GatewaySet {
+    fn contains(&self, id: GatewayId) -> bool {
+        self.0[usize::from(id.0) / 64] >> (id.0 % 64) & 1 == 1
+    }
+
+    /// Union of two sets.
+    pub(super) fn union(mut self, other: &Self) -> Self {
+        self.0.iter_mut().zip(other.0).for_each(|(word, other)| *word |= other);
+        self
+    }
+
+    /// Number of gateways.
+    pub(super) fn count(&self) -> usize {
+        self.0.iter().map(|word| word.count_ones() as usize).sum()
+    }
+}
+
+impl FromIterator<GatewayId> for GatewaySet {
+    fn from_iter<I: IntoIterator<Item = GatewayId>>(ids: I) -> Self {
+        let mut set = Self::default();
+        ids.into_iter().for_each(|id| set.0[usize::from(id.0) / 64] |= 1 << (id.0 % 64));
+        set
     }
 }
 
@@ -111,7 +164,7 @@ impl Members {
         self.active_changes
     }
 
-    /// The gateway of this name.
+    /// The gateway of this name, if it has a number.
     pub fn id(&self, name: &str) -> Option<GatewayId> {
         self.list.iter().position(|member| *member.name == *name).map(|at| GatewayId(at as u8))
     }
@@ -142,7 +195,7 @@ impl Members {
     }
 
     /// Whether its replication channel is up.
-    pub(super) fn is_connected(&self, id: GatewayId) -> bool {
+    pub fn is_connected(&self, id: GatewayId) -> bool {
         self.is(id, |member| member.connected)
     }
 
@@ -156,21 +209,59 @@ impl Members {
         self.is(home, |member| member.may_open)
     }
 
+    /// Sets the version of the policy in force.
+    pub(super) fn set_policy_version(&mut self, version: &str) {
+        if *self.policy_version != *version {
+            self.policy_version = version.into();
+        }
+    }
+
+    /// Whether any other gateway still has to release what the policy in force takes from it: not only the former owner
+    /// of a shard has sessions of its endpoints. A gateway that is inactive owns nothing.
+    pub(super) fn awaits_policy_release(&self) -> bool {
+        let awaits = |member: &Member| match &member.policy_release {
+            PolicyRelease::NotAwaited => false,
+            PolicyRelease::Version(version) => member.active && *version != self.policy_version,
+        };
+        self.ids().filter(|id| self.this != Some(*id)).any(|id| self.is(id, awaits))
+    }
+
     fn is(&self, id: GatewayId, what: impl Fn(&Member) -> bool) -> bool {
         self.list.get(usize::from(id.0)).is_some_and(what)
     }
 
     /// Free gateway numbers.
     pub(super) fn free_ids(&self) -> usize {
-        MAX_GATEWAYS - self.list.len()
+        MAX_GATEWAYS - self.list.iter().filter(|member| !member.name.is_empty()).count()
     }
 
     /// The number of a gateway, assigned if it has none.
     pub(super) fn assign_id(&mut self, name: &Arc<str>) -> GatewayId {
         self.id(name).unwrap_or_else(|| {
-            self.list.push(Member::unknown(name.clone()));
-            GatewayId((self.list.len() - 1) as u8)
+            let free = self.list.iter().position(|member| member.name.is_empty());
+            let at = free.filter(|_| self.list.len() == MAX_GATEWAYS).unwrap_or(self.list.len());
+            debug_assert!(at < MAX_GATEWAYS, "validated against the limit");
+            if at == self.list.len() {
+                self.list.push(Member::unknown(name.clone()));
+            } else {
+                self.list[at] = Member::unknown(name.clone());
+            }
+            GatewayId(at as u8)
         })
+    }
+
+    /// The gateways whose state is known, and this one.
+    pub(super) fn in_group(&self) -> impl Iterator<Item = GatewayId> + use<'_> {
+        self.ids().filter(|&id| self.this == Some(id) || self.is(id, |member| member.in_group))
+    }
+
+    /// Frees the numbers of all gateways but these.
+    pub(super) fn retain(&mut self, in_use: &GatewaySet) {
+        for id in self.ids() {
+            if !in_use.contains(id) {
+                self.list[usize::from(id.0)] = Member::unknown("".into());
+            }
+        }
     }
 
     /// The same numbers with other states. Gateways beyond the last number are left out.
@@ -186,10 +277,12 @@ impl Members {
             let at = members.assign_id(&it.name);
             members.list[usize::from(at.0)] = Member {
                 name: it.name.clone(),
+                in_group: true,
                 tunnel: it.tunnel,
                 active: it.active,
                 connected: it.connected,
                 may_open: it.may_open,
+                policy_release: it.policy_release.clone(),
                 authentication: it.authentication,
             };
         }

@@ -24,6 +24,8 @@ mod rebuild;
 mod references;
 pub mod reverse_path;
 pub mod service;
+pub mod shard;
+pub mod shard_map;
 pub mod shards;
 pub mod spec;
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Applies a validated change to a policy: shares what stays, copies what changes, and records which sessions that
 //! affects.
 
+mod placement;
 mod services;
 
 use std::net::IpAddr;
@@ -11,14 +12,14 @@ use ipnet::IpNet;
 
 use super::change::{PolicyChange, Removed};
 use super::cluster::{ClusterPrefixes, DestinationMatch};
-use super::endpoints::Endpoint;
+use super::endpoints::{Endpoint, EndpointSlot};
 use super::freshness::Freshness;
 use super::members::MembersSpec;
 use super::overlay::Nodes;
 use super::prefixes::Prefixes;
 use super::spec::{Announce, ClusterSpec, EgressSpec, EndpointSpec, NodeSpec, PolicySet, VipSpec};
 use crate::flow::address::{Address, V6};
-use crate::flow::ids::{EgressId, MAX_VIPS, VipId};
+use crate::flow::ids::{EgressId, MAX_VIPS, Owner, VipId};
 use crate::flow::tuple::{HashKey, Tuple};
 use crate::policy::compiled::{Egress, Policy, Vip};
 use crate::policy::prefixes::prefix;
@@ -57,7 +58,10 @@ impl<'a> Rebuild<'a> {
         if let Some(cluster) = &change.cluster {
             self.set_cluster(cluster);
         }
+        self.reclaim_gateway_ids(change);
+        Arc::make_mut(&mut self.policy.members).set_policy_version(&change.version);
         self.remove_retired_vips();
+        self.set_shard_maps(&change.shard_maps);
         let mut guarantees_changed = false;
         for spec in &change.policies {
             guarantees_changed |= self.set_egress(spec);
@@ -77,6 +81,7 @@ impl<'a> Rebuild<'a> {
             self.retire_vip(address);
         }
         self.remove_retired_vips();
+        self.remove_shard_maps(&change.removed.shard_maps);
         for name in &change.removed.policies {
             if let Some(id) = self.references.egress.remove(name) {
                 Arc::make_mut(&mut self.policy.egress)[id.0 as usize] = None;
@@ -140,14 +145,10 @@ impl<'a> Rebuild<'a> {
 
     fn set_vip(&mut self, spec: &VipSpec) {
         let known = self.policy.vip_at(spec.address).cloned();
-        let members = Arc::make_mut(&mut self.policy.members);
-        for name in spec.shards.iter().flat_map(|shard| std::iter::once(&shard.gateway).chain(&shard.backups)) {
-            members.assign_id(name);
-        }
         let unknown = Shards::default();
         let before = known.as_ref().filter(|vip| !vip.ports.retired).map_or(&unknown, |vip| &vip.shards);
-        let shards = Shards::new(&spec.shards, before, members);
-        self.starts_epoch |= shards.starts_epoch(members);
+        let shards = self.shards_of(spec, before);
+        self.starts_epoch |= shards.starts_epoch(&self.policy.members);
         // A session on a port that is reserved now, or that another gateway owns now, must end here.
         let is_same = |vip: &Vip| *vip.ports.reserved == *spec.reserved_ports && vip.shards.has_same_owners(&shards);
         if known.as_ref().is_none_or(|vip| vip.ports.retired || !is_same(vip)) {
@@ -181,20 +182,29 @@ impl<'a> Rebuild<'a> {
 
     fn set_endpoint(&mut self, address: IpAddr, spec: Option<&EndpointSpec>, affected_vips: &mut Vec<VipId>) {
         let before = self.policy.endpoint_at(address).cloned();
-        let after = spec.map(|spec| Endpoint {
+        let mut after = spec.map(|spec| Endpoint {
             policy: self.references.egress[&spec.policy],
-            vips: self.vips_of(spec),
             home: spec.gateway.as_ref().map(|name| Arc::make_mut(&mut self.policy.members).assign_id(name)),
+            vips: self.vips_of(spec),
+            slot: spec.slot.as_ref().map(|slot| EndpointSlot {
+                map: slot.map.as_ref().map(|name| self.references.shard_maps[name]),
+                slot: slot.slot,
+            }),
+            former_owner: None,
             name: spec.name.clone(),
             remarks: spec.remarks.iter().cloned().collect(),
             usage: self.policy.usage_at(address).unwrap_or_default(),
         });
-        let binding = |endpoint: &Option<Endpoint>| endpoint.as_ref().map(|it| (it.policy, it.vips.clone(), it.home));
+        let binding =
+            |endpoint: &Option<Endpoint>| endpoint.as_ref().map(|it| (it.policy, it.vips.clone(), it.home, it.slot));
         if binding(&before) != binding(&after) {
             match address {
                 IpAddr::V4(v4) => self.freshness.touch_endpoint(v4.to_bits()),
                 IpAddr::V6(v6) => self.freshness.touch_endpoint(V6::from_bits(v6.to_bits())),
             }
+        }
+        if let (Some(before), Some(after)) = (&before, &mut after) {
+            self.note_former_owner(before, after);
         }
         for (endpoint, is_added) in [(&before, false), (&after, true)] {
             let Some(endpoint) = endpoint else { continue };
@@ -212,8 +222,22 @@ impl<'a> Rebuild<'a> {
         }
     }
 
-    /// The VIPs of an endpoint, the paired one first: ordered by rendezvous hashing, so that all gateways get the same
-    /// order, before and after a restart.
+    /// Notes the gateway that has handled an endpoint's packets so far, if it is another one by this change: it has the
+    /// endpoint's sessions.
+    fn note_former_owner(&mut self, before: &Endpoint, after: &mut Endpoint) {
+        let owners = (self.policy.owner_of(before), self.policy.owner_of(after));
+        after.former_owner = match owners {
+            (Owner::Other(former), Owner::This) => Some(former),
+            (Owner::This, Owner::This) => before.former_owner,
+            _ => None,
+        };
+        self.policy.awaits_release |= after.former_owner.is_some();
+        // The new one needs the sessions that have their port here.
+        self.starts_epoch |= matches!(owners, (Owner::This, Owner::Other(_)));
+    }
+
+    /// The VIPs of an endpoint, the paired one first: those placed on its home gateway before others, and ordered by
+    /// rendezvous hashing, so that all gateways get the same order, before and after a restart.
     fn vips_of(&self, spec: &EndpointSpec) -> Box<[VipId]> {
         const RENDEZVOUS: HashKey = HashKey::fixed();
         fn weight<A: Address>(endpoint: IpAddr, vip: IpAddr) -> u64 {
@@ -223,7 +247,9 @@ impl<'a> Rebuild<'a> {
         let mut vips: Vec<&Vip> = spec.vips.iter().filter_map(|&vip| self.policy.vip_at(vip)).collect();
         if vips.len() > 1 {
             let of = if spec.address.is_ipv4() { weight::<u32> } else { weight::<V6> };
-            vips.sort_by_cached_key(|vip| std::cmp::Reverse(of(spec.address, vip.address)));
+            let home = spec.gateway.as_ref().and_then(|name| self.policy.members.id(name));
+            let is_elsewhere = |vip: &Vip| home.is_some() && vip.shards.only().is_some_and(|only| only.home() != home);
+            vips.sort_by_cached_key(|vip| (is_elsewhere(vip), std::cmp::Reverse(of(spec.address, vip.address))));
         }
         vips.into_iter().map(|vip| vip.ports.id).collect()
     }
@@ -232,17 +258,17 @@ impl<'a> Rebuild<'a> {
     pub(super) fn set_members(&mut self, spec: &MembersSpec) {
         let members = Arc::new(self.policy.members.with_states(spec));
         self.policy.members = members.clone();
-        let changed: Vec<(VipId, Shards)> =
-            self.policy.vips().filter_map(|vip| Some((vip.ports.id, vip.shards.with_members(&members)?))).collect();
-        self.starts_epoch |= changed.iter().any(|(_, shards)| shards.starts_epoch(&members));
+        self.policy.awaits_release &= members.awaits_policy_release();
+        self.update_shard_maps(&members);
+        let after = |vip: &Vip| match vip.shards.map_id() {
+            Some(id) => self.policy.shard_map_by_id(id).filter(|map| !Arc::ptr_eq(map, vip.shards.map())).cloned(),
+            None => vip.shards.map().with_members(&members).map(Arc::new),
+        };
+        let changed: Vec<_> =
+            self.policy.vips().filter_map(|vip| Some((vip.ports.id, vip.shards.with_map(after(vip)?)))).collect();
         for (id, shards) in changed {
-            let vips = Arc::make_mut(&mut self.policy.vips);
-            let Some(vip) = vips[usize::from(id.0)].as_mut() else { continue };
-            let (address, owner_changed) = (vip.address, !vip.shards.has_same_owners(&shards));
-            Arc::make_mut(vip).shards = shards;
-            if owner_changed {
-                self.touch_vip(address);
-            }
+            self.starts_epoch |= shards.starts_epoch(&members);
+            self.replace_shards(id, shards);
         }
     }
 
@@ -319,6 +345,7 @@ impl PolicyChange {
     /// The change from a compiled policy to `set`.
     pub(super) fn replacing(policy: &Policy, set: &PolicySet) -> Self {
         let policies: foldhash::HashSet<&str> = set.policies.iter().map(|policy| &*policy.name).collect();
+        let shard_maps: foldhash::HashSet<&str> = set.shard_maps.iter().map(|map| &*map.name).collect();
         let vips: foldhash::HashSet<IpAddr> = set.vips.iter().map(|vip| vip.address).collect();
         let endpoints: foldhash::HashSet<IpAddr> = set.endpoints.iter().map(|endpoint| endpoint.address).collect();
         let services: foldhash::HashSet<&str> = set.services.iter().map(|service| &*service.name).collect();
@@ -329,6 +356,7 @@ impl PolicyChange {
                 .filter(|it| !policies.contains(&***it))
                 .cloned()
                 .collect(),
+            shard_maps: policy.shard_map_names().filter(|name| !shard_maps.contains(&***name)).cloned().collect(),
             vips: policy.live_vips().map(|vip| vip.address).filter(|vip| !vips.contains(vip)).collect(),
             endpoints: policy.endpoints().map(|(address, _)| address).filter(|it| !endpoints.contains(it)).collect(),
             services: policy
@@ -341,6 +369,7 @@ impl PolicyChange {
         Self {
             version: set.version.clone(),
             policies: set.policies.clone(),
+            shard_maps: set.shard_maps.clone(),
             vips: set.vips.clone(),
             endpoints: set.endpoints.clone(),
             services: set.services.clone(),

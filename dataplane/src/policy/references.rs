@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use foldhash::HashMap;
 
-use crate::flow::ids::{EgressId, ServiceId, VipId};
+use crate::flow::ids::{EgressId, ServiceId, ShardMapId, VipId};
 use crate::policy::compiled::Policy;
 
 /// Reference counts and free numbers.
@@ -13,6 +13,8 @@ use crate::policy::compiled::Policy;
 pub(super) struct References {
     /// Numbers of egress policies, by name.
     pub(super) egress: HashMap<Arc<str>, EgressId>,
+    /// Numbers of shard maps, by name.
+    pub(super) shard_maps: HashMap<Arc<str>, ShardMapId>,
     /// Numbers of Services, by name.
     pub(super) services: HashMap<Arc<str>, ServiceId>,
     /// Endpoints per egress policy, by number.
@@ -23,6 +25,8 @@ pub(super) struct References {
     guaranteed: Vec<u64>,
     /// Free numbers below the highest, of egress policies.
     pub(super) free_egress: Vec<EgressId>,
+    /// Free numbers below the highest, of shard maps.
+    pub(super) free_shard_maps: Vec<ShardMapId>,
     /// Free numbers below the highest, of VIPs.
     pub(super) free_vips: Vec<VipId>,
     /// Free numbers below the highest, of Services.

@@ -14,6 +14,7 @@ use ipnet::IpNet;
 pub use self::service::{BackendSpec, BackendState, HealthSpec, Scope, ServicePortSpec, ServiceSpec};
 use crate::flow::ids::InterfaceId;
 use crate::io::MAX_MTU;
+use crate::ports::BLOCKS;
 pub use crate::ports::BlockSet;
 
 /// A whole compiled policy. The snapshot builder validates it again and rejects an inconsistent one.
@@ -23,6 +24,8 @@ pub struct PolicySet {
     pub version: String,
     /// All egress policies, sorted by name.
     pub policies: Vec<EgressSpec>,
+    /// The shard maps that VIPs and endpoints refer to, sorted by name.
+    pub shard_maps: Vec<ShardMapSpec>,
     /// All VIPs of all gateways, sorted by address.
     pub vips: Vec<VipSpec>,
     /// All endpoints (covered pod addresses), sorted by address, each once.
@@ -120,8 +123,52 @@ pub struct VipSpec {
     pub announce: Announce,
     /// Ports that are never allocated for SNAT: frontends and health checks. Sorted, each once.
     pub reserved_ports: Vec<u16>,
-    /// Its placement on gateways; empty: all of it belongs to this gateway.
+    /// Its placement on gateways, listed; empty: it has a shard map, or all of it belongs to this gateway.
     pub shards: Vec<ShardSpec>,
+    /// Its placement by a shard map, which it shares with other VIPs; takes precedence over `shards`.
+    pub shard_map: Option<ShardMapRef>,
+}
+
+/// The shard map of a VIP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShardMapRef {
+    /// Its name.
+    pub map: Arc<str>,
+    /// Added to the number of a block to get its slot, modulo [`SLOTS`]: so that a gateway with few slots of the map
+    /// doesn't lack the same ports of all VIPs.
+    pub rotation: u16,
+}
+
+/// Slots of a shard map: one for each port block of a VIP.
+pub const SLOTS: usize = BLOCKS;
+
+/// Shard map: for each of its slots the gateways that may own it, in order. All VIPs with the same eligible gateways
+/// share one, so the size of a placement doesn't depend on the number of VIPs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShardMapSpec {
+    /// Its name: key, and for display.
+    pub name: Arc<str>,
+    /// The distinct orders: the home gateway, then its backups.
+    pub orders: Vec<Vec<Arc<str>>>,
+    /// The index in `orders` of each slot; [`SLOTS`] of them.
+    pub slots: Vec<u16>,
+}
+
+impl ShardMapSpec {
+    /// The gateways of a slot, home first; empty if it has none.
+    pub fn order(&self, slot: u16) -> &[Arc<str>] {
+        let order = self.slots.get(usize::from(slot)).and_then(|order| self.orders.get(usize::from(*order)));
+        order.map_or(&[], Vec::as_slice)
+    }
+}
+
+/// A slot of a shard map.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlotRef {
+    /// The map's name; `None`: the map of the endpoint's first VIP that has one.
+    pub map: Option<Arc<str>>,
+    /// The slot, less than [`SLOTS`].
+    pub slot: u16,
 }
 
 /// A shard of a VIP, placed on one gateway.
@@ -156,8 +203,10 @@ pub struct EndpointSpec {
     pub policy: Arc<str>,
     /// VIPs for its sessions, of its own address family. Empty: its traffic is dropped.
     pub vips: Vec<IpAddr>,
-    /// Its home gateway; `None`: any gateway that receives its packets.
+    /// Its home gateway; `None`: that of its slot, or, without one, any gateway that receives its packets.
     pub gateway: Option<Arc<str>>,
+    /// Its slot of a shard map, whose owner has its packets; takes precedence over `gateway`.
+    pub slot: Option<SlotRef>,
     /// Sentences for display: why this policy, if several cover it, and why no VIPs, if it has none.
     pub remarks: Vec<Arc<str>>,
 }

@@ -55,6 +55,7 @@ fn as_set(policy: &Policy) -> PolicySet {
         announce: vip.announce,
         reserved_ports: vip.ports.reserved.to_vec(),
         shards: vec![],
+        shard_map: None,
     };
     let endpoint = |(address, endpoint): (IpAddr, &super::endpoints::Endpoint)| EndpointSpec {
         address,
@@ -66,11 +67,13 @@ fn as_set(policy: &Policy) -> PolicySet {
             vips
         },
         gateway: None,
+        slot: None,
         remarks: vec![],
     };
     let mut set = PolicySet {
         version: policy.version().to_owned(),
         policies: policy.egress().map(|egress| egress.spec.clone()).collect(),
+        shard_maps: vec![],
         vips: policy.live_vips().map(vip).collect(),
         endpoints: policy.endpoints().map(endpoint).collect(),
         services: Vec::new(),
@@ -101,11 +104,20 @@ fn vip(address: IpAddr) -> VipSpec {
         announce: Announce::L2,
         reserved_ports: vec![],
         shards: vec![],
+        shard_map: None,
     }
 }
 
 fn endpoint(address: IpAddr, policy: &str, vips: &[IpAddr]) -> EndpointSpec {
-    EndpointSpec { address, name: "".into(), policy: policy.into(), vips: vips.into(), gateway: None, remarks: vec![] }
+    EndpointSpec {
+        address,
+        name: "".into(),
+        policy: policy.into(),
+        vips: vips.into(),
+        gateway: None,
+        slot: None,
+        remarks: vec![],
+    }
 }
 
 /// Two endpoints of policy `a` with VIP .1, one of `b` with .2, one of `b` with IPv6.

@@ -1,6 +1,7 @@
 //! Policy validation. A change that passes can be applied completely: nothing after it fails, so a change takes effect
 //! either entirely or not at all.
 
+mod placement;
 mod services;
 
 use std::net::IpAddr;
@@ -9,8 +10,10 @@ use std::sync::Arc;
 use foldhash::{HashMap, HashMapExt, HashSet};
 use thiserror::Error;
 
+pub(super) use self::placement::named_gateways;
 use super::change::PolicyChange;
 use super::endpoints::Endpoint;
+use super::members::MAX_GATEWAYS;
 use super::spec::{NodeSpec, PolicySet};
 use crate::flow::address::V6;
 use crate::flow::ids::{EgressId, MAX_VIPS, VipId};
@@ -124,6 +127,36 @@ pub enum BuildError {
         /// Its name.
         name: Arc<str>,
     },
+    /// A VIP or an endpoint refers to a shard map that isn't known.
+    #[error("{of}: unknown shard map {map}")]
+    UnknownShardMap {
+        /// The VIP or endpoint.
+        of: IpAddr,
+        /// The map's name.
+        map: Arc<str>,
+    },
+    /// An invalid shard map.
+    #[error("shard map {map}: {reason}")]
+    InvalidShardMap {
+        /// Its name.
+        map: Arc<str>,
+        /// The reason.
+        reason: &'static str,
+    },
+    /// A removed shard map is still in use.
+    #[error("shard map {map} can't be removed: {by} refers to it")]
+    ShardMapInUse {
+        /// Its name.
+        map: Arc<str>,
+        /// A VIP or endpoint that refers to it.
+        by: IpAddr,
+    },
+    /// Too many gateways.
+    #[error("{count} gateways; the maximum is {max}", max = MAX_GATEWAYS)]
+    TooManyGateways {
+        /// Their number.
+        count: usize,
+    },
     /// A removed VIP is still in use.
     #[error("VIP {vip} can't be removed: endpoints refer to it")]
     VipInUse {
@@ -137,6 +170,7 @@ pub(super) fn policy_set(set: &PolicySet) -> Result<(), BuildError> {
     unique_addresses(set.vips.iter().map(|vip| vip.address))?;
     unique_addresses(set.endpoints.iter().map(|endpoint| endpoint.address))?;
     unique_names(set.services.iter().map(|service| &service.name))?;
+    unique_names(set.shard_maps.iter().map(|map| &map.name))?;
     unique_names(set.policies.iter().map(|policy| &policy.name))
 }
 
@@ -169,6 +203,8 @@ pub(super) fn policy_change(policy: &Policy, references: &References, change: &P
     unique_addresses(change.endpoints.iter().map(|it| it.address).chain(removed.endpoints.iter().copied()))?;
     unique_names(change.policies.iter().map(|policy| &policy.name).chain(&removed.policies))?;
     unique_names(change.services.iter().map(|service| &service.name).chain(&removed.services))?;
+    unique_names(change.shard_maps.iter().map(|map| &map.name).chain(&removed.shard_maps))?;
+    placement::check(policy, references, change)?;
     check_nodes(change.nodes.as_deref().unwrap_or_default())?;
     let count = change.cluster.as_ref().map_or(0, |cluster| cluster.pods.len() + cluster.others.len());
     if count > MAX_CLUSTER_PREFIXES {

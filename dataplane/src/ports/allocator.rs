@@ -68,8 +68,8 @@ pub struct PortShard<'a> {
 }
 
 impl PortShard<'_> {
-    /// All ports.
-    const ALL: Self = PortShard { blocks: &BlockSet::ALL, stripe: Stripe::ALL };
+    /// All ports of a VIP.
+    pub const ALL: Self = PortShard { blocks: &BlockSet::ALL, stripe: Stripe::ALL };
 }
 
 /// Port allocator of one worker.
@@ -119,7 +119,7 @@ impl Allocator {
     #[inline]
     pub fn allocate<A: Address>(
         &mut self,
-        (vip, part): (&VipPorts, Option<PortShard<'_>>),
+        (vip, part): (&VipPorts, PortShard<'_>),
         translated: &Tuple<A>,
         claim: AllocationClass,
         now: Tick,
@@ -132,7 +132,7 @@ impl Allocator {
         // A destination with a map is not probed at random: at 99 % use that would almost always fail.
         let has_map =
             !self.map_cache.is_empty() && self.map_cache.find(vip.id, destination(&self.key, translated)).is_some();
-        let PortShard { blocks, stripe } = part.unwrap_or(PortShard::ALL);
+        let PortShard { blocks, stripe } = part;
         let of = Candidates { vip, blocks, range, stripe };
         let port = if has_map { None } else { self.probe(of, &is_free) };
         let port = match port {

@@ -46,6 +46,17 @@ impl BlockSet {
         self
     }
 
+    /// The blocks whose number plus `by`, modulo the number of blocks, is in the set.
+    #[must_use]
+    pub fn rotated(&self, by: u16) -> Self {
+        let (words, bits) = (usize::from(by) / 64, u32::from(by) % 64);
+        Self(std::array::from_fn(|at| {
+            let [low, high] = [0, 1].map(|next| self.0[(at + words + next) % WORDS]);
+            // Two shifts: one by 64 bits is undefined.
+            low >> bits | high << (63 - bits) << 1
+        }))
+    }
+
     /// Adds a block.
     #[inline]
     pub fn insert(&mut self, block: BlockId) {

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
 use vipgate_coverage::{Coverage, property};
 
-use super::allocator::{AllocationClass, Allocator, Exhausted};
+use super::allocator::{AllocationClass, Allocator, Exhausted, PortShard};
 use super::pool::PortPool;
 use super::vip::VipPorts;
 use super::{BLOCK_PORTS, PortRange};
@@ -46,9 +46,10 @@ impl Worker {
 
     fn open(&mut self, vip: &VipPorts, remote: u32, now: Tick) -> Result<u16, Exhausted> {
         let Self { ports, sessions, .. } = self;
-        let port = ports.allocate((vip, None), &session(remote, 0), AllocationClass::Ordinary, now, |port| {
-            !sessions.contains(&(remote, port))
-        })?;
+        let port =
+            ports.allocate((vip, PortShard::ALL), &session(remote, 0), AllocationClass::Ordinary, now, |port| {
+                !sessions.contains(&(remote, port))
+            })?;
         assert!(sessions.insert((remote, port)), "port {port} was allocated twice toward {remote}");
         assert_eq!(vip.pool.owner(port), Some(self.id), "port {port} is owned by another worker");
         assert!(!vip.reserved.contains(&port), "port {port} is reserved");
@@ -246,7 +247,7 @@ fn an_endpoint_below_its_guarantee_gets_a_port() {
                 let is_guaranteed = open[endpoint].len() < GUARANTEE;
                 let claim = if is_guaranteed { AllocationClass::Guaranteed } else { AllocationClass::Ordinary };
                 let is_free = |port| !open.iter().any(|ports| ports.contains(&port));
-                let Ok(port) = ports.allocate((&vip, None), &session(1, 0), claim, Tick(0), is_free) else {
+                let Ok(port) = ports.allocate((&vip, PortShard::ALL), &session(1, 0), claim, Tick(0), is_free) else {
                     prop_assert!(!is_guaranteed, "endpoint {} has {} ports only", endpoint, open[endpoint].len());
                     coverage.count("ordinary is refused");
                     is_ordinary_exhausted = true;
@@ -269,7 +270,7 @@ fn a_released_block_is_forgotten_by_the_maps() {
     let mut vip = vip(&Arc::default(), &[]);
     let mut ports = allocator(0, 1, PortRange::new(5000, 5000).unwrap(), 64);
     assert_eq!(
-        ports.allocate((&vip, None), &session(1, 0), AllocationClass::Ordinary, Tick(0), |_| false),
+        ports.allocate((&vip, PortShard::ALL), &session(1, 0), AllocationClass::Ordinary, Tick(0), |_| false),
         Err(Exhausted)
     );
     vip.retired = true;
@@ -278,7 +279,7 @@ fn a_released_block_is_forgotten_by_the_maps() {
     let probes = Cell::new(6);
     let free_after_probes = |_| probes.replace(probes.get().max(1) - 1) == 0;
     assert_eq!(
-        ports.allocate((&vip, None), &session(1, 0), AllocationClass::Ordinary, Tick(0), free_after_probes),
+        ports.allocate((&vip, PortShard::ALL), &session(1, 0), AllocationClass::Ordinary, Tick(0), free_after_probes),
         Ok(5000)
     );
 }
@@ -340,7 +341,7 @@ impl OneDestination {
         };
         let port = self
             .ports
-            .allocate((&self.vip, None), &session(1, 0), AllocationClass::Ordinary, Tick(0), is_free)
+            .allocate((&self.vip, PortShard::ALL), &session(1, 0), AllocationClass::Ordinary, Tick(0), is_free)
             .unwrap();
         assert!(!std::mem::replace(&mut self.used.borrow_mut()[usize::from(port)], true));
         self.open.push(port);
@@ -360,7 +361,9 @@ impl OneDestination {
     fn evict_map(&mut self) {
         let tries = Cell::new(0);
         let is_free = |_| tries.replace(tries.get() + 1) > 6;
-        self.ports.allocate((&self.vip, None), &session(2, 0), AllocationClass::Ordinary, Tick(0), is_free).unwrap();
+        self.ports
+            .allocate((&self.vip, PortShard::ALL), &session(2, 0), AllocationClass::Ordinary, Tick(0), is_free)
+            .unwrap();
     }
 
     /// Opens sessions up to `count`; returns the lookups in all, and the most for one.

@@ -9,8 +9,9 @@ use crate::policy::compiled::Policy;
 use crate::ports::BlockId;
 use crate::ports::allocator::Allocator;
 use crate::replication::owner::owner;
+use crate::replication::queue::ReplicationQueue;
 use crate::replication::round::{PurgeChunk, RecordChunk};
-use crate::replication::{accounting, queue};
+use crate::replication::{accounting, targets};
 use crate::session::entry::{Entry, Flags};
 use crate::session::flow_directory::FlowDirectory;
 use crate::session::query::{end_of_slice, slice};
@@ -51,9 +52,9 @@ fn list_family<A: SessionFamily>(
         let Some(entry) = original_direction::<A>(sessions, slot) else { continue };
         let is_target = match owner(&entry, policy) {
             // A standby session whose shard is this gateway's by now is listed like an active one.
-            Owner::This => queue::replicated_shard(&entry, policy)
-                .is_some_and(|share| share.is_replica_target(chunk.target, policy.members())),
-            // Its shard has moved there with the record pending, or acknowledged only by others.
+            Owner::This => targets::of(&entry, policy).contains(chunk.target),
+            // Its shard has moved there with the record pending, or acknowledged only by others. Only there: elsewhere
+            // it would be purged as one that its owner hasn't listed.
             Owner::Other(new) => {
                 new == chunk.target
                     && (entry.has_pending_changes() || lacks_record(&entry, policy, chunk.acknowledged_epoch))
@@ -78,7 +79,8 @@ fn list_family<A: SessionFamily>(
 
 /// Whether a session's shard has moved to a gateway that may not have received its record.
 fn lacks_record<A: SessionFamily>(entry: &Entry<A>, policy: &Policy, epoch: u64) -> bool {
-    queue::replicated_shard(entry, policy).is_some_and(|share| share.replica_may_lack_sessions(epoch))
+    targets::replicated_shard(entry, policy)
+        .is_some_and(|(vip, shard)| vip.shards.replica_may_lack_sessions(shard, epoch))
 }
 
 /// The tables that records are applied to.
@@ -96,6 +98,8 @@ pub struct RecordApplier<'a> {
     pub worker: WorkerId,
     /// The gateway that sent the records.
     pub source: GatewayId,
+    /// Records for other gateways.
+    pub queue: &'a mut ReplicationQueue,
     /// The current time.
     pub now: Tick,
 }
@@ -152,6 +156,10 @@ impl RecordApplier<'_> {
                 directory.claim(&record.translated.reversed(), self.worker);
             }
         }
+        if owner == Owner::This {
+            // Its shard has moved here: this gateway's replica targets may not have it.
+            self.queue.moved::<A>(slot, self.now);
+        }
         Ok(())
     }
 
@@ -200,10 +208,10 @@ impl RecordApplier<'_> {
     }
 }
 
-/// Ends the standby sessions of an owner's shards that its last full round did not contain, and advances the chunk's
-/// cursor. The active members must not have changed since the round began: the owner had no reason to list sessions of
-/// shards that it got later.
-pub fn purge(sessions: &mut Sessions, chunk: &mut PurgeChunk, policy: &Policy, now: Tick) {
+/// Removes the standby sessions of an owner's shards that its last full round did not contain, and advances the chunk's
+/// cursor. They may be open: this gateway need not be a replica target any more. The active members must not have
+/// changed since the round began: the owner had no reason to list sessions of shards that it got later.
+pub fn purge((sessions, ports): (&mut Sessions, &mut Allocator), chunk: &mut PurgeChunk, policy: &Policy) {
     let Some(cursor) = chunk.cursor else { return };
     if policy.members().active_since() > chunk.view {
         (chunk.cursor, chunk.outdated) = (None, true);
@@ -211,19 +219,18 @@ pub fn purge(sessions: &mut Sessions, chunk: &mut PurgeChunk, policy: &Policy, n
     }
     let v4_slots = u64::from(u32::table(sessions).slots());
     chunk.cursor = if cursor < v4_slots {
-        Some(purge_family::<u32>(sessions, cursor, chunk, policy, now))
+        Some(purge_family::<u32>((sessions, ports), cursor, chunk, policy))
     } else {
-        let next = purge_family::<V6>(sessions, cursor - v4_slots, chunk, policy, now);
+        let next = purge_family::<V6>((sessions, ports), cursor - v4_slots, chunk, policy);
         (next < V6::table(sessions).slots().into()).then_some(next + v4_slots)
     };
 }
 
 fn purge_family<A: SessionFamily>(
-    sessions: &mut Sessions,
+    (sessions, ports): (&mut Sessions, &mut Allocator),
     cursor: u64,
     chunk: &mut PurgeChunk,
     policy: &Policy,
-    now: Tick,
 ) -> u64 {
     for slot in slice::<A>(sessions, cursor) {
         let Some(entry) = original_direction::<A>(sessions, slot) else { continue };
@@ -240,9 +247,9 @@ fn purge_family<A: SessionFamily>(
         }
         if !entry.is_standby() {
             accounting::release_quota(policy, &entry.key(), &entry.translated(), entry.direction());
-            sessions.demote::<A>(slot, now);
         }
-        sessions.end_standby::<A>(slot, now);
+        let ended = sessions.remove::<A>(slot);
+        accounting::release_port(policy, ports, &ended);
         chunk.removed += 1;
     }
     end_of_slice::<A>(sessions, cursor)

@@ -7,3 +7,4 @@ pub mod owner;
 pub mod queue;
 pub mod round;
 pub mod sender;
+pub mod targets;

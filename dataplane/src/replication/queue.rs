@@ -8,12 +8,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::flow::address::V6;
-use crate::flow::ids::{GatewayId, Slot};
+use crate::flow::ids::{GatewayId, Owner, Slot};
 use crate::flow::time::Tick;
 use crate::io::batch::BATCH_SIZE;
 use crate::policy::compiled::Policy;
-use crate::policy::shards::Shard;
+use crate::replication::owner::owner;
 use crate::replication::sender::{OutgoingRecord, ReplicationSender};
+use crate::replication::targets;
 use crate::session::entry::{Entry, Flags};
 use crate::session::query::SessionState;
 use crate::session::record::{DirectionRecord, FamilyRecord, RecordState};
@@ -122,6 +123,11 @@ impl ReplicationQueue {
         self.enqueue::<A>(slot, now);
     }
 
+    /// A session has been received from the former owner of its shard.
+    pub fn moved<A: SessionFamily>(&mut self, slot: Slot, now: Tick) {
+        self.enqueue::<A>(slot, now);
+    }
+
     /// Whether [`ReplicationQueue::progressed`] has an effect.
     #[inline]
     pub fn follows_progress(&self) -> bool {
@@ -171,8 +177,7 @@ impl ReplicationQueue {
         }
         let Ended { origin, translated, direction } = *session;
         let entry = Entry::new(origin, translated, direction, Flags::default());
-        let Some(shard) = replicated_shard(&entry, policy) else { return };
-        for to in shard.replica_targets(policy.members()) {
+        for to in targets::of(&entry, policy).connected(policy.members()) {
             let record = FamilyRecord {
                 state: RecordState::Ended,
                 direction,
@@ -261,7 +266,7 @@ impl ReplicationQueue {
         }
         let (slot, _) = sessions.slot_pair::<A>(pending.slot);
         let entry = table.entry(slot);
-        if !entry.is_active() {
+        if !entry.is_active() && !(entry.is_standby() && owner(entry, policy) == Owner::This) {
             return;
         }
         let is_connection = matches!(entry.key().protocol, protocol::TCP | protocol::SCTP);
@@ -293,11 +298,11 @@ impl ReplicationQueue {
         now: Tick,
     ) -> bool {
         let entry = A::table(sessions).entry(slot);
-        let Some(shard) = replicated_shard(entry, policy) else { return false };
+        let targets = targets::of(entry, policy);
         let hash = sessions.hash(&entry.key()) as u32;
         let record = sessions.record(slot, now);
         let mut any_sent = false;
-        for to in shard.replica_targets(policy.members()) {
+        for to in targets.connected(policy.members()) {
             let number = self.send::<A>(to, record);
             if self.unacknowledged.len() == MAX_UNACKNOWLEDGED {
                 self.unacknowledged.pop_front();
@@ -318,17 +323,6 @@ impl ReplicationQueue {
         self.sender.push(OutgoingRecord { to, number: *number, record: A::record(record) });
         *number
     }
-}
-
-/// The shard of a session, if its replica targets receive the session's records.
-pub fn replicated_shard<'a, A: SessionFamily>(entry: &Entry<A>, policy: &'a Policy) -> Option<&'a Shard> {
-    let [_, _, (vip, port)] = entry.transport_addresses();
-    let shards = &policy.vip(vip)?.shards;
-    if entry.is_dnat() {
-        // If all gateways announce the VIP, any of them load-balances its clients without a session.
-        return shards.list().first().filter(|_| !shards.is_distributed());
-    }
-    shards.of_port(port)
 }
 
 fn mark_acknowledged<A: SessionFamily>(sent: Sent, sessions: &mut Sessions) {

@@ -13,7 +13,7 @@ use crate::flow::verdict::Verdict;
 use crate::io::batch::{Batch, PacketKind};
 use crate::policy::compiled::Vip;
 use crate::policy::endpoints::Endpoint;
-use crate::policy::shards::Shard;
+use crate::policy::shard::Shard;
 use crate::policy::spec::Role;
 use crate::stage::context::{Context, PacketFamily};
 use crate::stage::encap;
@@ -154,19 +154,24 @@ fn from_pod<A: PacketFamily>(
     (id, endpoint): (EndpointId, &Endpoint),
     context: &Context<'_>,
 ) -> Class {
-    // An endpoint without a home gateway may have sessions in any shard: a packet with a standby session here goes to
-    // the gateway that owns that session's shard.
+    // Its sessions may have their ports in shards of any gateway: a packet with a standby session here goes to the
+    // gateway that owns that one.
     let owner = match batch.session_owners[i] {
-        other @ Owner::Other(_) if endpoint.home.is_none() && batch.standby.contains(i) => other,
-        _ => context.snapshot.policy.owner_of(endpoint),
+        other @ Owner::Other(_) if batch.standby.contains(i) => other,
+        _ => context.snapshot.policy.owner_of_flow(endpoint, &A::tuples(batch)[i]),
     };
+    let has_session = batch.headers[i].kind.has_session();
     match owner {
         Owner::This => {}
-        Owner::Other(gateway) => return Class::ForwardToOwner(gateway),
+        // Unless another worker has its session, with a port of a shard of this gateway.
+        Owner::Other(gateway) => {
+            let hand_off = if has_session { hand_off::<A>(batch, i, false, context) } else { None };
+            return hand_off.unwrap_or(Class::ForwardToOwner(gateway));
+        }
         Owner::Unowned => return drop(DropReason::NoOwner),
     }
     match batch.headers[i].kind {
-        kind if kind.has_session() => {
+        _ if has_session => {
             let opens = may_open_session(batch, i, context.rules);
             hand_off::<A>(batch, i, opens, context).unwrap_or(Class::Egress(id))
         }

@@ -9,6 +9,7 @@ use crate::flow::verdict::Verdict;
 use crate::io::batch::Batch;
 use crate::policy::compiled::Policy;
 use crate::policy::network::NextHop;
+use crate::replication::owner;
 use crate::session::Sessions;
 use crate::session::entry::{Entry, Flags};
 use crate::stage::context::{Context, PacketFamily};
@@ -94,6 +95,9 @@ fn find_session<A: HeaderRewrite + IcmpErrorFamily>(
     };
     let entry = A::table(sessions).entry(slot);
     if !entry.is_active() || !revalidate::is_valid(entry, context.snapshot) {
+        if let (true, Owner::Other(to)) = (entry.is_standby(), owner::owner(entry, &context.snapshot.policy)) {
+            return Err(Untranslated::ForwardToOwner(to));
+        }
         return Err(other_owner(&key, received.is_handed_off(), context));
     }
     if !entry.flags().may_come_from(head.sides) {

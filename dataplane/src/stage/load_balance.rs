@@ -101,7 +101,7 @@ impl From<DropReason> for LoadBalanceError {
 /// Whether a packet's VIP belongs to a group of gateways, not to this one alone.
 fn is_group_vip<A: PacketFamily>(batch: &Batch, i: usize, context: &Context<'_>) -> bool {
     let vip = context.snapshot.policy.vip(A::tuples(batch)[i].destination);
-    vip.is_some_and(|vip| !vip.shards.list().is_empty())
+    vip.is_some_and(|vip| !vip.shards.is_standalone())
 }
 
 /// The translation of a client's packet without a session: to the backend that a new session of this client would get.

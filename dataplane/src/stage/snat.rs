@@ -11,10 +11,10 @@ use crate::flow::verdict::Verdict;
 use crate::io::batch::{Batch, PacketKind};
 use crate::io::metadata::HAIRPIN_SIDE;
 use crate::policy::Snapshot;
-use crate::policy::compiled::{Egress, Vip};
+use crate::policy::compiled::{Egress, Family, Policy, Vip};
 use crate::policy::endpoints::Endpoint;
 use crate::policy::network::NextHop;
-use crate::policy::shards::Shard;
+use crate::policy::shard::Shard;
 use crate::policy::spec::{AddressSelection, Role};
 use crate::ports::allocator::{AllocationClass, Allocator, PortShard};
 use crate::replication::accounting;
@@ -64,15 +64,17 @@ fn reject<A: PacketFamily>(batch: &mut Batch, i: usize, reason: DropReason, cont
 fn count_exhausted<A: PacketFamily>(batch: &Batch, i: usize, context: &Context<'_>) {
     let policy = &context.snapshot.policy;
     let (endpoint, egress) = policy.endpoint_by_id(batch.endpoints[i]);
-    let tried = vip_candidates(policy.vips_of(endpoint), egress.spec.address_selection, batch.hashes[i])
-        .filter(|vip| A::from_ip(vip.address).is_some() && shard_of(endpoint, vip, context.snapshot).is_ok());
+    let tried = vip_candidates(policy, (endpoint, egress), &A::tuples(batch)[i])
+        .filter(|vip| policy.parts_of(endpoint, vip).next().is_some());
     tried.for_each(|vip| vip.ports.pool.count_refused(vip.shards.is_distributed()));
 }
 
 /// Drops a packet that opens no session, with a reply to the sender unless a retry is all that it could do. A packet of
 /// a shard that its former owner has not released yet is deferred until that is done and the sessions have arrived.
 pub fn reject_with<A: PacketFamily>(batch: &mut Batch, i: usize, reason: DropReason, context: &Context<'_>) {
-    if matches!(reason, DropReason::NoLease | DropReason::NoSession) && is_shard_pending::<A>(batch, i, context) {
+    let may_change = matches!(reason, DropReason::NoLease | DropReason::NoSession);
+    let policy = &context.snapshot.policy;
+    if may_change && policy.awaits_release(policy.endpoint_by_id(batch.endpoints[i]).0) {
         return batch.decide(i, Verdict::Defer(reason));
     }
     // A gateway without a lease usually renews it soon: without a reply, the sender retransmits.
@@ -80,15 +82,6 @@ pub fn reject_with<A: PacketFamily>(batch: &mut Batch, i: usize, reason: DropRea
         return batch.decide(i, Verdict::Drop(reason));
     }
     batch.reject(i, reason);
-}
-
-/// Whether this gateway owns the pod's shard of a VIP but the former owner has not released it yet.
-#[cold]
-fn is_shard_pending<A: PacketFamily>(batch: &Batch, i: usize, context: &Context<'_>) -> bool {
-    let policy = &context.snapshot.policy;
-    let (endpoint, _) = policy.endpoint_by_id(batch.endpoints[i]);
-    let vips = policy.vips_of(endpoint).filter(|vip| A::from_ip(vip.address).is_some());
-    vips.filter_map(|vip| policy.shard_of(endpoint, vip)).any(Shard::awaits_release)
 }
 
 /// Hands a packet for which this worker has no port off to the next worker not tried yet; false if there is none.
@@ -176,7 +169,9 @@ pub fn decide<A: PacketFamily>(
         return Err(DropReason::Ttl);
     }
     let next_hop = route::next_hop_to(origin.destination, hash, snapshot).map_err(|_| DropReason::NoRoute)?;
-    if context.lease_expired {
+    let (endpoint, _) = snapshot.policy.endpoint_by_id(batch.endpoints[i]);
+    // The former owner of the endpoint's shard may have a session of this flow.
+    if context.lease_expired || snapshot.policy.awaits_release(endpoint) {
         return Err(DropReason::NoLease);
     }
     let quarantined = existing.map(|slot| quarantine_action(slot, origin, sessions, snapshot)).transpose()?;
@@ -311,8 +306,8 @@ pub struct Candidate<'a, A> {
     pub vip: &'a Vip,
     /// Its address.
     pub address: A,
-    /// The shard of its ports to allocate from; `None`: all of them.
-    pub shard: Option<PortShard<'a>>,
+    /// The part of its ports to allocate from.
+    pub part: PortShard<'a>,
     /// Where in the session table the session has its place.
     pub room: Admission,
 }
@@ -331,22 +326,21 @@ impl<'a, A: SessionFamily> Opening<'a, A> {
         mut allocate: impl FnMut(&Candidate<'a, A>) -> Option<P>,
     ) -> Result<(Candidate<'a, A>, P), DropReason> {
         let mut reason = DropReason::NoVip;
-        let selection = self.egress.spec.address_selection;
-        for vip in vip_candidates(snapshot.policy.vips_of(self.endpoint), selection, self.hash) {
+        for vip in vip_candidates(&snapshot.policy, (self.endpoint, self.egress), &self.origin) {
             let Some(address) = A::from_ip(vip.address) else { continue };
-            let Ok(shard) = shard_of(self.endpoint, vip, snapshot) else {
-                reason = DropReason::NoLease;
-                continue;
-            };
             let room = capacity_to_open(address, &self.origin, self.quarantined, sessions, ended);
             if room == Admission::Rejected {
                 reason = DropReason::SessionTableFull;
                 continue;
             }
-            let candidate = Candidate { vip, address, shard, room };
-            match allocate(&candidate) {
-                Some(port) => return Ok((candidate, port)),
-                None => reason = DropReason::PortsExhausted,
+            let parts = snapshot.policy.parts_of(self.endpoint, vip);
+            reason = DropReason::NoLease;
+            for part in parts {
+                let candidate = Candidate { vip, address, part, room };
+                match allocate(&candidate) {
+                    Some(port) => return Ok((candidate, port)),
+                    None => reason = DropReason::PortsExhausted,
+                }
             }
         }
         Err(reason)
@@ -368,9 +362,9 @@ fn commit<A: SessionFamily>(
 ) -> Result<Slot, DropReason> {
     let Context { snapshot, now, .. } = *context;
     let (Candidate { vip, address, .. }, port) = opening.select_vip(sessions, snapshot, None, |candidate| {
-        let Candidate { vip, address, shard, .. } = *candidate;
+        let Candidate { vip, address, part, .. } = *candidate;
         let is_free = |port: u16| sessions.is_free(&opening.translated(address, port).reversed());
-        ports.allocate((&vip.ports, shard), &opening.translated(address, 0), claim, now, is_free).ok()
+        ports.allocate((&vip.ports, part), &opening.translated(address, 0), claim, now, is_free).ok()
     })?;
     let draft = Draft {
         origin: opening.origin,
@@ -392,35 +386,18 @@ fn commit<A: SessionFamily>(
     })
 }
 
-/// The endpoint has no usable shard of the VIP on this gateway.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NoShard;
-
-/// The shard of a VIP's ports that an endpoint's sessions use; `None`: all ports of the VIP. The port belongs to the
-/// shard of the endpoint, so both directions of a session reach the same gateway.
-///
-/// # Errors
-/// When there is none, or this gateway may not open sessions in it yet.
-pub fn shard_of<'a>(endpoint: &Endpoint, vip: &'a Vip, snapshot: &Snapshot) -> Result<Option<PortShard<'a>>, NoShard> {
-    let shard = snapshot.policy.shard_of(endpoint, vip);
-    if shard.is_some_and(|shard| !shard.may_open) || (shard.is_none() && !vip.shards.list().is_empty()) {
-        return Err(NoShard);
-    }
-    Ok(shard.map(Shard::part))
-}
-
-/// The candidate VIPs of a session, in order of preference. An endpoint keeps its VIP, exhausted or not (RFC 4787 REQ-2
-/// and REQ-11); only address selection per connection allows another choice.
-pub fn vip_candidates<'a>(
-    vips: impl ExactSizeIterator<Item = &'a Vip> + Clone,
-    selection: AddressSelection,
-    hash: u64,
-) -> impl Iterator<Item = &'a Vip> {
-    let count = vips.len();
-    let (first, choices) = match selection {
-        _ if count == 0 => (0, 0),
-        AddressSelection::PerEndpoint => (0, 1),
-        AddressSelection::PerConnection => ((hash >> 40) as usize % count, count),
+/// The candidate VIPs of a flow's session, in order of preference. An endpoint keeps its VIP, exhausted or not (RFC 4787
+/// REQ-2 and REQ-11); only address selection per connection allows another choice.
+pub fn vip_candidates<'a, A: Family>(
+    policy: &'a Policy,
+    (endpoint, egress): (&'a Endpoint, &Egress),
+    flow: &Tuple<A>,
+) -> impl Iterator<Item = &'a Vip> + use<'a, A> {
+    let mut vips = policy.vips_of(endpoint).filter(|vip| A::from_ip(vip.address).is_some());
+    let (first, is_per_connection) = match egress.spec.address_selection {
+        AddressSelection::PerEndpoint => (vips.next(), false),
+        AddressSelection::PerConnection => (policy.vip_of_flow(endpoint, flow), true),
     };
-    vips.clone().chain(vips).skip(first).take(choices)
+    let others = vips.filter(move |vip| is_per_connection && first.is_none_or(|first| first.address != vip.address));
+    first.into_iter().chain(others)
 }

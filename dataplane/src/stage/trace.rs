@@ -19,7 +19,7 @@ use crate::io::Received;
 use crate::io::batch::{Batch, PacketSet};
 use crate::policy::Snapshot;
 use crate::policy::network::NextHop;
-use crate::ports::allocator::{Availability, PortShard};
+use crate::ports::allocator::Availability;
 use crate::replication::owner::owner;
 use crate::session::admission::Admission;
 use crate::session::entry::Entry;
@@ -270,13 +270,12 @@ impl Trace<'_> {
             quarantined,
         };
         let selected =
-            opening.select_vip(sessions, snapshot, self.ended, |&snat::Candidate { vip, address, shard, room }| {
+            opening.select_vip(sessions, snapshot, self.ended, |&snat::Candidate { vip, address, part, room }| {
                 self.result.uses_reserve = room == Admission::Reserved;
                 let is_free = |port: u16| sessions.is_free(&opening.translated(address, port).reversed());
-                let outlook = ports.availability((&vip.ports, shard), claim, is_free);
-                let (blocks, owned) =
-                    shard.map(|PortShard { blocks, .. }| ports.count_blocks_in(vip.ports.id, blocks)).unzip();
-                let owned = owned.unwrap_or_else(|| ports.owned_blocks(vip.ports.id));
+                let outlook = ports.availability((&vip.ports, part), claim, is_free);
+                let (blocks, owned) = ports.count_blocks_in(vip.ports.id, part.blocks);
+                let blocks = (!vip.shards.is_standalone()).then_some(blocks);
                 self.result.snat = Some(SnatChoice { vip: vip.ports.id, blocks, owned, availability: outlook });
                 (outlook != Availability::Exhausted).then_some(())
             });

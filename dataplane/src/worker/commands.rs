@@ -63,14 +63,14 @@ impl<Io: PacketIo> Worker<Io> {
                 let _ = reply.try_send(chunk);
             }
             Command::ApplyRecords { mut records, round, source, reply } => {
-                let Tables { sessions, ports, .. } = tables;
+                let Tables { sessions, ports, replication_queue: queue, .. } = tables;
                 let (policy, directory) = (&snapshot.policy, directory.as_deref());
-                let mut applier = RecordApplier { sessions, ports, policy, directory, worker: *id, source, now };
+                let mut applier = RecordApplier { sessions, ports, queue, policy, directory, worker: *id, source, now };
                 counters.standby_rejected.add(applier.apply(&mut records, round));
                 let _ = reply.try_send(records);
             }
             Command::PurgeStandby { mut chunk, reply } => {
-                apply::purge(&mut tables.sessions, &mut chunk, &snapshot.policy, now);
+                apply::purge((&mut tables.sessions, &mut tables.ports), &mut chunk, &snapshot.policy);
                 let _ = reply.try_send(chunk);
             }
             Command::Trace { mut probe, reply } => {

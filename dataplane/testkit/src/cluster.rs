@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crossbeam::channel::bounded;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::flow::ids::{GatewayId, InterfaceId};
-use vipgate_dataplane::policy::members::{Authentication, MemberSpec, MembersSpec};
+use vipgate_dataplane::policy::members::{Authentication, MemberSpec, MembersSpec, PolicyRelease};
 use vipgate_dataplane::policy::spec::{
     Announce, BlockSet, HopSpec, NeighborSpec, NetworkSpec, PolicySet, RouteSpec, RouteTarget, ShardSpec,
 };
@@ -43,6 +43,8 @@ pub struct Cluster {
     /// The replication epoch of the last full sync by (sender, receiver); [`FIRST_EPOCH`] if absent.
     acknowledged: HashMap<(GatewayIndex, GatewayIndex), u64>,
     active: Vec<bool>,
+    /// What each gateway has released by policy, as the others know it.
+    pub policy_releases: Vec<PolicyRelease>,
     /// Drops all incremental replication.
     pub drops_replication: bool,
     /// How often each gateway process has started; each start has a new tunnel key. 0: a version without tunnel
@@ -170,6 +172,7 @@ impl Cluster {
             active_since: 0,
             acknowledged: HashMap::new(),
             active: Vec::new(),
+            policy_releases: vec![PolicyRelease::NotAwaited; count],
             drops_replication: false,
             process_starts: vec![1; count],
             requires_authentication: true,
@@ -221,6 +224,7 @@ impl Cluster {
             active: state.active,
             connected: state.connected && number != this,
             may_open: state.may_open,
+            policy_release: self.policy_releases[number].clone(),
             authentication: self.authentication(this, number),
         });
         // Here views change only when the set of active gateways does.

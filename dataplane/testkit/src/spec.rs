@@ -24,6 +24,7 @@ pub fn policy() -> PolicySet {
         announce: Announce::L2,
         reserved_ports: reserved.into(),
         shards: vec![],
+        shard_map: None,
     };
     let endpoint = |address: &str, policy: &str, vip: &str| EndpointSpec {
         address: ip(address),
@@ -31,6 +32,7 @@ pub fn policy() -> PolicySet {
         policy: policy.into(),
         vips: vec![ip(vip)],
         gateway: None,
+        slot: None,
         remarks: vec![],
     };
     PolicySet {

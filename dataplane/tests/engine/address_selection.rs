@@ -25,6 +25,7 @@ fn pool_policy(pods: u8, vips: u8, selection: AddressSelection) -> PolicySet {
         announce: Announce::L2,
         reserved_ports: Vec::new(),
         shards: vec![],
+        shard_map: None,
     };
     set.vips = addresses.iter().map(vip).collect();
     let endpoint = |number| EndpointSpec {
@@ -33,6 +34,7 @@ fn pool_policy(pods: u8, vips: u8, selection: AddressSelection) -> PolicySet {
         policy: "a".into(),
         vips: addresses.clone(),
         gateway: None,
+        slot: None,
         remarks: vec![],
     };
     set.endpoints = (1..=pods).map(endpoint).collect();

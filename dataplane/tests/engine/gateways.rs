@@ -434,13 +434,13 @@ fn port_exhaustion_of_a_shard_is_distinguished_from_that_of_a_vip() {
         assert_eq!(pool.refused(), RefusedAllocations { whole: 0, in_shard: 12 });
         assert_eq!(pool.claimed_in(&own_blocks), 2);
         cluster.assert_delta(&["egress 128, drop ports_exhausted 12, created 128", ""]);
-        // The other gateway has failed and its shard belongs to this one; but endpoints keep to the ports of their home
-        // shard.
+        // The other gateway has failed and its shard belongs to this one: endpoints use its ports, too.
         cluster.kill(1);
-        for n in 0..5 {
+        for n in 0..140 {
             cluster.receive(0, INSIDE, &packet(Protocol::Udp, (ip(pod), 2000 + n).into(), at(remote)));
         }
-        assert_eq!(pool.refused(), RefusedAllocations { whole: 0, in_shard: 17 });
+        assert_eq!(pool.refused(), RefusedAllocations { whole: 0, in_shard: 24 });
+        assert_eq!(cluster.gateways[0].sessions(), 256);
         cluster.skip_counter_check();
     }
     let mut alone = Gateway::new(&Setup { range, ..Setup::default() });

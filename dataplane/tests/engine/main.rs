@@ -26,6 +26,7 @@ mod policy_changes;
 mod properties;
 mod quarantine;
 mod removed_vips;
+mod resharding;
 mod restarts;
 mod scenario;
 mod sctp;

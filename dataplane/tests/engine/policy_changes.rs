@@ -327,7 +327,15 @@ impl PolicyModel {
             let (address, policy) = (ip(pod), set.policies[policy].name.clone());
             let own = there.iter().filter(|(at, vip)| bits >> at & 1 == 1 && vip.is_ipv4() == address.is_ipv4());
             let vips = own.map(|(_, vip)| *vip).collect();
-            set.endpoints.push(EndpointSpec { address, policy, vips, name: "".into(), gateway: None, remarks: vec![] });
+            set.endpoints.push(EndpointSpec {
+                address,
+                policy,
+                vips,
+                name: "".into(),
+                gateway: None,
+                slot: None,
+                remarks: vec![],
+            });
         }
         set
     }

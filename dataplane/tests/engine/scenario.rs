@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use proptest::prelude::*;
 use vipgate_dataplane::flow::ids::InterfaceId;
-use vipgate_dataplane::policy::members::{Authentication, MemberSpec, MembersSpec};
+use vipgate_dataplane::policy::members::{Authentication, MemberSpec, MembersSpec, PolicyRelease};
 use vipgate_dataplane::policy::spec::*;
 use vipgate_dataplane::ports::PortRange;
 use vipgate_testkit::cluster::{name, shared_policy};
@@ -143,6 +143,7 @@ fn membership(active: bool) -> MembersSpec {
         active: number == 0 || active,
         connected: true,
         may_open: true,
+        policy_release: PolicyRelease::NotAwaited,
         authentication: Authentication::None,
     });
     let changes = u64::from(active) + 1;
@@ -169,7 +170,7 @@ impl Scenario {
             workers,
             capacity: 8,
             reserve: Some(2),
-            range: PortRange::new(20_000, 20_003).unwrap(),
+            range: PortRange::new(20_000, 20_001).unwrap(),
             reject: true,
             ..Setup::default()
         };

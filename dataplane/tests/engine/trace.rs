@@ -9,6 +9,8 @@ use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::flow::verdict::Verdict;
 use vipgate_dataplane::stage::trace::{PacketClass, SessionOutcome, TraceResult};
 
+use vipgate_testkit::{Protocol, at, ip};
+
 use crate::scenario::{Scenario, Step, steps};
 
 /// Outcomes of all traces, to check the coverage.
@@ -55,7 +57,7 @@ fn run_scenario(steps: &[Step], workers: u8, in_group: bool, coverage: &RefCell<
 #[test]
 fn a_trace_counts_the_workers_blocks_within_its_shard() {
     use vipgate_testkit::cluster::{REMOTE, three_gateways};
-    use vipgate_testkit::{INSIDE, Protocol, at, ip, packet};
+    use vipgate_testkit::{INSIDE, packet};
     let mut cluster = three_gateways();
     let request = |port: u16| packet(Protocol::Udp, (ip("10.244.1.5"), port).into(), at(REMOTE));
     cluster.receive(0, INSIDE, &request(4000));
@@ -67,11 +69,28 @@ fn a_trace_counts_the_workers_blocks_within_its_shard() {
     cluster.assert_delta(&["egress 1, created 1", "", ""]);
 }
 
+/// Three flows of a pod to one remote; the VIP has two ports.
+fn more_sessions_than_ports() -> Vec<Step> {
+    let flow = |port: u16| Step::Packet {
+        protocol: Protocol::Udp,
+        flags: "",
+        ends: ((ip("10.244.1.5"), port).into(), at("198.51.100.10:53")),
+        worker: 0,
+        inside: true,
+        ttl: 64,
+    };
+    [1000, 1001, 80].map(flow).into()
+}
+
 #[test]
 fn packets_are_processed_as_traced() {
     let seeds = FileFailurePersistence::Direct("tests/engine/trace.regressions");
     let config = Config { cases: 2000, failure_persistence: Some(Box::new(seeds)), ..Config::default() };
     let coverage = RefCell::new(Coverage::default());
+    for (workers, in_group) in [(1, false), (2, false), (1, true), (2, true)] {
+        // Random steps seldom use the same remote three times.
+        run_scenario(&more_sessions_than_ports(), workers, in_group, &coverage);
+    }
     let outcome = TestRunner::new(config).run(&steps(), |(steps, workers, in_group)| {
         run_scenario(&steps, workers, in_group, &coverage);
         Ok(())
@@ -92,7 +111,7 @@ fn packets_are_processed_as_traced() {
         DropReason::Martian,
         DropReason::Ttl,
         DropReason::SourceRange,
-        DropReason::NoOwner,
+        DropReason::NoLease,
     ];
     for reason in reasons {
         assert!(coverage.reasons.contains(&reason), "{reason:?} was never predicted: {:?}", coverage.reasons);

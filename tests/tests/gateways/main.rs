@@ -14,6 +14,7 @@ mod link_failure;
 mod lossy_replication;
 mod partition;
 mod port_allocation;
+mod resharding;
 mod scenario;
 mod shard_exhaustion;
 mod startup;

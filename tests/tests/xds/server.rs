@@ -46,6 +46,9 @@ pub(crate) fn send(peer: &mut XdsPeer, nonce: u32, kind: &str, resources: &[Valu
     peer.send_command(&json!({"send": response}));
 }
 
+/// Number of resource types.
+const TYPES: usize = 9;
+
 /// Receives the subscriptions of a new stream, by resource type.
 pub(crate) fn subscriptions(peer: &XdsPeer) -> BTreeMap<String, Value> {
     peer.next_event_of("opened");
@@ -53,8 +56,8 @@ pub(crate) fn subscriptions(peer: &XdsPeer) -> BTreeMap<String, Value> {
         let kind = event["type"].as_str().unwrap().to_owned();
         (kind, event["request"].clone())
     };
-    let all: BTreeMap<String, Value> = (0..8).map(|_| by_kind(peer.next_event())).collect();
-    assert_eq!(all.len(), 8, "{all:?}");
+    let all: BTreeMap<String, Value> = (0..TYPES).map(|_| by_kind(peer.next_event())).collect();
+    assert_eq!(all.len(), TYPES, "{all:?}");
     all
 }
 

@@ -104,6 +104,7 @@ impl EncodedPolicy {
             responses: chunks.iter().map(decode).collect::<Result<_>>()?,
             counts: [
                 count(Kind::EgressPolicy),
+                count(Kind::ShardMap),
                 count(Kind::Vip),
                 count(Kind::Endpoint),
                 count(Kind::Service),
@@ -291,6 +292,7 @@ fn published(endpoint: &EndpointSpec, since: u64) -> PublishedResource {
         vips: endpoint.vips.iter().map(ToString::to_string).collect(),
         gateway: String::new(),
         remarks: Vec::new(),
+        ..proto::Endpoint::default()
     };
     let body = message.encode_to_vec();
     let content = Content { version: Fingerprint::of(&body), body: body.into() };

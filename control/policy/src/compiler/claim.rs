@@ -11,7 +11,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use vipgate_dataplane::policy::spec;
 
-use super::gateways::{GatewayId, Gateways};
+use super::gateways::{Candidates, Gateways};
 use super::inventory::{Inventory, NamespacedName, ObjectRef, age_key};
 use super::pods::{CoveredAddress, Pods};
 use super::pool::Pools;
@@ -61,10 +61,12 @@ pub(super) struct Claim<'a> {
     pub(super) vips: Vec<(Arc<str>, IpAddr)>,
     /// The Service that the VIPs belong to, if any.
     pub(super) service: Option<NamespacedName<'a>>,
+    /// Name of the object that the VIPs are defined by: the Service, or the policy.
+    pub(super) group: Arc<str>,
     /// Covered addresses, with duplicates.
     pub(super) covers: Vec<CoveredAddress<'a>>,
     /// Eligible gateways; meaningless without `Gateway` manifests.
-    pub(super) gateways: Arc<[GatewayId]>,
+    pub(super) gateways: Candidates,
     pub(super) distribution: Distribution,
     pub(super) zone_affinity: ZoneAffinity,
     /// Whether its VIPs are missing for a reason that was already reported.
@@ -142,6 +144,7 @@ impl<'a> Inputs<'a> {
             vips_field: "status.loadBalancer.ingress",
             vips: body.vips.clone(),
             service: Some(key),
+            group: name.clone(),
             covers: self.slices.covered_endpoints(key),
             gateways: self.gateways.candidates(None),
             distribution: Distribution::default(),
@@ -168,6 +171,7 @@ impl<'a> Inputs<'a> {
             vips_field: "spec.serviceRef.name",
             vips: Vec::new(),
             service: None,
+            group: policy.name.clone(),
             covers: Vec::new(),
             gateways: self.gateways.candidates(spec.gateways.as_ref()),
             distribution: spec.distribution,
@@ -187,6 +191,7 @@ impl<'a> Inputs<'a> {
                 }
             };
             claim.is_invalid = missing.is_some();
+            claim.group = found.map_or(claim.group, |service| service.name.clone());
             claim.vips = found.map(|service| service.body.vips.clone()).unwrap_or_default();
             let diagnostic =
                 if found.is_some_and(|service| service.body.pending) { ObjectRef::warning } else { ObjectRef::error };
@@ -257,7 +262,7 @@ impl<'a> Inputs<'a> {
                     diagnostics.push(policy.warning(Code::NoSuchGateway, &field, reason));
                 }
             }
-            selector @ Some(GatewayRef::Selector(_)) if self.gateways.candidates(selector.as_ref()).is_empty() => {
+            selector @ Some(GatewayRef::Selector(_)) if self.gateways.candidates(selector.as_ref()).ids.is_empty() => {
                 let field = "spec.gateways.selector";
                 diagnostics.push(policy.warning(Code::NoGatewaySelected, field, "selects no Gateway"));
             }

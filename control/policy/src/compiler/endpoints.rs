@@ -1,5 +1,7 @@
 //! Endpoint assignment: for each covered pod address the policy with the highest precedence, its VIPs and its gateway.
 
+mod spreader;
+
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -7,12 +9,12 @@ use std::sync::Arc;
 use foldhash::{HashMap, HashMapExt};
 use vipgate_dataplane::policy::spec::EndpointSpec;
 
-use super::claim::Claim;
-use super::gateways::{GatewayId, Gateways, address_key};
-use super::pods::{CoveredAddress, Pods};
+use self::spreader::{Assigned, Missing, PolicyVips, Spreader};
+use super::claim::{Claim, Inputs};
+use super::pods::CoveredAddress;
+use super::shard_maps::ShardMaps;
 use super::vips::AssignedVip;
 use crate::diagnostic::{Code, Diagnostic, Severity};
-use crate::manifest::{Distribution, Family, ZoneAffinity};
 
 /// Overridden policies that are named per endpoint, at most.
 const MAX_REMARKS: usize = 8;
@@ -24,35 +26,16 @@ struct Affected {
     first: IpAddr,
 }
 
-/// Why a covered endpoint has no VIP: what is missing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Missing {
-    /// A VIP of its family.
-    Vip(Family),
-    /// A gateway that owns one: no gateway is eligible, or all eligible ones are at `maxAddresses`.
-    Gateway(Family),
-    /// A gateway in its zone, which the policy requires.
-    Zone,
-}
-
-/// A claim's VIPs that are assigned to gateways.
-struct PolicyVips<'a> {
-    /// With their owners, sorted, by family.
-    assigned: [Vec<&'a AssignedVip>; 2],
-    /// All eligible owners, sorted, by family.
-    owners: [Vec<GatewayId>; 2],
-}
-
 /// Every covered address with its policy, VIPs and gateway. `claims` are sorted by precedence, highest first.
 pub(super) fn assign(
+    sources: &Inputs<'_>,
     claims: &[Claim<'_>],
     vips: &[AssignedVip],
-    gateways: &Gateways<'_>,
-    pods: &Pods<'_>,
+    shard_maps: &mut ShardMaps,
     diagnostics: &mut Vec<Diagnostic>,
 ) -> Vec<EndpointSpec> {
     let policy_vips: Vec<PolicyVips<'_>> = claims.iter().map(|claim| PolicyVips::of(claim, vips)).collect();
-    let mut spreader = Spreader { gateways, turns: HashMap::new(), lists: HashMap::new() };
+    let mut spreader = Spreader::new(sources.gateways, shard_maps);
     let covers = claims.iter().enumerate();
     let covers = covers.flat_map(|(claim, it)| it.covers.iter().map(move |cover| (cover.address, claim, cover)));
     let mut covers: Vec<(IpAddr, usize, &CoveredAddress<'_>)> = covers.collect();
@@ -80,97 +63,24 @@ pub(super) fn assign(
             }
         }
         let (claim, vips) = (&claims[winner], &policy_vips[winner]);
-        let (vips, gateway) = match spreader.assign(winner, claim, vips, cover) {
+        let Assigned { vips, gateway, slot } = match spreader.assign(winner, claim, vips, cover) {
             Ok(assignment) => assignment,
             Err(_) if claim.is_invalid => {
                 remarks.push(format!("{} has no VIP: see `vipgate check`", claim.spec.name).into());
-                (Vec::new(), None)
+                Assigned::default()
             }
             Err(missing) => {
                 remarks.push(format!("{} {}", claim.spec.name, describe(claim, missing).2).into());
                 count(unassigned.entry((winner, missing)).or_insert(Affected { count: 0, first: address }));
-                (Vec::new(), None)
+                Assigned::default()
             }
         };
-        let name = if cover.name.is_empty() { pods.name_of(address).unwrap_or(cover.name) } else { cover.name };
+        let name = if cover.name.is_empty() { sources.pods.name_of(address).unwrap_or(cover.name) } else { cover.name };
         let policy = claim.spec.name.clone();
-        endpoints.push(EndpointSpec { address, name: name.clone(), policy, vips, gateway, remarks });
+        endpoints.push(EndpointSpec { address, name: name.clone(), policy, vips, gateway, slot, remarks });
     }
     report(claims, &overridden, &unassigned, diagnostics);
     endpoints
-}
-
-impl<'a> PolicyVips<'a> {
-    fn of(claim: &Claim<'_>, vips: &'a [AssignedVip]) -> Self {
-        let mut addresses: Vec<IpAddr> = claim.vips.iter().map(|(_, vip)| *vip).collect();
-        addresses.sort_unstable();
-        addresses.dedup();
-        let find = |vip: &IpAddr| vips.binary_search_by_key(vip, |vip| vip.spec.address).ok();
-        let (v4, v6): (Vec<_>, Vec<_>) =
-            addresses.iter().filter_map(find).map(|at| &vips[at]).partition(|vip| vip.spec.address.is_ipv4());
-        let owners = |assigned: &[&AssignedVip]| {
-            let mut all: Vec<GatewayId> = assigned.iter().flat_map(|vip| vip.owners.iter().copied()).collect();
-            all.sort_unstable();
-            all.dedup();
-            // Owners that only another policy of the same VIP allows are not eligible.
-            all.retain(|id| claim.gateways.binary_search(id).is_ok());
-            all
-        };
-        Self { owners: [owners(&v4), owners(&v6)], assigned: [v4, v6] }
-    }
-}
-
-/// Distributes endpoints over gateways.
-struct Spreader<'a> {
-    gateways: &'a Gateways<'a>,
-    /// Round-robin counters by claim, family and candidate gateways.
-    turns: HashMap<(usize, Family, Vec<GatewayId>), usize>,
-    /// VIPs by claim, family and gateway: most endpoints share one of few lists.
-    lists: HashMap<(usize, Family, Option<GatewayId>), Vec<IpAddr>>,
-}
-
-impl Spreader<'_> {
-    /// The VIPs and the gateway of an endpoint.
-    fn assign(
-        &mut self,
-        index: usize,
-        claim: &Claim<'_>,
-        vips: &PolicyVips<'_>,
-        cover: &CoveredAddress<'_>,
-    ) -> Result<(Vec<IpAddr>, Option<Arc<str>>), Missing> {
-        let family = Family::of(cover.address);
-        let at = usize::from(family == Family::V6);
-        let (assigned, owners) = (&vips.assigned[at], &vips.owners[at]);
-        if !claim.vips.iter().any(|(_, vip)| Family::of(*vip) == family) {
-            return Err(Missing::Vip(family));
-        }
-        let gateway = if self.gateways.is_empty() {
-            None
-        } else {
-            if owners.is_empty() {
-                return Err(Missing::Gateway(family));
-            }
-            let nearest = match claim.zone_affinity {
-                ZoneAffinity::None => None,
-                affinity => Some(self.gateways.nearest(owners, cover.locality, affinity == ZoneAffinity::Require)),
-            };
-            let candidates = nearest.as_ref().unwrap_or(owners);
-            let gateway = match claim.distribution {
-                Distribution::Rendezvous => self.gateways.winner(candidates, address_key(cover.address)),
-                Distribution::RoundRobin => {
-                    let turn = self.turns.entry((index, family, candidates.clone())).or_default();
-                    *turn += 1;
-                    candidates.get((*turn - 1) % candidates.len().max(1)).copied()
-                }
-            };
-            Some(gateway.ok_or(Missing::Zone)?)
-        };
-        let list = self.lists.entry((index, family, gateway)).or_insert_with(|| {
-            let own = assigned.iter().filter(|vip| gateway.is_none_or(|id| vip.owners.contains(&id)));
-            own.map(|vip| vip.spec.address).collect()
-        });
-        Ok((list.clone(), gateway.map(|id| self.gateways.name(id).clone())))
-    }
 }
 
 fn count(affected: &mut Affected) {

@@ -1,23 +1,23 @@
-//! Assignment of VIPs, port blocks and endpoints to gateways by rendezvous hashing.
+//! The gateways, and rendezvous hashing over them.
 //!
 //! Every pair of key and gateway has a score, and the gateway with the highest score owns the key. The result is the
 //! same on every server. A gateway that is removed releases only its own keys; an added one takes only the keys that it
-//! has the highest score for.
+//! has the highest score for, each from the gateway with the second highest: so that one has the key as long as the
+//! added one is inactive, and its sessions move when that one is ready.
 
-mod backups;
+mod vip_owners;
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, BinaryHeap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use foldhash::{HashMap, HashMapExt};
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
-use vipgate_dataplane::ports::{BLOCKS, BlockId, BlockSet};
 
-pub use self::backups::MAX_BACKUPS;
+pub(super) use self::vip_owners::{Assignment, VipRequest};
 use super::inventory::{Inventory, ObjectRef};
 use super::pods::ZONE_LABEL;
 use crate::compiler::placement::Peer;
@@ -54,31 +54,29 @@ struct GatewayEntry<'a> {
 type Score = (u64, Reverse<GatewayId>);
 
 /// Locality of an endpoint.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Locality<'a> {
     pub(super) node: Option<&'a str>,
     pub(super) zone: Option<&'a str>,
 }
 
-/// A VIP to assign.
-#[derive(Debug)]
-pub(super) struct VipRequest<'a> {
-    pub(super) vip: IpAddr,
-    /// Anti-affinity group: its VIPs are spread over as many gateways as possible.
-    pub(super) group: &'a str,
-    /// Eligible gateways.
-    pub(super) candidates: Arc<[GatewayId]>,
-    /// Whether all candidates own it, or one.
-    pub(super) shared: bool,
+/// Backups of a shard, at most. A shard is without an owner only if its home and all backups have failed.
+pub const MAX_BACKUPS: usize = 3;
+
+/// The gateways that a policy may use.
+#[derive(Clone, Debug)]
+pub(super) struct Candidates {
+    /// Identifies how they were selected; the same when a gateway is added or removed.
+    pub(super) name: Arc<str>,
+    /// Their ids, ascending.
+    pub(super) ids: Arc<[GatewayId]>,
 }
 
-/// Owners of all VIPs.
-#[derive(Debug)]
-pub(super) struct Assignment {
-    /// Owners of each VIP, in the order of the requests.
-    pub(super) owners: Vec<Vec<GatewayId>>,
-    /// Additional VIPs that each gateway may own.
-    pub(super) remaining_capacity: Vec<usize>,
+impl Candidates {
+    /// Whether a gateway is one.
+    pub(super) fn contains(&self, id: GatewayId) -> bool {
+        self.ids.binary_search(&id).is_ok()
+    }
 }
 
 impl<'a> Gateways<'a> {
@@ -125,13 +123,18 @@ impl<'a> Gateways<'a> {
     }
 
     /// The gateways that `spec.gateways` of a policy names or selects, sorted; `None`: all.
-    pub(super) fn candidates(&self, reference: Option<&GatewayRef>) -> Arc<[GatewayId]> {
-        let Some(reference) = reference else { return self.all_ids.clone() };
+    pub(super) fn candidates(&self, reference: Option<&GatewayRef>) -> Candidates {
+        let Some(reference) = reference else {
+            return Candidates { name: "all".into(), ids: self.all_ids.clone() };
+        };
         let is_candidate = |gateway: &GatewayEntry<'_>| match reference {
             GatewayRef::Names(names) => names.iter().any(|name| **name == *gateway.name),
             GatewayRef::Selector(selector) => selector.selects(&gateway.labels),
         };
-        (0..self.all.len()).filter(|&id| is_candidate(&self.all[id])).collect()
+        Candidates {
+            name: format!("{:016x}", Fingerprint::of(format!("{reference:?}").as_bytes())).into(),
+            ids: (0..self.all.len()).filter(|&id| is_candidate(&self.all[id])).collect(),
+        }
     }
 
     /// The gateways as distributed to each other.
@@ -156,126 +159,44 @@ impl<'a> Gateways<'a> {
         (mix(self.all[id].seed ^ key), Reverse(id))
     }
 
+    /// How near a gateway is to an endpoint: 0 on its node, 1 in its zone, 2 elsewhere.
+    pub(super) fn distance(&self, id: GatewayId, locality: Locality<'_>) -> u8 {
+        // A gateway on the endpoint's node is in its zone, even if its manifest has no zone.
+        let gateway = &self.all[id];
+        match locality {
+            Locality { node: Some(node), .. } if node == gateway.node => 0,
+            Locality { zone: Some(zone), .. } if gateway.zone == Some(zone) => 1,
+            _ => 2,
+        }
+    }
+
     /// The candidates nearest to an endpoint: those on its node, else those in its zone, else all, or none if the zone
     /// is `required`.
     pub(super) fn nearest(&self, candidates: &[GatewayId], locality: Locality<'_>, required: bool) -> Vec<GatewayId> {
-        // A gateway on the endpoint's node is in its zone, even if its manifest has no zone.
-        let on_node = |id: &GatewayId| locality.node == Some(self.all[*id].node);
-        let node: Vec<_> = candidates.iter().copied().filter(on_node).collect();
-        if !node.is_empty() {
-            return node;
+        let distance = |id: GatewayId| self.distance(id, locality);
+        let least = candidates.iter().map(|&id| distance(id)).min().unwrap_or(2);
+        if least == 2 && required {
+            return Vec::new();
         }
-        let in_zone = |id: &GatewayId| locality.zone.is_some() && self.all[*id].zone == locality.zone;
-        let zone: Vec<_> = candidates.iter().copied().filter(in_zone).collect();
-        if zone.is_empty() && !required { candidates.to_vec() } else { zone }
+        candidates.iter().copied().filter(|&id| distance(id) == least).collect()
     }
 
-    /// Assigns VIPs to gateways: a stable matching. Pairs of VIP and gateway are taken by descending score, as long as
-    /// the gateway has capacity and the VIP's group is below its limit there. So the result doesn't depend on the order
-    /// of requests, and a request displaces another one only with a higher score. A group is spread evenly first; if
-    /// its gateways are at capacity, the rest goes to any candidate.
-    pub(super) fn assign(&self, requests: &[VipRequest<'_>]) -> Assignment {
-        if self.is_empty() {
-            return Assignment { owners: vec![Vec::new(); requests.len()], remaining_capacity: Vec::new() };
+    /// The first `count` candidates by their ranks, lowest first, and among equal ranks by score for a key: a home and
+    /// its backups.
+    pub(super) fn order<R: Ord>(
+        &self,
+        candidates: impl Iterator<Item = (R, GatewayId)>,
+        key: u64,
+        count: usize,
+    ) -> Vec<GatewayId> {
+        let mut order: Vec<_> = candidates.map(|(rank, id)| (rank, Reverse(self.score(id, key)), id)).collect();
+        // A hundred gateways are a hundred candidates for each of many keys: only the part that is used is sorted.
+        if order.len() > count {
+            order.select_nth_unstable(count);
+            order.truncate(count);
         }
-        let mut matching = Matching::new(self, requests);
-        for limit in [GroupLimit::Floor, GroupLimit::Ceiling, GroupLimit::None] {
-            matching.run(limit);
-        }
-        let Matching { mut owners, capacity, .. } = matching;
-        for owners in &mut owners {
-            owners.sort_unstable();
-        }
-        Assignment { owners, remaining_capacity: capacity }
-    }
-
-    /// The port blocks of each owner of a VIP with several owners.
-    pub(super) fn port_blocks(&self, vip: IpAddr, owners: &[GatewayId]) -> Vec<BlockSet> {
-        let mut blocks = vec![BlockSet::default(); owners.len()];
-        let key = address_key(vip);
-        for block in (0..).take(BLOCKS).map(BlockId) {
-            let key = mix(key ^ u64::from(block.0));
-            let winner = (0..owners.len()).max_by_key(|&at| self.score(owners[at], key));
-            if let Some(at) = winner {
-                blocks[at].insert(block);
-            }
-        }
-        blocks
-    }
-}
-
-/// VIPs of one group that a gateway may own.
-#[derive(Clone, Copy, Debug)]
-enum GroupLimit {
-    /// Size of the group / number of candidates, rounded down, at least 1.
-    Floor,
-    /// The same, rounded up.
-    Ceiling,
-    /// Unlimited.
-    None,
-}
-
-/// A group's VIPs of one address family.
-type Group<'a> = (&'a str, bool);
-
-/// State of the assignment: the capacity left and the owners so far.
-struct Matching<'a> {
-    gateways: &'a Gateways<'a>,
-    requests: &'a [VipRequest<'a>],
-    group_sizes: HashMap<Group<'a>, usize>,
-    owned_in_group: HashMap<(Group<'a>, GatewayId), usize>,
-    capacity: Vec<usize>,
-    owners: Vec<Vec<GatewayId>>,
-}
-
-impl<'a> Matching<'a> {
-    fn new(gateways: &'a Gateways<'a>, requests: &'a [VipRequest<'a>]) -> Self {
-        let mut group_sizes: HashMap<Group<'_>, usize> = HashMap::new();
-        for request in requests.iter().filter(|request| !request.shared) {
-            *group_sizes.entry(request.group()).or_default() += 1;
-        }
-        let capacity = gateways.all.iter().map(|gateway| gateway.capacity).collect();
-        let owners = vec![Vec::new(); requests.len()];
-        Self { gateways, requests, group_sizes, owned_in_group: HashMap::new(), capacity, owners }
-    }
-
-    /// Assigns VIPs without an owner.
-    fn run(&mut self, limit: GroupLimit) {
-        let unowned: Vec<usize> = (0..self.requests.len()).filter(|&at| self.owners[at].is_empty()).collect();
-        // The heap has one pair per VIP: the best one not yet tried.
-        let mut heap: BinaryHeap<_> =
-            unowned.into_iter().filter_map(|at| Some((self.best_below(at, None)?, Reverse(at)))).collect();
-        while let Some((score, Reverse(at))) = heap.pop() {
-            let (request, id) = (&self.requests[at], score.1.0);
-            let size = if request.shared { None } else { self.group_sizes.get(&request.group()) };
-            let max = match (limit, size) {
-                (GroupLimit::Floor, Some(size)) => (size / request.candidates.len()).max(1),
-                (GroupLimit::Ceiling, Some(size)) => size.div_ceil(request.candidates.len()),
-                (GroupLimit::None, _) | (_, None) => usize::MAX,
-            };
-            let owned = self.owned_in_group.entry((request.group(), id)).or_default();
-            if self.capacity[id] > 0 && *owned < max {
-                self.capacity[id] -= 1;
-                *owned += usize::from(!request.shared);
-                self.owners[at].push(id);
-            }
-            if request.shared || self.owners[at].is_empty() {
-                heap.extend(self.best_below(at, Some(score)).map(|score| (score, Reverse(at))));
-            }
-        }
-    }
-
-    /// The highest score of a VIP's candidates below `limit`.
-    fn best_below(&self, at: usize, limit: Option<Score>) -> Option<Score> {
-        let key = address_key(self.requests[at].vip);
-        let scores = self.requests[at].candidates.iter().map(|&id| self.gateways.score(id, key));
-        scores.filter(|score| limit.is_none_or(|limit| *score < limit)).max()
-    }
-}
-
-impl VipRequest<'_> {
-    fn group(&self) -> Group<'_> {
-        (self.group, self.vip.is_ipv4())
+        order.sort_unstable();
+        order.into_iter().map(|(.., id)| id).collect()
     }
 }
 

@@ -7,7 +7,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use vipgate_dataplane::policy::spec::{ClusterSpec, EgressSpec, EndpointSpec, NodeSpec, PolicySet, VipSpec};
+use vipgate_dataplane::policy::spec::{
+    ClusterSpec, EgressSpec, EndpointSpec, NodeSpec, PolicySet, ShardMapSpec, SlotRef, VipSpec,
+};
 
 pub use self::locality::GatewayLocality;
 pub use self::service::{PlacedBackend, PlacedService};
@@ -20,6 +22,8 @@ use crate::manifest::UncoveredAction;
 pub struct Placement {
     /// The egress policies, by name.
     pub policies: Vec<EgressSpec>,
+    /// The shard maps that VIPs and endpoints refer to, by name.
+    pub shard_maps: Vec<ShardMapSpec>,
     /// The assigned VIPs with their shards, by address.
     pub vips: Vec<VipSpec>,
     /// Every covered pod address, once, with its gateway.
@@ -52,11 +56,24 @@ pub struct Peer {
 }
 
 impl Placement {
-    /// Numbers of policies, VIPs, endpoints, Services, gateways, overlay nodes and cluster resources (0 or 1).
-    pub fn counts(&self) -> [usize; 7] {
-        let Self { policies, vips, endpoints, services, nodes, peers, cluster } = self;
+    /// Numbers of policies, shard maps, VIPs, endpoints, Services, gateways, overlay nodes and cluster resources (0 or 1).
+    pub fn counts(&self) -> [usize; 8] {
+        let Self { policies, shard_maps, vips, endpoints, services, nodes, peers, cluster } = self;
         let cluster = cluster.as_slice().len();
-        [policies.len(), vips.len(), endpoints.len(), services.len(), peers.len(), nodes.len(), cluster]
+        let maps = shard_maps.len();
+        [policies.len(), maps, vips.len(), endpoints.len(), services.len(), peers.len(), nodes.len(), cluster]
+    }
+
+    /// The gateway that an endpoint is placed on; `None`: any gateway.
+    pub fn gateway_of<'a>(&'a self, endpoint: &'a EndpointSpec) -> Option<&'a Arc<str>> {
+        let Some(SlotRef { map, slot }) = &endpoint.slot else { return endpoint.gateway.as_ref() };
+        let of_vip = |vip: &IpAddr| {
+            let at = self.vips.binary_search_by_key(vip, |vip| vip.address).ok()?;
+            self.vips[at].shard_map.as_ref().map(|reference| &reference.map)
+        };
+        let name = map.as_ref().or_else(|| endpoint.vips.iter().find_map(of_vip))?;
+        let at = self.shard_maps.binary_search_by(|map| map.name.cmp(name)).ok()?;
+        self.shard_maps[at].order(*slot).first()
     }
 
     /// The gateway with this name.
@@ -76,6 +93,7 @@ impl Placement {
         PolicySet {
             version: version.to_owned(),
             policies: self.policies.clone(),
+            shard_maps: self.shard_maps.clone(),
             vips: self.vips.clone(),
             endpoints: self.endpoints.clone(),
             services: self.services.iter().map(|service| service.for_gateway(&locality)).collect(),

@@ -68,26 +68,32 @@ impl<'a> Pools<'a> {
         count: u32,
         allocated: &mut HashSet<IpAddr>,
     ) -> (Vec<IpAddr>, Option<Family>) {
-        let (mut addresses, mut exhausted) = (Vec::new(), None);
-        for family in Family::ALL {
-            let ranges = self.by_name.get(name).copied().unwrap_or_default();
-            let ranges: Vec<_> = ranges.iter().filter(|range| Family::of(range.first) == family).collect();
-            let size = ranges.iter().fold(0_u128, |sum, range| sum.saturating_add(size(range)));
-            for slot in 0..count {
-                if size == 0 {
-                    break;
+        let ranges = self.by_name.get(name).copied().unwrap_or_default();
+        let of_family = |family| ranges.iter().filter(|range| Family::of(range.first) == family).collect();
+        let ranges: [Vec<_>; 2] = Family::ALL.map(of_family);
+        let sizes = ranges.each_ref().map(|all| all.iter().fold(0_u128, |sum, range| sum.saturating_add(size(range))));
+        let (mut addresses, mut exhausted) = (Vec::new(), [false; 2]);
+        // By slot, then by family: what a greater count adds is last.
+        for slot in 0..count {
+            let left: Vec<usize> = (0..2).filter(|at| sizes[*at] > 0 && !exhausted[*at]).collect();
+            if left.is_empty() {
+                break;
+            }
+            for at in left {
+                let size = sizes[at];
+                let start = u128::from(start(owner, name, Family::ALL[at], slot)) % size;
+                let mut probes = (0..size).map(|step| nth(&ranges[at], (start + step) % size));
+                match probes.find(|address| !allocated.contains(address)) {
+                    Some(address) => {
+                        allocated.insert(address);
+                        addresses.push(address);
+                    }
+                    None => exhausted[at] = true,
                 }
-                let start = u128::from(start(owner, name, family, slot)) % size;
-                let mut probes = (0..size).map(|step| nth(&ranges, (start + step) % size));
-                let Some(address) = probes.find(|address| !allocated.contains(address)) else {
-                    exhausted = exhausted.or(Some(family));
-                    break;
-                };
-                allocated.insert(address);
-                addresses.push(address);
             }
         }
-        (addresses, exhausted)
+        let exhausted = Family::ALL.into_iter().zip(exhausted).find(|(_, is_exhausted)| *is_exhausted);
+        (addresses, exhausted.map(|(family, _)| family))
     }
 }
 

@@ -1,5 +1,6 @@
 //! The compiled policy, and every diagnostic with file, line and field.
 
+mod balance;
 mod cluster;
 mod determinism;
 mod distribution;
@@ -7,13 +8,14 @@ mod inbound;
 mod invalid;
 mod rebalancing;
 mod shard_moves;
+mod stability;
 mod valid;
+mod worlds;
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use vipgate_dataplane::policy::spec::{EndpointSpec, PolicySet, ShardSpec, VipSpec};
-use vipgate_dataplane::ports::{BLOCKS, BlockId};
+use vipgate_dataplane::policy::spec::{EndpointSpec, PolicySet, SLOTS, ShardMapSpec, VipSpec};
 
 use super::*;
 use crate::fingerprint::Fingerprint;
@@ -72,6 +74,33 @@ fn compiled(documents: &[String]) -> Outcome {
 
 fn compiled_for(gateway: &str, documents: &[String]) -> Outcome {
     compiled_manifests(&manifests(&documents.join("---\n")), Some(gateway))
+}
+
+/// The gateways of each port block of a VIP, home first: one of each listed shard, or one of each block by its slot.
+fn block_orders(placement: &Placement, vip: &VipSpec) -> Vec<Vec<Arc<str>>> {
+    let Some(reference) = &vip.shard_map else {
+        return vip
+            .shards
+            .iter()
+            .map(|shard| [std::slice::from_ref(&shard.gateway), &shard.backups].concat())
+            .collect();
+    };
+    let map = shard_map(placement, &reference.map);
+    let slot = |block: usize| (block + usize::from(reference.rotation)) % SLOTS;
+    (0..SLOTS).map(|block| map.order(slot(block) as u16).to_vec()).collect()
+}
+
+fn shard_map<'a>(placement: &'a Placement, name: &str) -> &'a ShardMapSpec {
+    placement.shard_maps.iter().find(|map| *map.name == *name).unwrap()
+}
+
+/// The gateways of an endpoint with a slot, home first.
+fn slot_order<'a>(placement: &'a Placement, endpoint: &EndpointSpec) -> Option<&'a [Arc<str>]> {
+    let slot = endpoint.slot.as_ref()?;
+    let of_vip = |vip: &VipSpec| Some(vip.shard_map.as_ref()?.map.clone());
+    let mut vips = endpoint.vips.iter().map(|own| placement.vips.iter().find(|vip| vip.address == *own).unwrap());
+    let name = slot.map.clone().or_else(|| vips.find_map(of_vip)).unwrap();
+    Some(shard_map(placement, &name).order(slot.slot))
 }
 
 /// The diagnostics as text, without their codes.

@@ -7,13 +7,16 @@ use std::sync::Arc;
 
 use foldhash::{HashMap, HashMapExt, HashSet};
 use vipgate_dataplane::policy::spec;
-use vipgate_dataplane::policy::spec::{ShardSpec, VipSpec};
+use vipgate_dataplane::policy::spec::{SLOTS, ShardMapRef, ShardSpec, VipSpec};
 
 use super::claim::{Claim, Inputs};
-use super::gateways::{GatewayId, Gateways, VipRequest};
+use super::gateways::{Assignment, GatewayId, Gateways, Locality, VipRequest, address_key};
 use super::inventory::{NamespacedName, ObjectRef, age_key};
+use super::shard_maps::{MapKey, ShardMaps};
 use crate::diagnostic::{Code, Diagnostic, Severity};
-use crate::manifest::{ANNOUNCE_FIELD, Announce, Origin, Protocol, Service, ServicePort, unusable_address};
+use crate::manifest::{
+    ANNOUNCE_FIELD, Announce, Origin, Protocol, Service, ServicePort, ZoneAffinity, unusable_address,
+};
 
 /// A VIP while objects that use it are collected.
 #[derive(Debug, Default)]
@@ -25,8 +28,8 @@ struct Vip<'a> {
     /// Service by port and protocol.
     ports: BTreeMap<(u16, Protocol), ObjectRef<'a, Service>>,
     announce: Option<(Announce, ObjectRef<'a, Service>)>,
-    /// Eligible gateways: those of the policy with the highest precedence; `None`: every gateway.
-    gateways: Option<&'a Arc<[GatewayId]>>,
+    /// The policy with the highest precedence, which decides on its gateways; `None`: every gateway.
+    placed_by: Option<&'a Claim<'a>>,
 }
 
 impl Vip<'_> {
@@ -55,6 +58,7 @@ pub(super) struct VipTable {
 pub(super) fn compile<'a>(
     sources: &Inputs<'a>,
     claims: &'a [Claim<'a>],
+    shard_maps: &mut ShardMaps,
     diagnostics: &mut Vec<Diagnostic>,
 ) -> VipTable {
     let mut services: Vec<&ObjectRef<'a, Service>> = sources.inventory.services.iter().collect();
@@ -77,22 +81,61 @@ pub(super) fn compile<'a>(
             check_namespace(*vip, entry, **service, field, diagnostics);
             add_service(*vip, entry, **service, diagnostics);
             if let Some(claim) = referrers.get(&service.namespaced_name()) {
-                entry.gateways.get_or_insert(&claim.gateways);
+                entry.placed_by.get_or_insert(claim);
             }
         }
     }
     for claim in claims.iter().filter(|claim| claim.service.is_none()) {
         for (field, vip) in &claim.vips {
             check_address(*vip, claim.origin, field, sources, &endpoints, diagnostics);
-            add_claim(*vip, vips.entry(*vip).or_default(), claim, field, diagnostics);
+            let entry = vips.entry(*vip).or_default();
+            add_claim(*vip, entry, claim, field, diagnostics);
         }
     }
     check_announce_modes(sources, diagnostics);
-    VipTable { assigned: assign(&vips, sources), endpoint_addresses: endpoints }
+    let seniorities = seniorities(&services, claims);
+    let assigned = assign(&vips, &seniorities, claims, sources, shard_maps);
+    VipTable { assigned, endpoint_addresses: endpoints }
 }
 
-fn assign(vips: &BTreeMap<IpAddr, Vip<'_>>, sources: &Inputs<'_>) -> Vec<AssignedVip> {
+/// When a VIP gets its turn in the assignment, and with which other VIPs. Both follow from the oldest object with this
+/// VIP, so a younger one changes neither.
+#[derive(Clone, Copy, Debug)]
+struct Seniority<'a> {
+    turn: usize,
+    /// Name of the oldest object.
+    group: &'a str,
+}
+
+/// The seniority of each VIP. Objects without a `creationTimestamp` are the youngest, and of one age Services precede
+/// policies.
+fn seniorities<'a>(services: &[&ObjectRef<'a, Service>], claims: &'a [Claim<'a>]) -> HashMap<IpAddr, Seniority<'a>> {
+    let of_service = |it: &&ObjectRef<'a, Service>| (it.body.created.as_ref(), false, &**it.name, &it.body.vips);
+    let of_claim = |it: &'a Claim<'a>| (it.created, true, &*it.spec.name, &it.vips);
+    let of_claims = claims.iter().filter(|claim| claim.service.is_none()).map(of_claim);
+    let mut objects: Vec<_> = services.iter().map(of_service).chain(of_claims).collect();
+    objects.sort_by_key(|(created, is_policy, name, _)| (created.is_none(), *created, *is_policy, *name));
+    let mut seniorities = HashMap::new();
+    for (.., group, vips) in objects {
+        for (_, vip) in vips {
+            let turn = seniorities.len();
+            seniorities.entry(*vip).or_insert(Seniority { turn, group });
+        }
+    }
+    seniorities
+}
+
+fn assign(
+    vips: &BTreeMap<IpAddr, Vip<'_>>,
+    seniorities: &HashMap<IpAddr, Seniority<'_>>,
+    claims: &[Claim<'_>],
+    sources: &Inputs<'_>,
+    shard_maps: &mut ShardMaps,
+) -> Vec<AssignedVip> {
     let gateways = sources.gateways;
+    // Endpoints of any policy with the VIP may require gateways in their zone.
+    let with_zone = claims.iter().filter(|claim| claim.zone_affinity == ZoneAffinity::Require);
+    let with_zone: HashSet<IpAddr> = with_zone.flat_map(|claim| &claim.vips).map(|(_, vip)| *vip).collect();
     let mode = |address: &IpAddr, vip: &Vip<'_>| {
         let pool = sources.pools.announce(*address).map(|(announce, _)| announce);
         pool.or(vip.announce.as_ref().map(|(announce, _)| *announce)).unwrap_or_default()
@@ -103,46 +146,52 @@ fn assign(vips: &BTreeMap<IpAddr, Vip<'_>>, sources: &Inputs<'_>) -> Vec<Assigne
         .zip(&modes)
         .map(|((address, vip), announce)| VipRequest {
             vip: *address,
-            group: vip.names().next().map(|name| &**name).unwrap_or_default(),
-            candidates: vip.gateways.cloned().unwrap_or_else(|| gateways.candidates(None)),
+            group: seniorities[address].group,
+            turn: seniorities[address].turn,
+            candidates: vip.placed_by.map_or_else(|| gateways.candidates(None), |claim| claim.gateways.clone()),
+            requires_zone: with_zone.contains(address),
             shared: *announce == Announce::Bgp,
         })
         .collect();
-    let assignment = gateways.assign(&requests);
-    let shards: Vec<_> = requests
-        .iter()
-        .zip(&assignment.owners)
-        .map(|(request, owners)| shards(request, owners, &assignment.remaining_capacity, gateways))
-        .collect();
-    let assigned = vips.iter().zip(modes).zip(assignment.owners).zip(shards);
+    let Assignment { owners, backups } = gateways.assign(&requests);
+    let all = vips.iter().zip(modes).zip(requests.iter().zip(owners).zip(backups));
+    let assigned = all.filter(|(_, ((_, owners), _))| gateways.is_empty() || !owners.is_empty());
     assigned
-        .filter(|((_, owners), _)| gateways.is_empty() || !owners.is_empty())
-        .map(|((((address, vip), mode), owners), shards)| {
-            let spec = VipSpec { shards, ..vip_spec(*address, vip, mode) };
-            AssignedVip { spec, owners }
+        .map(|(((address, vip), mode), ((request, owners), backups))| {
+            let spec = vip_spec(*address, vip, mode);
+            AssignedVip { spec: place(spec, request, (&owners, &backups), gateways, shard_maps), owners }
         })
         .collect()
 }
 
-/// One shard per owner, with its port blocks and backup gateways: the other owners, or, if there is one owner, the
-/// other candidates.
-fn shards(
+/// Places a VIP: as a whole on one gateway, or by a shard map on all.
+fn place(
+    spec: VipSpec,
     request: &VipRequest<'_>,
-    owners: &[GatewayId],
-    capacity: &[usize],
+    (owners, backups): (&[GatewayId], &[GatewayId]),
     gateways: &Gateways<'_>,
-) -> Vec<ShardSpec> {
-    let blocks = match owners {
-        [] | [_] => vec![None; owners.len()],
-        several => gateways.port_blocks(request.vip, several).into_iter().map(|own| Some(Arc::new(own))).collect(),
-    };
-    let candidates = if request.shared { owners } else { &*request.candidates };
-    let shard = |(&home, blocks): (&GatewayId, _)| {
-        let backups = gateways.backups(request.group, home, candidates, capacity);
-        let backups = backups.into_iter().map(|id| gateways.name(id).clone()).collect();
-        ShardSpec { gateway: gateways.name(home).clone(), blocks, backups }
-    };
-    owners.iter().zip(blocks).map(shard).collect()
+    shard_maps: &mut ShardMaps,
+) -> VipSpec {
+    let name = |id: &GatewayId| gateways.name(*id).clone();
+    match owners {
+        [] => spec,
+        [home, ..] if !request.shared => {
+            let backups = backups.iter().map(name).collect();
+            VipSpec { shards: vec![ShardSpec { gateway: name(home), blocks: None, backups }], ..spec }
+        }
+        owners => {
+            let key = MapKey {
+                candidates: &request.candidates,
+                gateways: owners,
+                group: request.group,
+                locality: Locality::default(),
+                requires_zone: false,
+            };
+            let map = shard_maps.get(&key, gateways).spec.name.clone();
+            let rotation = (address_key(request.vip) % SLOTS as u64) as u16;
+            VipSpec { shard_map: Some(ShardMapRef { map, rotation }), ..spec }
+        }
+    }
 }
 
 fn add_service<'a>(
@@ -208,7 +257,7 @@ fn add_claim<'a>(
         diagnostics.push(claim.diagnostic(Severity::Error, Code::VipOfOtherNamespace, field, reason));
     } else {
         vip.claimed = Some(claim);
-        vip.gateways.get_or_insert(&claim.gateways);
+        vip.placed_by.get_or_insert(claim);
     }
 }
 
@@ -264,5 +313,6 @@ fn vip_spec(address: IpAddr, vip: &Vip<'_>, announce: Announce) -> VipSpec {
         },
         reserved_ports,
         shards: vec![],
+        shard_map: None,
     }
 }

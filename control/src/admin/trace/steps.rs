@@ -154,12 +154,12 @@ impl Describer<'_> {
                 }
                 None => ("service", format!("no Service has {protocol} port {} at this VIP", destination.port())),
             });
-            if !vip.shards.list().is_empty() {
+            if !vip.shards.is_standalone() {
                 let owner = vip.shards.owner_of_port(destination.port());
                 steps.push(("owner", format!("port {} is owned by {}", destination.port(), self.owner_name(owner))));
             }
         }
-        if let Some(endpoint) = endpoint.filter(|endpoint| endpoint.home.is_some()) {
+        if let Some(endpoint) = endpoint.filter(|endpoint| self.policy.home_of(endpoint).is_some()) {
             let owner = self.owner_name(self.policy.owner_of(endpoint));
             steps.push(("owner", format!("the shard of {} is owned by {owner}", source.ip())));
         }

@@ -58,9 +58,9 @@ impl ControlLoop {
             return;
         }
         *is_due = false;
-        group.set_policy(&self.state.policy.load().peers);
+        group.set_policy(&self.state.policy.load().peers, &self.state.compiled.load());
         let spec = group.update(Instant::now());
-        group.give_up_refused_drain(|| self.state.placement.vips());
+        group.give_up_refused_drain(|| self.state.placement.get());
         if spec != *published {
             self.reconciler.start(Job::Members(spec));
         } else if group.has_unapplied_view() {
@@ -82,8 +82,8 @@ impl ControlLoop {
         let epoch = self.state.compiled.load().members().replication_epoch();
         let is_new_epoch = std::mem::replace(replication_epoch, epoch) != epoch;
         match result {
-            JobResult::Policy if is_new_epoch => group.mark_pending(true),
-            JobResult::Policy => {}
+            // Peers wait for what the new policy gives to them.
+            JobResult::Policy => group.mark_pending(is_new_epoch),
             JobResult::Members(spec) => {
                 let needs_sync = is_new_epoch || active(&spec) != active(published);
                 tracing::info!(event = "group", serving = ?active(&spec), "membership changed");

@@ -4,8 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use vipgate_dataplane::policy::spec::VipSpec;
-use vipgate_policy::compiler::shard_moves;
+use vipgate_policy::compiler::{Placed, shard_moves};
 
 use crate::membership::{DrainBlock, MembershipView};
 
@@ -13,8 +12,8 @@ use crate::membership::{DrainBlock, MembershipView};
 const MAX_NAMED: usize = 5;
 
 /// The reason, for people, with what to do.
-pub(super) fn reason(block: &DrainBlock, own: &str, view: &MembershipView, vips: &[VipSpec]) -> String {
-    let vips = match &*vips_without_owner(own, view, vips) {
+pub(super) fn reason(block: &DrainBlock, own: &str, view: &MembershipView, placed: Placed<'_>) -> String {
+    let vips = match &*vips_without_owner(own, view, placed) {
         [] => "its shards".to_owned(),
         [only] => format!("the VIP {only}"),
         several => {
@@ -36,19 +35,19 @@ pub(super) fn reason(block: &DrainBlock, own: &str, view: &MembershipView, vips:
 }
 
 /// The VIPs of which no shard's candidate would be active without a fault if this gateway were inactive.
-fn vips_without_owner(own: &str, view: &MembershipView, vips: &[VipSpec]) -> Vec<IpAddr> {
+fn vips_without_owner(own: &str, view: &MembershipView, placed: Placed<'_>) -> Vec<IpAddr> {
     let able = view.active_members().filter(|member| member.unable.is_none() && *member.name != *own);
     let after: BTreeSet<Arc<str>> = able.map(|member| member.name.clone()).collect();
     let mut before = after.clone();
     before.insert(own.into());
-    let moves = shard_moves(vips, &[], &before, &after);
+    let moves = shard_moves(placed, &before, &after);
     let lost = moves.into_iter().filter(|it| it.before.is_some() && it.after.is_none()).map(|it| it.vip);
     lost.collect::<BTreeSet<IpAddr>>().into_iter().collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use vipgate_dataplane::policy::spec::{Announce, ShardSpec};
+    use vipgate_dataplane::policy::spec::{Announce, ShardSpec, VipSpec};
 
     use super::*;
     use crate::membership::{DrainBlockReason, Member};
@@ -68,22 +67,26 @@ mod tests {
                 blocks: None,
                 backups: backups.iter().map(|name| Arc::from(*name)).collect(),
             }],
+            shard_map: None,
         };
         let block = |gateways: &[&str]| DrainBlock {
             reason: DrainBlockReason::NoBackup,
             gateways: gateways.iter().map(|name| Arc::from(*name)).collect(),
         };
         let mut vips = vec![vip(1, &["gw-b"]), vip(2, &["gw-b", "gw-c"])];
-        let text = reason(&block(&["gw-b"]), "gw-a", &view, &vips);
+        let reason_of = |block: &DrainBlock, view: &MembershipView, vips: &[VipSpec]| {
+            reason(block, "gw-a", view, Placed { vips, shard_maps: &[], endpoints: &[] })
+        };
+        let text = reason_of(&block(&["gw-b"]), &view, &vips);
         assert!(
             text.starts_with("no other gateway could take over the VIP 203.0.113.1: gw-b is not active;"),
             "{text}"
         );
         view.members[2].unable = Some("link down".into());
-        let text = reason(&block(&["gw-b", "gw-c"]), "gw-a", &view, &vips);
+        let text = reason_of(&block(&["gw-b", "gw-c"]), &view, &vips);
         assert!(text.contains("2 VIPs (203.0.113.1, 203.0.113.2): gw-b is not active, gw-c has a fault;"), "{text}");
         vips.extend((3..=8).map(|number| vip(number, &[])));
-        let text = reason(&block(&[]), "gw-a", &view, &vips);
+        let text = reason_of(&block(&[]), &view, &vips);
         let expected =
             "8 VIPs (203.0.113.1, 203.0.113.2, 203.0.113.3, 203.0.113.4, 203.0.113.5 and 3 more): its policy";
         assert!(text.contains(expected), "{text}");

@@ -42,6 +42,10 @@ fn limit() -> impl Strategy<Value = Option<MaxUnavailable>> {
     prop::option::of(prop_oneof![count, (0_u32..=100).prop_map(MaxUnavailable::Percent)])
 }
 
+fn placement() -> impl Strategy<Value = Step> {
+    ([0_u8..8, 0_u8..8], limit()).prop_map(|(groups, limit)| Step::Placement(groups, limit))
+}
+
 fn step() -> impl Strategy<Value = Step> {
     let delay = || prop_oneof![9 => (0_u16..80).prop_map(Some), 1 => Just(None), 1 => (0_u16..900).prop_map(Some)];
     let state = prop_oneof![
@@ -54,9 +58,9 @@ fn step() -> impl Strategy<Value = Step> {
         30 => (gateway(), delay(), delay()).prop_map(|(index, to, from)| Step::Heartbeat(index, to, from)),
         20 => (1_u16..200).prop_map(Step::Advance),
         2 => (300_u16..1500).prop_map(Step::Advance),
-        4 => (gateway(), state).prop_map(|(index, state)| Step::SetState(index, state)),
+        6 => (gateway(), state).prop_map(|(index, state)| Step::SetState(index, state)),
         2 => gateway().prop_map(Step::Fault),
-        1 => ([0_u8..8, 0_u8..8], limit()).prop_map(|(groups, limit)| Step::Placement(groups, limit)),
+        1 => placement(),
         1 => (gateway(), any::<bool>(), any::<bool>())
             .prop_map(|(index, is_detected, knows_secret)| Step::Replace(index, is_detected, knows_secret)),
         3 => (gateway(), any::<bool>()).prop_map(|(index, repeats)| Step::Impostor(index, repeats)),
@@ -228,6 +232,12 @@ impl<'a> Simulation<'a> {
                 self.gateways.iter_mut().for_each(|gateway| gateway.has_reported = false);
             }
         }
+    }
+
+    /// One round of heartbeats without a fault: after five, all gateways are active.
+    fn heartbeats_of_all(&mut self) {
+        (0..NAMES.len()).for_each(|index| self.step(Step::Heartbeat(index, Some(5), Some(5))));
+        self.step(Step::Advance(150));
     }
 
     fn send_heartbeat(&mut self, index: usize, delay: Option<u16>, reply_delay: Option<u16>) {
@@ -557,10 +567,14 @@ fn a_lease_expires_before_its_gateway_is_deactivated_and_view_numbers_only_incre
     ];
     property(
         ProptestConfig::with_cases(600),
-        &(proptest::collection::vec(step(), 1..250), any::<bool>()),
+        &(prop::option::of(placement()), prop::collection::vec(step(), 1..250), any::<bool>()),
         &classes,
-        |(steps, has_store), coverage| {
+        |(running_with, steps, has_store), coverage| {
             let mut simulation = Simulation::new(has_store, coverage);
+            if let Some(placement) = running_with {
+                simulation.step(placement);
+                (0..6).for_each(|_| simulation.heartbeats_of_all());
+            }
             for step in steps {
                 simulation.step(step);
             }
@@ -578,10 +592,7 @@ fn all_gateways_become_active_without_faults() {
         if round == 30 {
             simulation.step(Step::RestartServer);
         }
-        for index in 0..NAMES.len() {
-            simulation.step(Step::Heartbeat(index, Some(5), Some(5)));
-        }
-        simulation.step(Step::Advance(150));
+        simulation.heartbeats_of_all();
         assert!(round < 5 || simulation.state.view().active_members().count() == NAMES.len(), "round {round}");
     }
 }

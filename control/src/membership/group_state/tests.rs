@@ -30,7 +30,7 @@ struct Fixture {
 impl Fixture {
     fn new() -> Self {
         let mut state = GroupState::new("a".into(), Some("10.2.0.1:4790".parse().unwrap()), MembershipSource::Server);
-        state.set_policy(&[policy_peer("a"), policy_peer("b"), policy_peer("c")]);
+        state.set_policy(&[policy_peer("a"), policy_peer("b"), policy_peer("c")], &"".into(), Instant::now());
         Self { state, start: Instant::now(), is_granted: true }
     }
 
@@ -53,7 +53,21 @@ impl Fixture {
     }
 
     fn released(&mut self, gateway: &str, view: u64) {
-        self.state.mark_released(gateway.into(), view);
+        self.state.mark_released(gateway.into(), &Release { view, policy: "".into() });
+    }
+
+    fn desired_state(&self) -> DesiredState {
+        self.state.desired_state(self.start)
+    }
+
+    /// What the engine knows of releases by policy of `b` and `c`.
+    fn policy_releases(&mut self, at: u64) -> Vec<String> {
+        let now = self.at(at);
+        let text = |it: &MemberSpec| match &it.policy_release {
+            PolicyRelease::NotAwaited => "not awaited".to_owned(),
+            PolicyRelease::Version(version) => version.to_string(),
+        };
+        self.state.spec(now, Tick(5_000)).gateways.iter().skip(1).map(text).collect()
     }
 
     /// The peers that a full sync is requested from.
@@ -78,7 +92,7 @@ fn linked(in_sync_from: bool, in_sync_to: bool) -> PeerStatus {
 fn without_a_membership_authority_all_gateways_are_active() {
     let mut state = GroupState::new("a".into(), None, MembershipSource::Static);
     assert_eq!(state.spec(Instant::now(), Tick(0)), MembersSpec::default(), "policy names no gateway");
-    state.set_policy(&[policy_peer("a"), policy_peer("b")]);
+    state.set_policy(&[policy_peer("a"), policy_peer("b")], &"".into(), Instant::now());
     let spec = state.spec(Instant::now(), Tick(0));
     assert!(
         spec.this.as_deref() == Some("a") && spec.gateways.iter().all(|it| it.active && it.may_open && !it.connected)
@@ -91,7 +105,7 @@ fn no_gateway_is_active_before_the_first_view() {
     let mut fixture = Fixture::new();
     assert!(fixture.state.is_authority_unknown() && fixture.state.needs_lease());
     assert_eq!(fixture.spec(0), []);
-    assert_eq!(fixture.state.desired_state(), DesiredState::Joining);
+    assert_eq!(fixture.desired_state(), DesiredState::Joining);
 }
 
 #[test]
@@ -163,19 +177,19 @@ fn the_ttl_counts_only_once_a_lease_was_granted() {
 fn it_is_ready_once_synced_and_drains_once_replicated() {
     let mut fixture = Fixture::new();
     fixture.view(5, 0, vec![member("a", false), member("b", true), member("c", false)]);
-    assert_eq!(fixture.state.desired_state(), DesiredState::Joining);
+    assert_eq!(fixture.desired_state(), DesiredState::Joining);
     fixture.links(&[("b", linked(false, true)), ("c", PeerStatus::default())]);
-    assert_eq!(fixture.state.desired_state(), DesiredState::Joining);
+    assert_eq!(fixture.desired_state(), DesiredState::Joining);
     fixture.links(&[("b", linked(true, false))]);
-    assert_eq!(fixture.state.desired_state(), DesiredState::Ready);
+    assert_eq!(fixture.desired_state(), DesiredState::Ready);
     fixture.view(6, 1, vec![member("a", true), member("b", true), member("c", false)]);
     fixture.state.set_draining(true);
-    assert_eq!(fixture.state.desired_state(), DesiredState::Ready, "not yet replicated to b");
+    assert_eq!(fixture.desired_state(), DesiredState::Ready, "not yet replicated to b");
     fixture.links(&[("b", linked(true, true))]);
-    assert_eq!(fixture.state.desired_state(), DesiredState::Draining);
+    assert_eq!(fixture.desired_state(), DesiredState::Draining);
     fixture.view(7, 2, vec![member("a", false), member("b", true), member("c", false)]);
     fixture.links(&[("b", linked(true, false))]);
-    assert_eq!(fixture.state.desired_state(), DesiredState::Draining, "it is inactive");
+    assert_eq!(fixture.desired_state(), DesiredState::Draining, "it is inactive");
 }
 
 #[test]
@@ -188,10 +202,10 @@ fn it_is_ready_after_full_syncs_under_the_current_active_members() {
     let mut fixture = Fixture::new();
     fixture.view(5, 0, vec![member("a", false), member("b", true), member("c", true)]);
     fixture.links(&[("b", synced(5)), ("c", synced(5))]);
-    assert_eq!(fixture.state.desired_state(), DesiredState::Ready);
+    assert_eq!(fixture.desired_state(), DesiredState::Ready);
     // c owns b's shards now, and has not synced them.
     fixture.view(6, 100, vec![member("a", false), member("b", false), member("c", true)]);
-    assert_eq!(fixture.state.desired_state(), DesiredState::Joining);
+    assert_eq!(fixture.desired_state(), DesiredState::Joining);
     assert_eq!(fixture.overdue(1_099), [""; 0], "c starts a sync by itself");
     assert_eq!(fixture.overdue(1_100), ["c"]);
     assert_eq!((fixture.overdue(1_101), fixture.overdue(2_099)), (vec![], vec![]));
@@ -199,18 +213,18 @@ fn it_is_ready_after_full_syncs_under_the_current_active_members() {
     fixture.links(&[("b", synced(5)), ("c", linked(false, true))]);
     assert_eq!(fixture.overdue(9_000), [""; 0], "the sync is in progress");
     fixture.links(&[("b", synced(5)), ("c", synced(6))]);
-    assert_eq!((fixture.state.desired_state(), fixture.overdue(9_000)), (DesiredState::Ready, vec![]));
+    assert_eq!((fixture.desired_state(), fixture.overdue(9_000)), (DesiredState::Ready, vec![]));
     // A view with the same active members changes nothing.
     fixture.view(7, 9_000, vec![member("a", false), member("b", false), member("c", true)]);
-    assert_eq!(fixture.state.desired_state(), DesiredState::Ready);
+    assert_eq!(fixture.desired_state(), DesiredState::Ready);
     // c was inactive in views that this gateway missed.
     fixture.view(10, 9_100, vec![member("a", false), member("b", false), Member { epoch: 9, ..member("c", true) }]);
-    assert_eq!(fixture.state.desired_state(), DesiredState::Joining);
+    assert_eq!(fixture.desired_state(), DesiredState::Joining);
     fixture.links(&[("c", synced(11))]);
-    assert_eq!(fixture.state.desired_state(), DesiredState::Ready);
+    assert_eq!(fixture.desired_state(), DesiredState::Ready);
     // No other gateway is active, so no sync is needed.
     fixture.view(12, 9_200, vec![member("a", false), member("b", false), member("c", false)]);
-    assert_eq!((fixture.state.desired_state(), fixture.overdue(20_000)), (DesiredState::Ready, vec![]));
+    assert_eq!((fixture.desired_state(), fixture.overdue(20_000)), (DesiredState::Ready, vec![]));
 }
 
 #[test]
@@ -219,10 +233,10 @@ fn an_unable_gateway_drains_at_once_and_reports_the_fault() {
     fixture.view(6, 1, vec![member("a", true), member("b", true), member("c", false)]);
     fixture.links(&[("b", linked(true, false))]);
     fixture.state.set_unable(Some("an interface is down".into()));
-    assert_eq!(fixture.state.desired_state(), DesiredState::Draining, "sessions that b lacks are lost in any case");
+    assert_eq!(fixture.desired_state(), DesiredState::Draining, "sessions that b lacks are lost in any case");
     assert_eq!(fixture.state.unable().map(|it| &**it), Some("an interface is down"));
     fixture.state.set_unable(None);
-    assert_eq!((fixture.state.desired_state(), fixture.state.unable()), (DesiredState::Ready, None));
+    assert_eq!((fixture.desired_state(), fixture.state.unable()), (DesiredState::Ready, None));
 }
 
 #[test]
@@ -242,6 +256,47 @@ fn promises_of_all_peers_are_a_lease_while_the_server_is_unreachable() {
 }
 
 #[test]
+fn a_gateway_is_ready_once_its_peers_have_sent_their_sessions_by_its_policy() {
+    let mut fixture = Fixture::new();
+    fixture.view(7, 0, vec![member("a", false), member("b", true), member("c", false)]);
+    let mut peer = linked(true, true);
+    fixture.links(&[("b", peer.clone())]);
+    assert_eq!(fixture.desired_state(), DesiredState::Ready);
+    let gateways = [policy_peer("a"), policy_peer("b"), policy_peer("c")];
+    fixture.state.set_policy(&gateways, &"v2".into(), fixture.start);
+    peer.replication.peer_released_view = Some(7);
+    for (version, ready) in [("", false), ("v1", false), ("v2", true)] {
+        peer.replication.peer_released_policy = Some(version.into());
+        fixture.links(&[("b", peer.clone())]);
+        let expected = if ready { DesiredState::Ready } else { DesiredState::Joining };
+        assert_eq!(fixture.desired_state(), expected, "{version}");
+    }
+    // A peer that has rejected the policy doesn't keep it from joining for ever.
+    fixture.state.set_policy(&gateways, &"v3".into(), fixture.start);
+    assert_eq!(fixture.desired_state(), DesiredState::Joining);
+    assert_eq!(fixture.state.desired_state(fixture.at(3_000)), DesiredState::Ready);
+}
+
+#[test]
+fn releases_by_policy_are_published_only_while_the_engine_awaits_any() {
+    let mut fixture = Fixture::new();
+    fixture.view(7, 0, vec![member("a", true), member("b", true), member("c", true)]);
+    assert_eq!(fixture.policy_releases(0), ["", ""]);
+    let gateways = [policy_peer("a"), policy_peer("b"), policy_peer("c")];
+    fixture.state.set_policy(&gateways, &"v1".into(), fixture.start);
+    let release = |policy: &str| Release { view: 7, policy: policy.into() };
+    fixture.state.mark_released("b".into(), &release("v1"));
+    assert_eq!(fixture.policy_releases(0), ["", ""], "nothing has moved here");
+    fixture.state.set_policy(&gateways, &"v2".into(), fixture.start);
+    fixture.state.set_awaits_policy_release(true);
+    assert_eq!(fixture.policy_releases(10), ["v1", ""]);
+    fixture.state.mark_released("b".into(), &release("v2"));
+    assert_eq!(fixture.policy_releases(20), ["v2", ""]);
+    assert_eq!(fixture.state.next_deadline(fixture.at(2_000)), Some(fixture.at(3_000)));
+    assert_eq!(fixture.policy_releases(3_000), ["v2", "v2"], "c never answers");
+}
+
+#[test]
 fn a_refused_drain_is_given_up_and_one_that_waits_is_not() {
     let block = |reason| Some(DrainBlock { reason, gateways: vec!["b".into()] });
     let members = || vec![member("a", true), member("b", false)];
@@ -256,7 +311,7 @@ fn a_refused_drain_is_given_up_and_one_that_waits_is_not() {
     }
     fixture.view_with(1, 20, members(), block(DrainBlockReason::NoBackup));
     assert_eq!(fixture.state.give_up_refused_drain(), block(DrainBlockReason::NoBackup));
-    assert_eq!((fixture.state.is_draining(), fixture.state.desired_state()), (false, DesiredState::Ready));
+    assert_eq!((fixture.state.is_draining(), fixture.desired_state()), (false, DesiredState::Ready));
     // The reply to its next heartbeat is still to come.
     fixture.view_with(1, 30, members(), block(DrainBlockReason::NoBackup));
     assert_eq!((fixture.state.give_up_refused_drain(), fixture.state.drain_block()), (None, None));

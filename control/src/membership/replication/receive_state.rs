@@ -5,7 +5,7 @@ use std::sync::Arc;
 use vipgate_dataplane::session::record::ReplicationRecord;
 
 use super::sync_rounds::{SyncRound, SyncRounds};
-use super::{NumberedFrame, ProtocolViolation};
+use super::{NumberedFrame, ProtocolViolation, Release};
 
 /// The action that a frame requires. The frame's number is acknowledged when the action is done.
 #[derive(Debug, PartialEq, Eq)]
@@ -17,8 +17,8 @@ pub(crate) enum Action {
     /// A sync round ends: purge standby sessions that it hasn't listed, by this view. Then the standby sessions are
     /// complete, unless another full sync is needed (`again`).
     Purge { round: u8, view: u64, needs_resync: bool },
-    /// The peer has released the shards that a view moves away from it.
-    Released { view: u64 },
+    /// The peer has released shards.
+    Released(Release),
 }
 
 /// State of one link's sequence of frames.
@@ -57,7 +57,7 @@ impl ReceiveState {
                 };
                 (number, Action::Purge { round: round.number, view, needs_resync: round.ambiguous })
             }
-            NumberedFrame::Released { number, view } => (number, Action::Released { view }),
+            NumberedFrame::Released { number, release } => (number, Action::Released(release)),
         };
         if number <= self.last {
             return Err(ProtocolViolation("frame numbers don't increase"));

@@ -11,7 +11,7 @@ use vipgate_dataplane::session::record::ReplicationRecord;
 use vipgate_dataplane::session::standby::MAX_RECORDS_APPLIED;
 
 use self::frame_queue::{Content, EncodeFrame, FrameQueue};
-use super::{NumberedFrame, ProtocolViolation};
+use super::{NumberedFrame, ProtocolViolation, Release};
 
 /// Maximum number of queued bytes per peer.
 pub(crate) const MAX_QUEUED_BYTES: usize = 4 << 20;
@@ -75,9 +75,9 @@ pub(crate) struct SendState {
     missed: RecordNumbers,
     /// Numbers of dropped records that the current round covers.
     covered: RecordNumbers,
-    /// The view whose moved shards were released, and whether the Released frame is queued.
-    release: Option<(u64, bool)>,
-    pub(crate) released: Option<u64>,
+    /// The release that the peer has to know of, and whether its frame is queued.
+    release: Option<(Release, bool)>,
+    pub(crate) released: Option<Release>,
     pub(crate) sent: u64,
     pub(crate) resyncs: u64,
 }
@@ -129,6 +129,8 @@ impl SendState {
     pub(crate) fn link_up(&mut self) {
         self.link_down();
         self.linked = true;
+        // A new process of the peer doesn't know it.
+        self.release = self.release.take().or_else(|| Some((self.released.take()?, false)));
         self.frames.restart_numbers();
         self.last_rejected = 0;
     }
@@ -169,9 +171,10 @@ impl SendState {
         match content {
             Content::Sessions { numbers, .. } | Content::End { numbers, .. } => merge_max(&mut self.missed, &numbers),
             Content::Begin => {}
-            Content::Released { view } => {
-                let view = self.release.map_or(view, |(pending, _)| pending.max(view));
-                self.release = Some((view, false));
+            // Unless a later one is pending.
+            Content::Released(release) => {
+                let pending = self.release.take().map_or(release, |(pending, _)| pending);
+                self.release = Some((pending, false));
             }
         }
     }
@@ -285,12 +288,14 @@ impl SendState {
         self.sync = SyncProgress::Queued;
     }
 
-    /// Queues a Released frame for a view, to be sent after the full sync.
-    pub(crate) fn release(&mut self, view: u64) {
-        if self.released.is_none_or(|released| released < view)
-            && self.release.is_none_or(|(pending, _)| pending < view)
-        {
-            self.release = Some((view, false));
+    /// Queues a Released frame, to be sent after the full sync.
+    pub(crate) fn release(&mut self, release: Release) {
+        let is_known = match &self.release {
+            Some((pending, _)) => *pending == release,
+            None => self.released.as_ref() == Some(&release),
+        };
+        if !is_known {
+            self.release = Some((release, false));
         }
     }
 
@@ -300,10 +305,11 @@ impl SendState {
             SyncProgress::Queued | SyncProgress::Complete => true,
             SyncProgress::Required | SyncProgress::InProgress { .. } => false,
         };
-        if let (true, true, Some((view, false))) = (self.linked, is_synced, self.release) {
+        if let (true, true, Some((release, false))) = (self.linked, is_synced, self.release.clone()) {
             self.flush();
-            self.release = Some((view, true));
-            self.frames.push(Content::Released { view }, |number| NumberedFrame::Released { number, view });
+            self.release = Some((release.clone(), true));
+            let content = Content::Released(release.clone());
+            self.frames.push(content, |number| NumberedFrame::Released { number, release });
         }
     }
 
@@ -345,9 +351,9 @@ impl SendState {
                         self.sync = SyncProgress::Complete;
                     }
                 }
-                Content::Released { view } => {
-                    self.released = Some(view);
-                    self.release = self.release.filter(|(pending, _)| *pending > view);
+                Content::Released(release) => {
+                    self.release = self.release.take().filter(|(pending, _)| *pending != release);
+                    self.released = Some(release);
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 use vipgate_dataplane::session::standby::MAX_RECORDS_APPLIED;
 
-use crate::membership::replication::NumberedFrame;
+use crate::membership::replication::{NumberedFrame, Release};
 use crate::peer::frame::{self, LinkError};
 use crate::peer::proto::frame::Kind;
 use crate::peer::proto::{Released, Sessions, SyncBegin, SyncEnd};
@@ -16,7 +16,9 @@ pub(crate) fn encode(frame: NumberedFrame) -> Vec<u8> {
         }
         NumberedFrame::SyncBegin { number, round, view } => Kind::SyncBegin(SyncBegin { number, round, view }),
         NumberedFrame::SyncEnd { number, round } => Kind::SyncEnd(SyncEnd { number, round }),
-        NumberedFrame::Released { number, view } => Kind::Released(Released { number, view }),
+        NumberedFrame::Released { number, release: Release { view, policy } } => {
+            Kind::Released(Released { number, view, policy: policy.to_string() })
+        }
     })
 }
 
@@ -37,7 +39,10 @@ pub(crate) fn decode(kind: &Kind) -> Result<NumberedFrame, LinkError> {
             NumberedFrame::SyncBegin { number: *number, round: *round, view: *view }
         }
         Kind::SyncEnd(SyncEnd { number, round }) => NumberedFrame::SyncEnd { number: *number, round: *round },
-        Kind::Released(Released { number, view }) => NumberedFrame::Released { number: *number, view: *view },
+        Kind::Released(Released { number, view, policy }) => NumberedFrame::Released {
+            number: *number,
+            release: Release { view: *view, policy: policy.as_str().into() },
+        },
         Kind::Hello(_)
         | Kind::Farewell(_)
         | Kind::Heartbeat(_)

@@ -161,9 +161,12 @@ impl RecordReceiver<'_> {
                     }
                     self.end_round(view, needs_resync, purged, &mut round).await?;
                 }
-                Action::Released { view } => {
-                    self.update_status(|status| status.peer_released_view = status.peer_released_view.max(Some(view)));
-                    self.emit(PeerEvent::Released { gateway: self.peer.clone(), view }).await;
+                Action::Released(release) => {
+                    self.update_status(|status| {
+                        status.peer_released_view = status.peer_released_view.max(Some(release.view));
+                        status.peer_released_policy = Some(release.policy.clone());
+                    });
+                    self.emit(PeerEvent::Released { gateway: self.peer.clone(), release }).await;
                 }
             }
             if rejected > 0 {

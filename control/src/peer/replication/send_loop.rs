@@ -14,6 +14,7 @@ use vipgate_dataplane::replication::round::RecordChunk;
 use vipgate_dataplane::session::standby::MAX_RECORDS_APPLIED;
 use vipgate_dataplane::worker::command::Command;
 
+use crate::membership::replication::Release;
 use crate::membership::replication::send_state::{ChunkRequest, SendState};
 use crate::peer::frame::{self, LinkError};
 use crate::peer::proto::SyncRequest;
@@ -45,8 +46,8 @@ pub(crate) enum SendCommand {
     Resync(Arc<str>),
     /// Requests a full sync from a peer.
     RequestSync(Arc<str>),
-    /// Notifies a peer that the shards that a view moves away from it are released.
-    Release(Arc<str>, u64),
+    /// Notifies a peer that shards are released.
+    Release(Arc<str>, Release),
 }
 
 /// The send loop's handle of a link.
@@ -238,9 +239,9 @@ impl SendLoop {
                     let _ = link.urgent.try_send(frame::encode(Kind::SyncRequest(SyncRequest {})));
                 }
             }
-            SendCommand::Release(peer, view) => {
+            SendCommand::Release(peer, release) => {
                 if let Some(peer) = self.peers.get_mut(&peer) {
-                    peer.outbound.release(view);
+                    peer.outbound.release(release);
                 }
             }
         }
@@ -377,7 +378,7 @@ impl SendLoop {
     fn publish_status(&mut self, all: bool) {
         for (name, peer) in &mut self.peers {
             let outbound = &peer.outbound;
-            let now = (outbound.in_sync(), outbound.released, outbound.acknowledged_epoch);
+            let now = (outbound.in_sync(), outbound.released.as_ref().map(|it| it.view), outbound.acknowledged_epoch);
             if all || now != peer.published {
                 peer.published = now;
                 self.status.update(name, |status| {

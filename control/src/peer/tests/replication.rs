@@ -44,11 +44,12 @@ async fn each_peer_gets_the_sessions_it_is_the_replica_target_of() {
     wait_until("standby sessions", || b.workers.standby().len() == 300 && c.workers.standby().len() == 600).await;
     // A release: first the queued records, then the Released frame.
     (900..1000).for_each(|number| a.workers.open(number, B));
-    a.peers.release("b", 5);
+    let release = crate::peer::Release { view: 5, policy: "v1".into() };
+    a.peers.release("b", release.clone());
     let mut events = b.events;
     loop {
         let event = events.recv().await.unwrap();
-        if event == (PeerEvent::Released { gateway: "a".into(), view: 5 }) {
+        if event == (PeerEvent::Released { gateway: "a".into(), release: release.clone() }) {
             break;
         }
         assert!(matches!(event, PeerEvent::Synced { .. }));

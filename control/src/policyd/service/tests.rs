@@ -326,6 +326,7 @@ fn large(endpoints: u32) -> Placement {
         policy: "Service a/s".into(),
         vips: vec!["203.0.113.1".parse().unwrap()],
         gateway: None,
+        slot: None,
         remarks: vec![],
     };
     Placement { endpoints: (0..endpoints).map(endpoint).collect(), ..Placement::default() }

@@ -324,6 +324,7 @@ fn many(endpoints: u32, policy: &str, previous: &Publication) -> Arc<Publication
         policy: policy.into(),
         vips: vec!["203.0.113.1".parse().unwrap()],
         gateway: None,
+        slot: None,
         remarks: vec![],
     };
     let placement = Placement { endpoints: (0..endpoints).map(endpoint).collect(), ..Placement::default() };

@@ -112,6 +112,9 @@ struct Pair {
     dir: TempDir,
 }
 
+/// Number of the last nonce once a pair is in sync, however many kinds of resources there are.
+const SYNCED_NONCE: usize = 8;
+
 impl Pair {
     /// Without any policy.
     async fn new() -> Self {
@@ -131,6 +134,7 @@ impl Pair {
         for _ in Kind::ALL {
             pair.stream.expect_ack().await;
         }
+        pair.stream.set_last_nonce(SYNCED_NONCE);
         pair
     }
 }

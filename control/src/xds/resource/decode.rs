@@ -1,6 +1,7 @@
 //! Decodes and validates resources. Servers are not trusted: an invalid resource is rejected with the field and the
 //! reason. A decoded resource needs no further checks of its own.
 
+mod placement;
 mod service;
 
 use std::collections::BTreeSet;
@@ -14,10 +15,10 @@ use prost::Message;
 use thiserror::Error;
 use vipgate_dataplane::policy::limits::MAX_CLUSTER_PREFIXES;
 use vipgate_dataplane::policy::spec::{
-    AddressSelection, Announce, BlockSet, EgressSpec, EndpointSpec, Limits, NodeSpec, OnExhaustion, ShardSpec, VipSpec,
+    AddressSelection, Announce, EgressSpec, EndpointSpec, Limits, NodeSpec, OnExhaustion, ShardMapSpec, VipSpec,
 };
 use vipgate_dataplane::wire::ethernet;
-use vipgate_policy::compiler::{Cluster, MAX_BACKUPS, Peer, PlacedService};
+use vipgate_policy::compiler::{Cluster, Peer, PlacedService};
 use vipgate_policy::manifest::{UncoveredAction, unusable_address};
 
 use super::super::proto;
@@ -35,6 +36,8 @@ const MAX_TEXT_BYTES: usize = 64 << 10;
 pub enum Decoded {
     /// An egress policy.
     EgressPolicy(EgressSpec),
+    /// A shard map.
+    ShardMap(ShardMapSpec),
     /// A VIP.
     Vip(VipSpec),
     /// An endpoint.
@@ -87,6 +90,7 @@ pub fn decode(kind: Kind, name: &str, body: &[u8]) -> Result<Decoded, ResourceEr
     }
     match kind {
         Kind::EgressPolicy => egress_policy(name, &message(kind, body)?).map(Decoded::EgressPolicy),
+        Kind::ShardMap => placement::shard_map(name, &message(kind, body)?).map(Decoded::ShardMap),
         Kind::Vip => vip(name, &message(kind, body)?).map(Decoded::Vip),
         Kind::Endpoint => endpoint(name, &message(kind, body)?).map(Decoded::Endpoint),
         Kind::Service => service::service(name, &message(kind, body)?).map(Decoded::Service),
@@ -211,43 +215,9 @@ fn vip(name: &str, message: &proto::Vip) -> Result<VipSpec, ResourceError> {
             proto::Announce::Bgp => Announce::Bgp,
         },
         reserved_ports,
-        shards: shards(&message.shares)?,
+        shards: placement::shards(&message.shares)?,
+        shard_map: placement::shard_map_ref(message)?,
     })
-}
-
-fn shards(messages: &[proto::Share]) -> Result<Vec<ShardSpec>, ResourceError> {
-    let mut shards: Vec<ShardSpec> = Vec::with_capacity(messages.len());
-    for (i, shard) in messages.iter().enumerate() {
-        let field = |name: &str| format!("shares[{i}].{name}");
-        if shard.gateway.is_empty() || shards.iter().any(|other| *other.gateway == *shard.gateway) {
-            return Err(field_error(field("gateway"), format!("`{}` is empty or a duplicate", shard.gateway)));
-        }
-        let blocks = match shard.blocks.len() {
-            0 => None,
-            length => Some(shard.blocks.as_slice().try_into().map_err(|_| {
-                field_error(field("blocks"), format!("has {length} bytes, expected {} or none", BlockSet::BYTES))
-            })?),
-        };
-        shards.push(ShardSpec {
-            gateway: parse_text(&field("gateway"), &shard.gateway)?,
-            blocks: blocks.map(|bytes| Arc::new(BlockSet::from_bytes(bytes))),
-            backups: backups(shard, &field("backups"))?,
-        });
-    }
-    Ok(shards)
-}
-
-fn backups(shard: &proto::Share, field: &str) -> Result<Vec<Arc<str>>, ResourceError> {
-    check_len(&shard.backups, field, MAX_BACKUPS)?;
-    let mut backups: Vec<Arc<str>> = Vec::with_capacity(shard.backups.len());
-    for (i, name) in shard.backups.iter().enumerate() {
-        let field = format!("{field}[{i}]");
-        if name.is_empty() || *name == shard.gateway || backups.iter().any(|other| **other == **name) {
-            return Err(field_error(field, format!("`{name}` is empty, the shard's own gateway, or a duplicate")));
-        }
-        backups.push(parse_text(&field, name)?);
-    }
-    Ok(backups)
 }
 
 fn endpoint(name: &str, message: &proto::Endpoint) -> Result<EndpointSpec, ResourceError> {
@@ -271,7 +241,8 @@ fn endpoint(name: &str, message: &proto::Endpoint) -> Result<EndpointSpec, Resou
     check_entry_count(&message.remarks, "remarks")?;
     let remarks = message.remarks.iter().enumerate().map(|(i, remark)| parse_text(&format!("remarks[{i}]"), remark));
     let remarks = remarks.collect::<Result<_, _>>()?;
-    Ok(EndpointSpec { address: own, name: parse_text("name", &message.name)?, policy, vips, gateway, remarks })
+    let slot = placement::slot(message)?;
+    Ok(EndpointSpec { address: own, name: parse_text("name", &message.name)?, policy, vips, gateway, slot, remarks })
 }
 
 fn gateway(name: &str, message: &proto::Gateway) -> Result<Peer, ResourceError> {

@@ -2,14 +2,14 @@
 
 mod service;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
 use prost::Message;
 use vipgate_dataplane::policy::spec::{
-    AddressSelection, Announce, EgressSpec, EndpointSpec, NodeSpec, OnExhaustion, ShardSpec, VipSpec,
+    AddressSelection, Announce, EgressSpec, EndpointSpec, NodeSpec, OnExhaustion, ShardMapSpec, ShardSpec, VipSpec,
 };
 use vipgate_policy::compiler::{Cluster, Peer, Placement};
 use vipgate_policy::fingerprint::{Fingerprint, mix};
@@ -23,6 +23,7 @@ use super::{CLUSTER, Content, Key, Kind, SETTINGS};
 pub fn encode_all(placement: &Placement) -> Vec<(Key, Content)> {
     let mut all = Vec::with_capacity(placement.counts().iter().sum());
     all.extend(placement.policies.iter().map(egress_policy));
+    all.extend(placement.shard_maps.iter().map(shard_map));
     all.extend(placement.vips.iter().map(vip));
     all.extend(placement.endpoints.iter().map(endpoint));
     all.extend(placement.services.iter().map(service));
@@ -40,12 +41,13 @@ pub fn settings(counts: [usize; Kind::COUNTED], sum: u64) -> (Key, Content, Stri
     let message = proto::Settings {
         version: version.clone(),
         egress_policies: counts[0] as u64,
-        vips: counts[1] as u64,
-        endpoints: counts[2] as u64,
-        services: counts[3] as u64,
-        gateways: counts[4] as u64,
-        overlay_nodes: counts[5] as u64,
-        clusters: counts[6] as u64,
+        shard_maps: counts[1] as u64,
+        vips: counts[2] as u64,
+        endpoints: counts[3] as u64,
+        services: counts[4] as u64,
+        gateways: counts[5] as u64,
+        overlay_nodes: counts[6] as u64,
+        clusters: counts[7] as u64,
     };
     let (key, content) = resource(Kind::Settings, SETTINGS.into(), &message);
     (key, content, version)
@@ -106,8 +108,25 @@ pub fn vip(vip: &VipSpec) -> (Key, Content) {
         .into(),
         reserved_ports: vip.reserved_ports.iter().map(|port| u32::from(*port)).collect(),
         shares: vip.shards.iter().map(shard).collect(),
+        shard_map: vip.shard_map.as_ref().map(|it| it.map.to_string()).unwrap_or_default(),
+        rotation: vip.shard_map.as_ref().map_or(0, |it| it.rotation.into()),
     };
     resource(Kind::Vip, address.into(), &message)
+}
+
+/// Encodes a shard map.
+pub fn shard_map(map: &ShardMapSpec) -> (Key, Content) {
+    let gateways: BTreeSet<&Arc<str>> = map.orders.iter().flatten().collect();
+    let index: BTreeMap<&Arc<str>, u32> = gateways.iter().copied().zip(0..).collect();
+    let order =
+        |names: &Vec<Arc<str>>| proto::GatewayOrder { gateways: names.iter().map(|name| index[name]).collect() };
+    let message = proto::ShardMap {
+        name: map.name.to_string(),
+        gateways: gateways.iter().map(ToString::to_string).collect(),
+        orders: map.orders.iter().map(order).collect(),
+        slots: map.slots.iter().map(|slot| u32::from(*slot)).collect(),
+    };
+    resource(Kind::ShardMap, map.name.clone(), &message)
 }
 
 /// Encodes an endpoint.
@@ -119,6 +138,8 @@ pub fn endpoint(endpoint: &EndpointSpec) -> (Key, Content) {
         policy: endpoint.policy.to_string(),
         vips: endpoint.vips.iter().map(IpAddr::to_string).collect(),
         gateway: endpoint.gateway.as_deref().unwrap_or_default().to_owned(),
+        slot: endpoint.slot.as_ref().map_or(0, |it| u32::from(it.slot) + 1),
+        shard_map: endpoint.slot.as_ref().and_then(|it| it.map.as_deref()).unwrap_or_default().to_owned(),
         remarks: endpoint.remarks.iter().map(ToString::to_string).collect(),
     };
     resource(Kind::Endpoint, address.into(), &message)

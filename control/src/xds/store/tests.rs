@@ -41,14 +41,17 @@ pub(crate) fn policy_view(policy: &Policy) -> PolicyView {
     policies.sort_by_key(|policy| policy.name.clone());
     let vip = |vip: &Vip| {
         let (address, name, reserved_ports) = (vip.address, vip.name.clone(), vip.ports.reserved.to_vec());
-        (VipSpec { address, name, announce: vip.announce, reserved_ports, shards: vec![] }, vip.ports.guaranteed)
+        (
+            VipSpec { address, name, announce: vip.announce, reserved_ports, shards: vec![], shard_map: None },
+            vip.ports.guaranteed,
+        )
     };
     let mut vips: Vec<_> = policy.live_vips().map(vip).collect();
     vips.sort_by_key(|(vip, _)| vip.address);
     let endpoints = policy.endpoints().map(|(address, endpoint)| {
         let vips = policy.vips_of(endpoint).map(|vip| vip.address).collect();
         let policy = policy.egress_of(endpoint).spec.name.clone();
-        EndpointSpec { address, name: endpoint.name.clone(), policy, vips, gateway: None, remarks: vec![] }
+        EndpointSpec { address, name: endpoint.name.clone(), policy, vips, gateway: None, slot: None, remarks: vec![] }
     });
     let mut endpoints: Vec<_> = endpoints.collect();
     endpoints.sort_by_key(|endpoint| endpoint.address);

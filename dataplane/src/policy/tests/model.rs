@@ -174,6 +174,7 @@ impl ModelState {
                 policy: POLICIES[policy].into(),
                 vips: own.filter(|vip| is_vip(*vip) && vip.is_ipv4() == address.is_ipv4()).collect(),
                 gateway: None,
+                slot: None,
                 remarks: vec![],
             })
         };
@@ -182,6 +183,7 @@ impl ModelState {
         PolicySet {
             version,
             policies: policies.collect(),
+            shard_maps: Vec::new(),
             vips,
             endpoints,
             services: Vec::new(),
@@ -213,6 +215,7 @@ impl VipShape {
             announce: if self.routed { Announce::Bgp } else { Announce::L2 },
             reserved_ports: if self.reserved { vec![80, 443] } else { vec![] },
             shards: vec![],
+            shard_map: None,
         }
     }
 }
@@ -240,6 +243,7 @@ pub(super) fn invalid_policy(mut set: PolicySet, flaw: Flaw, at: Index) -> Optio
                 policy,
                 vips: vec![],
                 gateway: None,
+                slot: None,
                 remarks: vec![],
             });
         }

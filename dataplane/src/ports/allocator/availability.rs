@@ -23,7 +23,7 @@ impl Allocator {
     /// Result that [`Allocator::allocate`] would have.
     pub fn availability(
         &self,
-        (vip, part): (&VipPorts, Option<PortShard<'_>>),
+        (vip, part): (&VipPorts, PortShard<'_>),
         claim: AllocationClass,
         is_free: impl Fn(u16) -> bool,
     ) -> Availability {
@@ -32,7 +32,7 @@ impl Allocator {
             AllocationClass::Ordinary => vip.ordinary(self.range),
         };
         let Some(range) = range else { return Availability::Exhausted };
-        let blocks = part.unwrap_or(PortShard::ALL).blocks;
+        let blocks = part.blocks;
         let owned = &self.holdings[usize::from(vip.id.0)].owned;
         let choice = Selection { owned, candidates: Candidates { vip, blocks, range, stripe: Stripe::ALL }, random: 0 };
         let mut lookups = 0;

@@ -1,6 +1,7 @@
 //! Rendezvous hashing and VIP assignment, checked against brute-force definitions.
 
 mod backups;
+mod slots;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -42,7 +43,7 @@ fn gateways(capacities: &[usize]) -> Gateways<'static> {
 fn without(capacities: &[usize], removed: usize) -> Gateways<'static> {
     let mut rest = gateways(capacities);
     rest.all.remove(removed);
-    rest
+    Gateways::from_entries(rest.all)
 }
 
 fn all_of(gateways: &Gateways<'_>) -> Vec<GatewayId> {
@@ -57,40 +58,50 @@ fn vip(number: u8, v6: bool) -> IpAddr {
 #[derive(Clone, Debug)]
 struct Request {
     vip: IpAddr,
+    turn: usize,
     group: String,
     candidates: Vec<GatewayId>,
     shared: bool,
+    requires_zone: bool,
 }
 
 impl Request {
-    /// A VIP in a group of its own.
+    /// A VIP in a group of its own, with its number as its turn.
     fn single(number: u8, candidates: Vec<GatewayId>) -> Self {
         let vip = vip(number, false);
-        Self { vip, group: vip.to_string(), candidates, shared: false }
+        Self { vip, turn: number.into(), group: vip.to_string(), candidates, shared: false, requires_zone: false }
     }
+}
+
+fn assignment(gateways: &Gateways<'_>, requests: &[Request]) -> Assignment {
+    let vip_requests =
+        requests.iter().map(|Request { vip, turn, group, candidates, shared, requires_zone }| VipRequest {
+            vip: *vip,
+            turn: *turn,
+            group,
+            candidates: Candidates { name: "some".into(), ids: candidates.as_slice().into() },
+            shared: *shared,
+            requires_zone: *requires_zone,
+        });
+    gateways.assign(&vip_requests.collect::<Vec<_>>())
 }
 
 /// Owners of each VIP, by name.
 fn assigned(gateways: &Gateways<'_>, requests: &[Request]) -> BTreeMap<IpAddr, BTreeSet<String>> {
-    let vip_requests = requests.iter().map(|Request { vip, group, candidates, shared }| VipRequest {
-        vip: *vip,
-        group,
-        candidates: candidates.as_slice().into(),
-        shared: *shared,
-    });
-    let vip_requests: Vec<VipRequest<'_>> = vip_requests.collect();
-    let owners = gateways.assign(&vip_requests).owners;
+    let owners = assignment(gateways, requests).owners;
     assert!(owners.iter().all(|owners| owners.is_sorted_by(|a, b| a < b)), "each once, sorted by name");
     let names = |ids: Vec<GatewayId>| ids.into_iter().map(|id| gateways.name(id).to_string()).collect();
     requests.iter().map(|it| it.vip).zip(owners.into_iter().map(names)).collect()
 }
 
-fn score(gateways: &Gateways<'_>, id: GatewayId, vip: IpAddr) -> Score {
-    gateways.score(id, address_key(vip))
+/// Home and backups of the only VIP, by name.
+fn order_of(gateways: &Gateways<'_>, request: Request) -> Vec<Arc<str>> {
+    let Assignment { owners, backups } = assignment(gateways, &[request]);
+    owners[0].iter().chain(&backups[0]).map(|id| gateways.name(*id).clone()).collect()
 }
 
-fn all_blocks() -> impl Iterator<Item = BlockId> {
-    (0..).take(BLOCKS).map(BlockId)
+fn score(gateways: &Gateways<'_>, id: GatewayId, vip: IpAddr) -> Score {
+    gateways.score(id, address_key(vip))
 }
 
 fn some_of(count: usize) -> impl Strategy<Value = Vec<GatewayId>> {
@@ -101,10 +112,15 @@ fn some_of(count: usize) -> impl Strategy<Value = Vec<GatewayId>> {
 fn random_requests(gateways: usize) -> impl Strategy<Value = Vec<Request>> {
     let one = (any::<u8>(), any::<bool>(), "[a-d]", some_of(gateways), prop::bool::weighted(0.2));
     prop::collection::vec(one, 0..24).prop_map(|all| {
-        let mut requests: Vec<_> = all
-            .into_iter()
-            .map(|(number, v6, group, candidates, shared)| Request { vip: vip(number, v6), group, candidates, shared })
-            .collect();
+        let request = |(turn, (number, v6, group, candidates, shared))| Request {
+            vip: vip(number, v6),
+            turn,
+            group,
+            candidates,
+            shared,
+            requires_zone: false,
+        };
+        let mut requests: Vec<_> = all.into_iter().enumerate().map(request).collect();
         requests.sort_by_key(|it| it.vip);
         requests.dedup_by_key(|it| it.vip);
         requests
@@ -121,29 +137,29 @@ fn capacities(gateways: usize, max: usize) -> impl Strategy<Value = Vec<usize>> 
     prop::collection::vec(prop_oneof![3 => 1..=max, 1 => Just(UNLIMITED)], gateways)
 }
 
-/// All stable matchings: no VIP and gateway prefer each other to their assignment. A VIP prefers a higher score to its
-/// owner, a gateway prefers it to free capacity or to one of its VIPs.
-fn stable_assignments(gateways: &Gateways<'_>, requests: &[Request]) -> Vec<Vec<Option<GatewayId>>> {
-    let mut all = vec![Vec::new()];
-    for it in requests {
-        let choices = || it.candidates.iter().copied().map(Some).chain([None]);
-        all = all.iter().flat_map(|done| choices().map(move |next| [&done[..], &[next]].concat())).collect();
+/// The owner of each VIP that one gateway owns, by definition: in its turn the candidate with capacity and the fewest
+/// VIPs of its group and family, and of these the one with the highest score.
+fn owners_by_definition(gateways: &Gateways<'_>, requests: &[Request]) -> BTreeMap<IpAddr, Option<GatewayId>> {
+    let mut owners: Vec<(&Request, GatewayId)> = Vec::new();
+    let mut all = BTreeMap::new();
+    let mut in_turn: Vec<&Request> = requests.iter().collect();
+    in_turn.sort_by_key(|it| it.turn);
+    for it in in_turn {
+        let owned = |id: GatewayId| owners.iter().filter(move |(_, owner)| *owner == id);
+        let is_similar = |other: &Request| other.group == it.group && other.vip.is_ipv4() == it.vip.is_ipv4();
+        let in_group = |id: GatewayId| owned(id).filter(|(other, _)| !other.shared && is_similar(other)).count();
+        let mut eligible = it.candidates.clone();
+        eligible.retain(|id| owned(*id).count() < gateways.all[*id].capacity);
+        if it.shared {
+            owners.extend(eligible.into_iter().map(|id| (it, id)));
+            continue;
+        }
+        let fewest = eligible.iter().map(|id| in_group(*id)).min();
+        let best = eligible.into_iter().filter(|id| Some(in_group(*id)) == fewest);
+        let owner = best.max_by_key(|id| score(gateways, *id, it.vip));
+        owners.extend(owner.map(|id| (it, id)));
+        all.insert(it.vip, owner);
     }
-    all.retain(|assignment: &Vec<Option<GatewayId>>| {
-        let of = |id: GatewayId| assignment.iter().zip(requests).filter(move |(owner, _)| **owner == Some(id));
-        let is_full = |id: GatewayId| of(id).count() >= gateways.all[id].capacity;
-        let fits = (0..gateways.all.len()).all(|id| of(id).count() <= gateways.all[id].capacity);
-        let would_take = |id: GatewayId, vip: IpAddr| {
-            !is_full(id) || of(id).any(|(_, other)| score(gateways, id, other.vip) < score(gateways, id, vip))
-        };
-        let is_blocking = |(owner, it): (&Option<GatewayId>, &Request)| {
-            let better = |id: &GatewayId| {
-                owner.is_none_or(|owner| score(gateways, owner, it.vip) < score(gateways, *id, it.vip))
-            };
-            it.candidates.iter().any(|id| Some(*id) != *owner && better(id) && would_take(*id, it.vip))
-        };
-        fits && !assignment.iter().zip(requests).any(is_blocking)
-    });
     all
 }
 
@@ -194,32 +210,23 @@ proptest! {
     }
 
     #[test]
-    fn the_assignment_is_the_only_stable_matching(capacities in capacities(3, 2), requests in ungrouped(3, 5)) {
+    fn each_vip_has_the_best_candidate_of_its_turn(capacities in capacities(4, 3), requests in random_requests(4)) {
         let gateways = gateways(&capacities);
         let assigned = assigned(&gateways, &requests);
-        let got: Vec<Option<GatewayId>> = requests
-            .iter()
-            .map(|it| (0..capacities.len()).find(|id| assigned[&it.vip].contains(&**gateways.name(*id))))
-            .collect();
-        prop_assert_eq!(stable_assignments(&gateways, &requests), vec![got]);
+        for (vip, owner) in owners_by_definition(&gateways, &requests) {
+            let name: BTreeSet<String> = owner.map(|id| gateways.name(id).to_string()).into_iter().collect();
+            prop_assert_eq!(&assigned[&vip], &name, "{}", vip);
+        }
     }
 
-    /// An added VIP displaces the VIP with the lowest score, which displaces one with a lower score, and so on; so each
-    /// gateway loses at most one. The same holds in reverse, when a VIP is removed.
+    /// Whether gateways have limits, and whether VIPs have groups. The same holds in reverse, when it is removed.
     #[test]
-    fn an_added_or_removed_vip_displaces_at_most_one_vip_per_gateway(
-        capacities in capacities(5, 3), requests in ungrouped(5, 16),
-    ) {
+    fn a_vip_with_the_last_turn_displaces_nothing(capacities in capacities(5, 3), requests in random_requests(5)) {
         let gateways = gateways(&capacities);
-        let Some((_, before)) = requests.split_last() else { return Ok(()) };
-        let (before, after) = (assigned(&gateways, before), assigned(&gateways, &requests));
-        let mut losers: Vec<_> = moved(&before, &after).into_iter().map(|(from, _)| from).collect();
-        let count = losers.len();
-        losers.sort_unstable();
-        losers.dedup();
-        prop_assert!(losers.len() == count, "{:?}", moved(&before, &after));
-        let had_owner = losers.iter().all(|from| !from.is_empty());
-        prop_assert!(had_owner, "an unassigned VIP gets no owner: {:?}", moved(&before, &after));
+        let last = requests.iter().map(|it| it.turn).max();
+        let before: Vec<Request> = requests.iter().filter(|it| Some(it.turn) != last).cloned().collect();
+        let (before, after) = (assigned(&gateways, &before), assigned(&gateways, &requests));
+        prop_assert!(moved(&before, &after).is_empty(), "{:?}", moved(&before, &after));
     }
 
     /// Each VIP that the added gateway takes frees capacity elsewhere, which is filled as above. The same holds in
@@ -249,7 +256,7 @@ proptest! {
         }
     }
 
-    /// For endpoints, blocks, and VIPs without limits and groups.
+    /// For endpoints, and VIPs without limits and groups.
     #[test]
     fn without_limits_an_added_or_removed_gateway_moves_only_its_own_keys(
         count in 2..=NAMES.len(), at in any::<prop::sample::Index>(), number in any::<u8>(), key in any::<u64>(),
@@ -262,24 +269,13 @@ proptest! {
         };
         prop_assert!(stays(&winner(&fewer).unwrap(), &winner(&all).unwrap()));
 
-        let vip = vip(number, false);
-        let owners = |gateways: &Gateways<'_>| -> Vec<Arc<str>> {
-            let blocks = gateways.port_blocks(vip, &all_of(gateways));
-            let owner = |block| {
-                let owners: Vec<_> = (0..blocks.len()).filter(|at| blocks[*at].contains(block)).collect();
-                assert_eq!(owners.len(), 1, "each block has one owner");
-                gateways.name(owners[0]).clone()
-            };
-            all_blocks().map(owner).collect()
-        };
-        prop_assert!(owners(&fewer).iter().zip(owners(&all)).all(|(before, after)| stays(before, &after)));
-
-        let single =
-            |gateways: &Gateways<'_>| assigned(gateways, &[Request::single(number, all_of(gateways))])[&vip].clone();
-        let (before, after) = (single(&fewer), single(&all));
-        prop_assert!(stays(before.first().unwrap(), after.first().unwrap()));
-        let first = all.winner(&all_of(&all), address_key(vip)).map(|id| all.name(id).to_string());
-        prop_assert_eq!(after.first(), first.as_ref());
+        let order = |gateways: &Gateways<'_>| order_of(gateways, Request::single(number, all_of(gateways)));
+        let (before, after) = (order(&fewer), order(&all));
+        prop_assert!(stays(&before[0], &after[0]));
+        let others: Vec<_> = after.iter().filter(|name| ***name != *NAMES[at]).collect();
+        prop_assert_eq!(&others, &before.iter().take(others.len()).collect::<Vec<_>>());
+        let first = all.winner(&all_of(&all), address_key(vip(number, false))).map(|id| all.name(id));
+        prop_assert_eq!(after.first(), first);
     }
 
     /// The numbers of a group's VIPs per gateway differ by at most one, for each family. Groups don't affect each
@@ -290,7 +286,8 @@ proptest! {
     ) {
         let gateways = gateways(&vec![UNLIMITED; count]);
         let grouped = |group: &str, (number, v6): (u8, bool)| {
-            Request { vip: vip(number, v6), group: group.into(), candidates: all_of(&gateways), shared: false }
+            let single = Request::single(number, all_of(&gateways));
+            Request { vip: vip(number, v6), group: group.into(), ..single }
         };
         let (one, two): (Vec<_>, Vec<_>) = numbers.into_iter().partition(|(number, _)| number % 3 > 0);
         let one: Vec<_> = one.into_iter().map(|it| grouped("one", it)).collect();
@@ -320,24 +317,22 @@ fn keys_are_spread_evenly() {
     }
     // Standard deviation: 40.
     assert!(counts.iter().all(|count| (1_840..2_160).contains(count)), "{counts:?}");
-    let blocks = gateways.port_blocks(vip(1, true), &all_of(&gateways));
-    let counts: Vec<_> = blocks.iter().map(BlockSet::count).collect();
-    // Standard deviation: 13.
-    assert!(counts.iter().all(|count| (150..260).contains(count)), "{counts:?}");
-    assert_eq!(counts.iter().sum::<u32>() as usize, BLOCKS);
 }
 
 #[test]
-fn a_group_exceeds_its_limit_on_gateways_with_capacity_when_others_are_full() {
+fn a_group_is_spread_over_gateways_with_capacity_when_others_are_full() {
     let gateways = gateways(&[1, UNLIMITED, UNLIMITED]);
-    let group: Vec<_> = (1..=9)
-        .map(|number| Request { group: "g".into(), ..Request::single(number, vec![0, 1, 2]) })
-        .chain([Request { group: "g".into(), ..Request::single(100, vec![0]) }])
-        .collect();
-    let assigned = assigned(&gateways, &group);
-    let has = |name: &str| assigned.values().filter(|owners| owners.contains(name)).count();
-    assert_eq!((has("gw-a"), has("gw-b") + has("gw-c")), (1, 8 + usize::from(!assigned[&vip(100, false)].is_empty())));
-    assert!(has("gw-b") >= 3 && has("gw-c") >= 3);
+    // One more VIP has one candidate. Whether it has its turn first or last decides on the only VIP of that gateway.
+    for (turn, expected) in [(0, [0, 5, 4]), (100, [1, 4, 4])] {
+        let in_group = |number| Request { group: "g".into(), ..Request::single(number, vec![0, 1, 2]) };
+        let other = Request { group: "g".into(), turn, ..Request::single(100, vec![0]) };
+        let assigned = assigned(&gateways, &(1..=9).map(in_group).chain([other]).collect::<Vec<_>>());
+        let others = || assigned.iter().filter(|(it, _)| **it != vip(100, false));
+        let mut counts =
+            ["gw-a", "gw-b", "gw-c"].map(|name| others().filter(|(_, names)| names.contains(name)).count());
+        counts[1..].sort_unstable_by_key(|count| Reverse(*count));
+        assert_eq!((counts, assigned[&vip(100, false)].len()), (expected, usize::from(turn == 0)));
+    }
 }
 
 #[test]

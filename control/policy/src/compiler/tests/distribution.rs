@@ -4,6 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
 
+const OLDER: &str = ", creationTimestamp: \"2020-01-01T00:00:00Z\"";
+const NEWER: &str = ", creationTimestamp: \"2021-01-01T00:00:00Z\"";
+
 fn node(name: &str, zone: &str) -> String {
     format!("apiVersion: v1\nkind: Node\nmetadata: {{name: {name}, labels: {{topology.kubernetes.io/zone: {zone}}}}}\n")
 }
@@ -31,14 +34,16 @@ fn placement(documents: &[String]) -> (Placement, Vec<String>) {
 
 /// The gateway of each endpoint; empty where there is none.
 fn gateways_of(placement: &Placement) -> BTreeMap<IpAddr, String> {
-    let name = |it: &EndpointSpec| it.gateway.as_deref().unwrap_or_default().to_owned();
+    let name = |it: &EndpointSpec| placement.gateway_of(it).map(ToString::to_string).unwrap_or_default();
     placement.endpoints.iter().map(|it| (it.address, name(it))).collect()
 }
 
-/// The owners of each VIP.
+/// The owners of each VIP, sorted.
 fn owners(placement: &Placement) -> BTreeMap<IpAddr, Vec<String>> {
-    let names = |vip: &VipSpec| vip.shards.iter().map(|shard| shard.gateway.to_string()).collect();
-    placement.vips.iter().map(|vip| (vip.address, names(vip))).collect()
+    let homes = |vip: &VipSpec| -> BTreeSet<_> {
+        block_orders(placement, vip).iter().map(|order| order[0].to_string()).collect()
+    };
+    placement.vips.iter().map(|vip| (vip.address, homes(vip).into_iter().collect())).collect()
 }
 
 #[test]
@@ -142,7 +147,7 @@ fn zone_affinity_selects_a_gateway_on_the_node_then_in_the_zone() {
 }
 
 #[test]
-fn a_bgp_vip_is_sharded_over_all_candidates_and_an_l2_vip_has_one_owner() {
+fn a_bgp_vip_is_distributed_over_all_candidates_and_an_l2_vip_has_one_owner() {
     let mut documents: Vec<String> = ["gw-a", "gw-b", "gw-c", "gw-d"].iter().map(|name| gateway(name, "")).collect();
     documents.extend([
         bgp_pool(),
@@ -166,26 +171,32 @@ fn a_bgp_vip_is_sharded_over_all_candidates_and_an_l2_vip_has_one_owner() {
             "198.51.100.2" | "198.51.100.3" => assert_eq!(names, ["gw-b", "gw-d"]),
             _ => {
                 assert!(names.len() == 1 && spec.shards[0].blocks.is_none(), "{vip}: {names:?}");
+                assert_eq!(spec.shard_map, None, "{vip}");
                 continue;
             }
         }
-        let shards: Vec<_> = spec.shards.iter().map(|shard| shard.blocks.as_deref().unwrap()).collect();
-        let count_owners = |block| shards.iter().filter(|blocks| blocks.contains(block)).count();
-        assert!((0..).take(BLOCKS).all(|block| count_owners(BlockId(block)) == 1), "{vip}: each block has one owner");
-        let mean = BLOCKS / shards.len();
-        assert!(
-            shards.iter().map(|blocks| blocks.count() as usize).all(|count| (mean / 2..mean * 2).contains(&count)),
-            "{vip}"
-        );
+        assert_eq!(spec.shards, [], "{vip}");
+        let mut counts: BTreeMap<Arc<str>, usize> = BTreeMap::new();
+        for order in block_orders(&placement, spec) {
+            *counts.entry(order[0].clone()).or_default() += 1;
+        }
+        let mean = SLOTS / names.len();
+        assert!(counts.values().all(|count| (mean / 2..mean * 2).contains(count)), "{vip}: {counts:?}");
     }
+    // VIPs of one policy share a map, at different rotations; and its endpoints have slots of it.
+    let of = |vip: &str| placement.vips.iter().find(|spec| spec.address == ip(vip)).unwrap().shard_map.clone().unwrap();
+    let (one, other) = (of("198.51.100.2"), of("198.51.100.3"));
+    assert!(one.map == other.map && one.rotation != other.rotation);
+    assert!(placement.endpoints.iter().all(|it| it.gateway.is_none() && it.slot.as_ref().unwrap().map.is_none()));
 }
 
 #[test]
-fn a_bgp_vip_with_one_candidate_has_one_shard_with_all_blocks() {
+fn all_slots_of_a_bgp_vip_with_one_candidate_are_at_that_gateway() {
     let names_one = policy("p", "", "{serviceRef: {name: s}, gateways: {names: [gw-a]}}");
     let vip = service("s", "", 80, &["198.51.100.1"]);
     let (placement, _) = placement(&[bgp_pool(), gateway("gw-a", ""), gateway("gw-b", ""), vip, names_one]);
-    assert_eq!(placement.vips[0].shards, [ShardSpec { gateway: "gw-a".into(), blocks: None, backups: vec![] }]);
+    let map = shard_map(&placement, &placement.vips[0].shard_map.as_ref().unwrap().map);
+    assert_eq!((&map.orders, &map.slots), (&vec![vec!["gw-a".into()]], &vec![0; SLOTS]));
 }
 
 #[test]
@@ -205,16 +216,14 @@ fn a_gateway_without_shards_gets_the_complete_policy() {
     assert_eq!((&idle.set.vips, &idle.set.endpoints), (&idle.placement.vips, &idle.placement.endpoints));
     assert_eq!((idle.set.vips.len(), idle.set.endpoints.len(), messages(&idle)), (3, 3, vec![]));
     assert!(gateways_of(&idle.placement).values().all(|name| name == "gw-a" || name == "gw-b"));
-    let gateways = |vip: &VipSpec| -> Vec<Arc<str>> {
-        let names = |shard: &ShardSpec| [vec![shard.gateway.clone()], shard.backups.clone()].concat();
-        vip.shards.iter().flat_map(names).collect()
-    };
-    assert!(idle.set.vips.iter().all(|vip| !gateways(vip).contains(&"gw-c".into())));
+    let gateways = |placement: &Placement, vip: &VipSpec| block_orders(placement, vip).concat();
+    assert!(idle.set.vips.iter().all(|vip| !gateways(&idle.placement, vip).contains(&"gw-c".into())));
     // For a VIP without a policy every gateway is eligible.
     let mut documents = documents.to_vec();
     documents.push(service("t", "", 80, &["198.51.100.3"]));
-    let all = compiled_for("gw-c", &documents).set.vips;
-    assert!(gateways(all.iter().find(|vip| vip.address == ip("198.51.100.3")).unwrap()).contains(&"gw-c".into()));
+    let all = compiled_for("gw-c", &documents).placement;
+    let vip = all.vips.iter().find(|vip| vip.address == ip("198.51.100.3")).unwrap();
+    assert!(gateways(&all, vip).contains(&"gw-c".into()));
 }
 
 #[test]
@@ -266,7 +275,8 @@ fn vips_of_a_policy_are_spread_over_gateways_up_to_max_addresses() {
             assert_eq!(of.len(), 3, "each gateway has one of each family: {owners:?}");
         }
     }
-    // With a capacity of three VIPs in total, a gateway without a VIP of a family has no endpoints of that family.
+    // With a capacity of three VIPs in total, the first three of the list have owners; and a gateway without a VIP of a
+    // family has no endpoints of that family.
     let (placement, _) = placement(&documents("maxAddresses: 1"));
     let owners = owners(&placement);
     assert_eq!(owners.len(), 3, "VIPs without an owner are left out: {owners:?}");
@@ -274,7 +284,7 @@ fn vips_of_a_policy_are_spread_over_gateways_up_to_max_addresses() {
     for endpoint in &placement.endpoints {
         let of_family: Vec<_> = owners.iter().filter(|(vip, _)| vip.is_ipv4() == endpoint.address.is_ipv4()).collect();
         let name = endpoint.gateway.as_deref().unwrap_or_default();
-        assert_eq!(endpoint.vips.len(), usize::from(!of_family.is_empty()));
+        assert_eq!(endpoint.vips.len(), of_family.len());
         assert!(of_family.is_empty() || of_family.iter().any(|(_, owners)| owners[0] == name));
     }
     // An endpoint without a gateway with capacity gets a warning.
@@ -291,12 +301,12 @@ fn vips_of_a_policy_are_spread_over_gateways_up_to_max_addresses() {
 }
 
 #[test]
-fn backups_of_a_shard_are_the_other_owners_or_the_other_candidates() {
+fn backups_are_the_other_owners_or_the_other_candidates() {
     let mut documents: Vec<String> =
         ["gw-a", "gw-b", "gw-c", "gw-d", "gw-e"].iter().map(|name| gateway(name, "")).collect();
     documents.extend([
         bgp_pool(),
-        service("s", EGRESS, 80, &["198.51.100.1", "198.51.100.2", "203.0.113.1"]),
+        service("s", EGRESS, 80, &["198.51.100.1", "203.0.113.1"]),
         pod("a", "x", "", "10.0.0.2"),
         policy(
             "p",
@@ -306,23 +316,60 @@ fn backups_of_a_shard_are_the_other_owners_or_the_other_candidates() {
         policy("q", "", "{selectors: [{podSelector: {}}], addresses: [203.0.113.4], gateways: {names: [gw-c]}}"),
     ]);
     let (placement, _) = placement(&documents);
-    let shards = |vip: &str| &placement.vips.iter().find(|it| it.address == ip(vip)).unwrap().shards;
-    for (one, other) in shards("198.51.100.1").iter().zip(shards("198.51.100.2")) {
-        assert_eq!((&one.gateway, &one.backups), (&other.gateway, &other.backups), "of one Service");
-        assert_eq!(one.backups.len(), MAX_BACKUPS);
-    }
-    let [single] = &shards("203.0.113.1")[..] else { panic!("one owner") };
-    let same_home = shards("198.51.100.1").iter().find(|shard| shard.gateway == single.gateway).unwrap();
-    assert_eq!(single.backups, same_home.backups, "the same backups with either announce mode");
-    let order = |vip: &str| -> Vec<Vec<Arc<str>>> {
-        shards(vip).iter().map(|shard| [vec![shard.gateway.clone()], shard.backups.clone()].concat()).collect()
+    let orders = |vip: &str| -> Vec<Vec<Arc<str>>> {
+        block_orders(&placement, placement.vips.iter().find(|it| it.address == ip(vip)).unwrap())
     };
-    assert_eq!(order("198.51.100.3"), [["gw-b".into(), "gw-d".into()], ["gw-d".into(), "gw-b".into()]]);
-    let mut both = order("203.0.113.3").concat();
-    both.sort_unstable();
-    assert_eq!(both, ["gw-b".into(), "gw-d".into()]);
+    let distinct = |orders: Vec<Vec<Arc<str>>>| orders.into_iter().collect::<BTreeSet<_>>();
+    for vip in ["198.51.100.1", "203.0.113.1"] {
+        for order in orders(vip) {
+            assert_eq!(order.iter().collect::<BTreeSet<_>>().len(), 1 + MAX_BACKUPS, "{vip}: {order:?}");
+        }
+    }
+    assert_eq!(distinct(orders("198.51.100.1")).len(), 5 * 4 * 3 * 2, "slots of a gateway have different backups");
+    let both = [vec!["gw-b".into(), "gw-d".into()], vec!["gw-d".into(), "gw-b".into()]];
+    assert_eq!(distinct(orders("198.51.100.3")), both.clone().into());
+    assert!(orders("203.0.113.3").len() == 1 && both.contains(&orders("203.0.113.3")[0]));
     // Its policy allows one gateway, so there is no backup.
-    assert_eq!(order("203.0.113.4"), [["gw-c".into()]]);
+    assert_eq!(orders("203.0.113.4"), [["gw-c".into()]]);
+}
+
+/// Endpoints of both kinds of VIPs are placed by slot, unless no gateway near enough has a distributed VIP.
+#[test]
+fn endpoints_of_a_policy_with_both_kinds_of_vips_are_placed_by_slots() {
+    let documents = |affinity: &str, limit: &str| {
+        vec![
+            bgp_pool(),
+            gateway_with("gw-1", "zone: z1"),
+            // At capacity after the first VIP: it has no part of the second one.
+            gateway_with("gw-2", &format!("zone: z2{limit}")),
+            service("r", OLDER, 80, &["203.0.113.1"]),
+            service("s", NEWER, 80, &["198.51.100.1"]),
+            policy("o", OLDER, "{serviceRef: {name: r}, gateways: {names: [gw-2]}}"),
+            pod("a", "x", "app: x", "10.0.0.1").replace("containers", "nodeName: n2, containers"),
+            node("n2", "z2"),
+            policy(
+                "p",
+                NEWER,
+                &format!(
+                    "{{selectors: [{{podSelector: {{}}}}], addresses: [203.0.113.1, 198.51.100.1], \
+                     zoneAffinity: {affinity}}}"
+                ),
+            ),
+        ]
+    };
+    for (affinity, limit, expected) in [
+        ("Require", "", "slot gw-2"),
+        ("Require", ", maxAddresses: 1", "gateway gw-2"),
+        ("Prefer", ", maxAddresses: 1", "slot gw-1"),
+    ] {
+        let (placement, warnings) = placement(&documents(affinity, limit));
+        assert_eq!(warnings, [""; 0]);
+        let [endpoint] = &placement.endpoints[..] else { panic!("one endpoint") };
+        let by = if endpoint.slot.is_some() { "slot" } else { "gateway" };
+        let got = format!("{by} {}", placement.gateway_of(endpoint).unwrap());
+        assert_eq!(got, expected, "{affinity}{limit}: {endpoint:?}");
+        assert!(placement.shard_maps.iter().all(|map| !map.orders.is_empty() && !map.orders.contains(&Vec::new())));
+    }
 }
 
 #[test]

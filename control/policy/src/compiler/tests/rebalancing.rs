@@ -4,6 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
+use proptest::test_runner::TestCaseResult;
+use vipgate_coverage::{Coverage, property};
 use vipgate_dataplane::policy::spec::Announce;
 
 use super::*;
@@ -41,55 +43,85 @@ pub(super) fn documents_with_gateways() -> impl Strategy<Value = Vec<String>> {
     )
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
-
-    #[test]
-    fn each_endpoint_has_one_gateway_that_owns_its_vips_or_a_diagnostic(documents in documents_with_gateways()) {
+#[test]
+fn each_endpoint_has_a_gateway_that_owns_its_vips_or_a_diagnostic() {
+    let classes = [
+        "standalone",
+        "listed shard",
+        "slot of the VIP's map",
+        "slot of another map",
+        "endpoint without a gateway",
+        "VIP with backups",
+        "gateway at its limit",
+    ];
+    let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };
+    property(config, &documents_with_gateways(), &classes, |documents, coverage| {
         let Outcome { placement, diagnostics, .. } = compiled(&documents);
         if placement.peers.is_empty() {
-            prop_assert!(placement.vips.iter().all(|vip| vip.shards.is_empty()));
-            prop_assert!(placement.endpoints.iter().all(|endpoint| endpoint.gateway.is_none()));
+            prop_assert!(placement.vips.iter().all(|vip| vip.shards.is_empty() && vip.shard_map.is_none()));
+            prop_assert!(placement.endpoints.iter().all(|it| it.gateway.is_none() && it.slot.is_none()));
+            coverage.count("standalone");
             return Ok(());
         }
         for endpoint in &placement.endpoints {
-            let home = endpoint.gateway.as_ref();
-            let is_owned = |vip: &&VipSpec| vip.shards.iter().any(|shard| Some(&shard.gateway) == home);
-            let own = endpoint.vips.iter().map(|own| placement.vips.iter().find(|vip| vip.address == *own).unwrap());
-            prop_assert_eq!(own.filter(is_owned).count(), endpoint.vips.len(), "{}", endpoint.address);
-            prop_assert_eq!(home.is_none(), endpoint.vips.is_empty());
-            let is_reported = home.is_some() || !diagnostics.is_empty();
+            check_endpoint(&placement, endpoint, coverage)?;
+            let is_reported = placement.gateway_of(endpoint).is_some() || !diagnostics.is_empty();
             prop_assert!(is_reported, "{} has no VIP and no diagnostic", endpoint.address);
         }
         for vip in &placement.vips {
-            let names: BTreeSet<_> = vip.shards.iter().map(|shard| &shard.gateway).collect();
-            prop_assert!(!names.is_empty() && names.len() == vip.shards.len());
-            let has_blocks = vip.shards.iter().all(|shard| shard.blocks.is_some() == (names.len() > 1));
-            for shard in &vip.shards {
-                let backups: BTreeSet<_> = shard.backups.iter().collect();
-                prop_assert_eq!(backups.len(), shard.backups.len());
-                prop_assert!(!backups.contains(&shard.gateway));
-                prop_assert!(backups.iter().all(|name| placement.peers.iter().any(|peer| peer.name == **name)));
-                if names.len() > 1 {
-                    prop_assert!(backups.is_subset(&names) && backups.len() == (names.len() - 1).min(MAX_BACKUPS));
-                }
-            }
-            prop_assert!(has_blocks && (names.len() == 1 || vip.announce != Announce::L2));
-        }
-        // VIPs of one Service or policy with the same home have the same backups.
-        for (one, other) in placement.vips.iter().zip(placement.vips.iter().skip(1)) {
-            let is_l2 = one.announce == Announce::L2 && other.announce == Announce::L2;
-            if is_l2 && one.name == other.name && one.shards[0].gateway == other.shards[0].gateway {
-                prop_assert_eq!(&one.shards[0].backups, &other.shards[0].backups);
-            }
+            check_vip(&placement, vip, coverage)?;
         }
         for Peer { name, .. } in &placement.peers {
             let spec = documents.iter().find(|it| it.contains("kind: Gateway") && it.contains(&**name)).unwrap();
             let limit = [1, 2].into_iter().find(|max| spec.contains(&format!("maxAddresses: {max}")));
-            let owns = |vip: &&VipSpec| vip.shards.iter().any(|shard| shard.gateway == *name);
-            prop_assert!(placement.vips.iter().filter(owns).count() <= limit.unwrap_or(usize::MAX));
+            let owns = |vip: &&VipSpec| block_orders(&placement, vip).iter().any(|order| order[0] == *name);
+            let owned = placement.vips.iter().filter(owns).count();
+            prop_assert!(owned <= limit.unwrap_or(usize::MAX));
+            coverage.add("gateway at its limit", u64::from(Some(owned) == limit));
         }
+        Ok(())
+    });
+}
+
+fn check_endpoint(placement: &Placement, endpoint: &EndpointSpec, coverage: &Coverage) -> TestCaseResult {
+    let home = placement.gateway_of(endpoint);
+    prop_assert_eq!(home.is_none(), endpoint.vips.is_empty());
+    let own = endpoint.vips.iter().map(|own| placement.vips.iter().find(|vip| vip.address == *own).unwrap());
+    let owns = |vip: &VipSpec| block_orders(placement, vip).iter().any(|order| Some(&order[0]) == home);
+    prop_assert_eq!(own.clone().any(owns), home.is_some(), "{}", endpoint.address);
+    if let Some(slot) = &endpoint.slot {
+        prop_assert!(endpoint.gateway.is_none() && usize::from(slot.slot) < SLOTS);
+        prop_assert_eq!(slot_order(placement, endpoint).unwrap().first(), home);
+        let maps: BTreeSet<_> = own.filter_map(|vip| vip.shard_map.as_ref()).map(|it| &it.map).collect();
+        // Without a name, it is unambiguous.
+        prop_assert!(slot.map.is_some() || maps.len() == 1, "{:?}", maps);
+        coverage.count(if slot.map.is_some() { "slot of another map" } else { "slot of the VIP's map" });
+    } else {
+        prop_assert_eq!(endpoint.gateway.as_ref(), home);
+        coverage.count(if home.is_some() { "listed shard" } else { "endpoint without a gateway" });
     }
+    Ok(())
+}
+
+fn check_vip(placement: &Placement, vip: &VipSpec, coverage: &Coverage) -> TestCaseResult {
+    match vip.announce {
+        Announce::L2 => {
+            prop_assert!(vip.shards.len() == 1 && vip.shards[0].blocks.is_none() && vip.shard_map.is_none());
+        }
+        Announce::Bgp => prop_assert!(vip.shards.is_empty() && vip.shard_map.is_some()),
+    }
+    let orders = block_orders(placement, vip);
+    let all: BTreeSet<_> = orders.iter().flatten().collect();
+    prop_assert!(all.iter().all(|name| placement.peer(name).is_some()));
+    for order in &orders {
+        prop_assert_eq!(order.iter().collect::<BTreeSet<_>>().len(), order.len(), "each once");
+        prop_assert!((1..=1 + MAX_BACKUPS).contains(&order.len()));
+        if vip.announce == Announce::Bgp {
+            prop_assert_eq!(order.len(), all.len().min(1 + MAX_BACKUPS));
+        }
+        coverage.add("VIP with backups", u64::from(order.len() > 1));
+    }
+    Ok(())
 }
 
 /// A tenant: a Service with one VIP, or one of each family, and pods.
@@ -136,15 +168,12 @@ impl Owners {
         assert_eq!(warnings, []);
         let mut owners = Self::default();
         for vip in &placement.vips {
-            let address = vip.address;
-            for ShardSpec { gateway, blocks, backups: _ } in &vip.shards {
-                owners.vips.entry(address).or_default().insert(gateway.clone());
-                let is_own = |block: &u16| blocks.as_ref().is_none_or(|own| own.contains(BlockId(*block)));
-                let own = (0..).take(BLOCKS).filter(is_own);
-                owners.blocks.extend(own.map(|block| ((address, block), gateway.clone())));
-            }
+            let homes = block_orders(&placement, vip).into_iter().map(|order| order[0].clone());
+            let homes: Vec<Arc<str>> = homes.collect();
+            owners.vips.insert(vip.address, homes.iter().cloned().collect());
+            owners.blocks.extend((0..).zip(homes).map(|(block, home)| ((vip.address, block), home)));
         }
-        let gateway = |it: &EndpointSpec| it.gateway.clone().unwrap();
+        let gateway = |it: &EndpointSpec| placement.gateway_of(it).unwrap().clone();
         owners.endpoints = placement.endpoints.iter().map(|it| (it.address, gateway(it))).collect();
         owners
     }

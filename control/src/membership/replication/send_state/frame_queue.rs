@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::RecordNumbers;
-use crate::membership::replication::{NumberedFrame, ProtocolViolation, WINDOW};
+use crate::membership::replication::{NumberedFrame, ProtocolViolation, Release, WINDOW};
 
 /// Encodes a frame for the link.
 pub(crate) type EncodeFrame = fn(NumberedFrame) -> Vec<u8>;
@@ -23,9 +23,7 @@ pub(super) enum Content {
         epoch: u64,
         numbers: RecordNumbers,
     },
-    Released {
-        view: u64,
-    },
+    Released(Release),
 }
 
 /// A frame that is queued or unacknowledged.

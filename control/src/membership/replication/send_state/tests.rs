@@ -17,6 +17,10 @@ const WORKERS: u32 = 2;
 /// Rows that a worker scans for one chunk.
 const CHUNK_ROWS: usize = 3;
 
+fn released(view: u64) -> Release {
+    Release { view, policy: "".into() }
+}
+
 fn frame(bytes: &[u8]) -> NumberedFrame {
     decode_numbered(&Frame::decode(&bytes[4..]).unwrap().kind.unwrap()).unwrap()
 }
@@ -28,7 +32,7 @@ fn send_frames(outbound: &mut SendState) -> Vec<String> {
             NumberedFrame::Sessions { records, .. } => format!("{} sessions", records.len()),
             NumberedFrame::SyncBegin { .. } => "begin".to_owned(),
             NumberedFrame::SyncEnd { .. } => "end".to_owned(),
-            NumberedFrame::Released { view, .. } => format!("released {view}"),
+            NumberedFrame::Released { release, .. } => format!("released {}{}", release.view, release.policy),
         })
         .collect()
 }
@@ -92,7 +96,7 @@ fn records_over_the_queue_limit_are_dropped_and_covered_by_a_full_sync() {
 fn a_release_is_sent_last_and_repeated_until_acknowledged() {
     let mut outbound = synced();
     outbound.push(0, 1, &session_record(1));
-    outbound.release(9);
+    outbound.release(released(9));
     assert_eq!(send_frames(&mut outbound), ["1 sessions"], "not before the replication queues are drained");
     outbound.push(0, 2, &session_record(2));
     outbound.queues_drained();
@@ -103,8 +107,8 @@ fn a_release_is_sent_last_and_repeated_until_acknowledged() {
     reply_to_all(&mut outbound, &[]);
     outbound.queues_drained();
     assert_eq!(send_frames(&mut outbound), ["begin", "end", "released 9"]);
-    assert_eq!((outbound.frames_acknowledged(3), outbound.released), (Ok(vec![2, 0]), Some(9)));
-    outbound.release(9);
+    assert_eq!((outbound.frames_acknowledged(3), outbound.released.clone()), (Ok(vec![2, 0]), Some(released(9))));
+    outbound.release(released(9));
     outbound.queues_drained();
     assert_eq!(send_frames(&mut outbound), Vec::<String>::new(), "acknowledged");
 }
@@ -230,7 +234,7 @@ impl Model {
         let Some(bytes) = self.wire.pop_front() else { return };
         let (number, step) = self.inbound.process(frame(&bytes)).unwrap();
         match step {
-            Action::BeginRound { .. } | Action::Released { .. } => {}
+            Action::BeginRound { .. } | Action::Released(_) => {}
             Action::Apply { records, round } => {
                 for record in records {
                     let ReplicationRecord::V4(v4) = record else { panic!("IPv4") };
@@ -391,7 +395,7 @@ fn a_round_in_which_shards_move_is_aborted() {
         (SyncProgress::Required, None),
         "no round begins before this gateway uses that view"
     );
-    outbound.release(8);
+    outbound.release(released(8));
     outbound.queues_drained();
     outbound.set_view(8);
     assert!(reply(&mut outbound, (2, 8)).is_some());

@@ -51,7 +51,7 @@ async fn a_closed_stream_is_reopened() {
     drop(pair.stream);
     pair.gateway.wait_for_status(|it| it.error.as_deref() == Some("the server closed the stream")).await;
     let mut stream = pair.server.accept_stream().await;
-    assert_eq!(stream.subscriptions().await[1].initial_resource_versions, versions(&policy, Kind::Vip));
+    assert_eq!(stream.subscriptions().await[2].initial_resource_versions, versions(&policy, Kind::Vip));
     stream.fail(Status::permission_denied("unknown gateway g1")).await;
     let expected = "unknown gateway g1";
     pair.gateway.wait_for_status(|it| it.error.as_deref() == Some(expected)).await;

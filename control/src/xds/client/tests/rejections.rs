@@ -92,7 +92,7 @@ async fn a_rejected_first_update_leaves_no_policy() {
     pair.stream.send_diff(&rest, &ServerPolicy::default()).await;
     let reason = pair.gateway.next_rejection().await;
     assert_eq!(reason, "resource Settings settings: expects 2 Endpoint resources, got 1");
-    for nonce in ["n2", "n3", "n4", "n5", "n6", "n7", "n8", "n9"] {
+    for nonce in ["n2", "n3", "n4", "n5", "n6", "n7", "n8", "n9", "n10"] {
         assert_eq!(pair.stream.expect_nack(nonce).await, reason);
     }
     // Sent again without the invalid resource, it is accepted.

@@ -191,6 +191,11 @@ impl ServerStream {
         requests
     }
 
+    /// Numbers the next responses from here on.
+    pub(super) fn set_last_nonce(&mut self, number: usize) {
+        self.nonces = number;
+    }
+
     /// Sends a response, and returns its nonce.
     pub(super) async fn send(&mut self, mut response: DeltaDiscoveryResponse) -> String {
         self.nonces += 1;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
-use vipgate_dataplane::policy::spec::NodeSpec;
+use vipgate_dataplane::policy::spec::{NodeSpec, SLOTS, ShardMapRef, ShardMapSpec, SlotRef};
 use vipgate_policy::manifest::{MAX_WEIGHT, unusable_address};
 
 use super::*;
@@ -72,20 +72,35 @@ fn vip(address: IpAddr) -> impl Strategy<Value = VipSpec> {
         .prop_shuffle();
     let announce = prop::sample::select(vec![Announce::L2, Announce::Bgp]);
     let ports = prop::collection::btree_set(1..=u16::MAX, 0..6);
-    (text(), announce, ports, shares).prop_map(move |(name, announce, ports, shares)| VipSpec {
+    let shard_map = prop::option::of((name(), 0..SLOTS as u16));
+    (text(), announce, ports, shares, shard_map).prop_map(move |(name, announce, ports, shares, map)| VipSpec {
         address,
         name,
         announce,
         reserved_ports: ports.into_iter().collect(),
         shards: shares,
+        shard_map: map.map(|(map, rotation)| ShardMapRef { map, rotation }),
     })
 }
 
 fn endpoint(address: IpAddr) -> impl Strategy<Value = EndpointSpec> {
     let vips = prop::collection::hash_set(vip_for(address), 0..4);
     let remarks = prop::collection::vec(text(), 0..3);
-    (text(), text(), vips, prop::option::of(name()), remarks).prop_map(move |(name, policy, vips, gateway, remarks)| {
-        EndpointSpec { address, name, policy, vips: vips.into_iter().collect(), gateway, remarks }
+    let slot = (prop::option::of(name()), 0..SLOTS as u16).prop_map(|(map, slot)| SlotRef { map, slot });
+    let placed = (prop::option::of(name()), prop::option::of(slot));
+    (text(), text(), vips, placed, remarks).prop_map(move |(name, policy, vips, (gateway, slot), remarks)| {
+        EndpointSpec { address, name, policy, vips: vips.into_iter().collect(), gateway, slot, remarks }
+    })
+}
+
+fn shard_map(name_of_map: Arc<str>) -> impl Strategy<Value = ShardMapSpec> {
+    let order = prop::collection::btree_set(name(), 1..=MAX_BACKUPS + 1);
+    let order = order.prop_flat_map(|names| Just(names.into_iter().collect::<Vec<_>>()).prop_shuffle());
+    let slots = prop::collection::vec(any::<prop::sample::Index>(), SLOTS);
+    (prop::collection::vec(order, 1..6), slots).prop_map(move |(orders, slots)| ShardMapSpec {
+        name: name_of_map.clone(),
+        slots: slots.iter().map(|at| at.index(orders.len()) as u16).collect(),
+        orders,
     })
 }
 
@@ -201,10 +216,11 @@ where
 pub(super) fn any_placement() -> impl Strategy<Value = Placement> {
     let vips = each(address(), vip);
     let endpoints = each(address(), endpoint);
-    let others = (each(name(), node), cluster());
+    let others = (each(name(), node), cluster(), each(name(), shard_map));
     let parts = (each(name(), policy), vips, endpoints, each(name(), service), each(name(), peer), others);
-    parts.prop_map(|(policies, vips, endpoints, services, peers, (nodes, cluster))| Placement {
+    parts.prop_map(|(policies, vips, endpoints, services, peers, (nodes, cluster, shard_maps))| Placement {
         policies,
+        shard_maps,
         vips,
         endpoints,
         services,

@@ -119,6 +119,47 @@ fn invalid_clusters_are_rejected_with_field_and_reason() {
     assert_eq!(error(Kind::Cluster, "other", &cluster()), "name: is `cluster`, but the resource's name is `other`");
 }
 
+fn shard_map() -> proto::ShardMap {
+    let order = |gateways: &[u32]| proto::GatewayOrder { gateways: gateways.to_vec() };
+    proto::ShardMap {
+        name: "m".to_owned(),
+        gateways: vec!["g1".to_owned(), "g2".to_owned()],
+        orders: vec![order(&[0, 1]), order(&[1])],
+        slots: (0..1024).map(|slot| slot % 2).collect(),
+    }
+}
+
+#[test]
+fn invalid_shard_maps_are_rejected_with_field_and_reason() {
+    let error_with = |change: fn(&mut proto::ShardMap)| {
+        let mut message = shard_map();
+        change(&mut message);
+        error(Kind::ShardMap, "m", &message)
+    };
+    let cases = [
+        (error_with(|it| it.gateways[1] = String::new()), "gateways[1]: `` is empty or a duplicate"),
+        (error_with(|it| it.gateways[1] = "g1".to_owned()), "gateways[1]: `g1` is empty or a duplicate"),
+        (
+            error_with(|it| it.orders[0].gateways[1] = 2),
+            "orders[0].gateways: 2 is not the index of a gateway, or a duplicate",
+        ),
+        (
+            error_with(|it| it.orders[0].gateways[1] = 0),
+            "orders[0].gateways: 0 is not the index of a gateway, or a duplicate",
+        ),
+        (error_with(|it| it.orders[1].gateways.clear()), "orders[1].gateways: is empty"),
+        (error_with(|it| it.slots.truncate(1023)), "slots: has 1023 entries, expected 1024"),
+        (error_with(|it| it.slots[5] = 2), "slots[5]: is not the index of an order"),
+        (error_with(|it| it.slots[5] = u32::MAX), "slots[5]: is not the index of an order"),
+    ];
+    for (message, expected) in cases {
+        assert_eq!(message, expected);
+    }
+    assert_eq!(vip_error(|it| it.rotation = 1024), "rotation: 1024 exceeds 1023");
+    assert_eq!(endpoint_error(|it| it.slot = 1025), "slot: 1025 exceeds 1024");
+    assert!(decode(Kind::Endpoint, "10.0.0.1", &proto::Endpoint { slot: 1024, ..endpoint() }.encode_to_vec()).is_ok());
+}
+
 fn gateway_error(change: impl FnOnce(&mut proto::Gateway)) -> String {
     let mut message = gateway();
     change(&mut message);
@@ -132,6 +173,7 @@ fn the_unchanged_resources_are_valid() {
         (Kind::Cluster, "cluster", cluster().encode_to_vec()),
         (Kind::EgressPolicy, "p", policy().encode_to_vec()),
         (Kind::Vip, "203.0.113.1", vip().encode_to_vec()),
+        (Kind::ShardMap, "m", shard_map().encode_to_vec()),
         (Kind::Endpoint, "10.0.0.1", endpoint().encode_to_vec()),
         (Kind::Gateway, "g1", gateway().encode_to_vec()),
         (Kind::Settings, "settings", proto::Settings::default().encode_to_vec()),

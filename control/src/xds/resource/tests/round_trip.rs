@@ -9,6 +9,7 @@ fn decode_all(resources: &[(Key, Content)]) -> Result<Placement, ResourceError> 
     for (key, content) in resources {
         match decode(key.kind, &key.name, &content.body)? {
             Decoded::EgressPolicy(policy) => placement.policies.push(policy),
+            Decoded::ShardMap(map) => placement.shard_maps.push(map),
             Decoded::Vip(vip) => placement.vips.push(vip),
             Decoded::Endpoint(endpoint) => placement.endpoints.push(endpoint),
             Decoded::Service(service) => placement.services.push(service),
@@ -27,6 +28,7 @@ fn decode_all(resources: &[(Key, Content)]) -> Result<Placement, ResourceError> 
 fn encode_again(decoded: &Decoded) -> (Key, Content) {
     match decoded {
         Decoded::EgressPolicy(policy) => encode::egress_policy(policy),
+        Decoded::ShardMap(map) => encode::shard_map(map),
         Decoded::Vip(vip) => encode::vip(vip),
         Decoded::Endpoint(endpoint) => encode::endpoint(endpoint),
         Decoded::Service(service) => encode::service(service),
@@ -88,12 +90,13 @@ proptest! {
         let expected = super::super::super::proto::Settings {
             version,
             egress_policies: counts[0].into(),
-            vips: counts[1].into(),
-            endpoints: counts[2].into(),
-            services: counts[3].into(),
-            gateways: counts[4].into(),
-            overlay_nodes: counts[5].into(),
-            clusters: counts[6].into(),
+            shard_maps: counts[1].into(),
+            vips: counts[2].into(),
+            endpoints: counts[3].into(),
+            services: counts[4].into(),
+            gateways: counts[5].into(),
+            overlay_nodes: counts[6].into(),
+            clusters: counts[7].into(),
         };
         prop_assert_eq!(decode(key.kind, &key.name, &content.body), Ok(Decoded::Settings(expected)));
     }

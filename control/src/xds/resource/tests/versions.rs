@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use vipgate_dataplane::policy::spec::{SLOTS, ShardMapRef, ShardMapSpec};
 use vipgate_dataplane::ports::BlockId;
 
 use super::arbitrary::any_placement;
@@ -34,6 +35,7 @@ fn vip() -> VipSpec {
             ShardSpec { gateway: "g1".into(), blocks: Some(block(17)), backups: vec![] },
             ShardSpec { gateway: "g2".into(), blocks: None, backups: vec![] },
         ],
+        shard_map: None,
     }
 }
 
@@ -44,6 +46,7 @@ fn endpoint() -> EndpointSpec {
         policy: "EgressPolicy a/web".into(),
         vips: vec![ip("203.0.113.1"), ip("203.0.113.2")],
         gateway: Some("g1".into()),
+        slot: None,
         remarks: vec![],
     }
 }
@@ -161,6 +164,27 @@ fn every_field_of_a_vip_is_in_its_version() {
             with(&base, |it| it.shards[1].backups = vec!["g2".into(), "g3".into()]),
             with(&base, |it| drop(it.shards.pop())),
             with(&base, |it| it.shards.clear()),
+            with(&base, |it| it.shard_map = Some(ShardMapRef { map: "m".into(), rotation: 0 })),
+            with(&base, |it| it.shard_map = Some(ShardMapRef { map: "m".into(), rotation: 1 })),
+            with(&base, |it| it.shard_map = Some(ShardMapRef { map: "n".into(), rotation: 1 })),
+        ],
+    );
+}
+
+#[test]
+fn every_field_of_a_shard_map_is_in_its_version() {
+    let names = |names: &[&str]| names.iter().map(|name| Arc::from(*name)).collect::<Vec<Arc<str>>>();
+    let orders = vec![names(&["g1", "g2"]), names(&["g2"])];
+    let base = ShardMapSpec { name: "m".into(), orders, slots: (0..SLOTS as u16).map(|slot| slot % 2).collect() };
+    all_differ(
+        encode::shard_map,
+        &[
+            base.clone(),
+            with(&base, |it| it.name = "n".into()),
+            with(&base, |it| it.orders[0].reverse()),
+            with(&base, |it| it.orders[1] = names(&["g3"])),
+            with(&base, |it| it.orders[1].push("g1".into())),
+            with(&base, |it| it.slots[7] = 0),
         ],
     );
 }
@@ -236,7 +260,7 @@ fn every_field_of_a_gateway_is_in_its_version() {
 /// Caches of older versions must stay readable.
 #[test]
 fn kind_numbers_are_stable() {
-    assert_eq!(Kind::ALL.map(Kind::number), [0, 1, 2, 5, 3, 6, 7, 4]);
+    assert_eq!(Kind::ALL.map(Kind::number), [0, 8, 1, 2, 5, 3, 6, 7, 4]);
 }
 
 /// Versions are persisted by gateways and compared between servers: their computation must not change.
@@ -244,6 +268,7 @@ fn kind_numbers_are_stable() {
 fn versions_are_stable() {
     let placement = Placement {
         policies: vec![policy()],
+        shard_maps: Vec::new(),
         vips: vec![vip()],
         endpoints: vec![endpoint()],
         services: vec![service()],
@@ -263,7 +288,7 @@ fn versions_are_stable() {
 /// A placement, and the same with shuffled lists.
 fn shuffled() -> impl Strategy<Value = (Placement, Placement)> {
     any_placement().prop_flat_map(|placement| {
-        let Placement { policies, vips, endpoints, services, nodes, peers, cluster } = placement.clone();
+        let Placement { policies, shard_maps, vips, endpoints, services, nodes, peers, cluster } = placement.clone();
         let vips = Just(vips).prop_shuffle();
         let endpoints = Just(endpoints).prop_shuffle();
         let (services, peers) = (Just(services).prop_shuffle(), Just(peers).prop_shuffle());
@@ -277,6 +302,7 @@ fn shuffled() -> impl Strategy<Value = (Placement, Placement)> {
             nodes,
             peers,
             cluster: cluster.clone(),
+            shard_maps: shard_maps.iter().rev().cloned().collect(),
         });
         (Just(placement), shuffled)
     })

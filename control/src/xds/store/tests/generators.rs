@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use ipnet::IpNet;
-use vipgate_dataplane::policy::spec::NodeSpec;
+use vipgate_dataplane::policy::spec::{NodeSpec, SLOTS, ShardMapRef, ShardMapSpec, SlotRef};
 use vipgate_dataplane::ports::{BLOCKS, BlockId};
 use vipgate_policy::compiler::{Cluster, Peer};
 use vipgate_policy::fingerprint::mix;
@@ -68,7 +68,7 @@ fn vip(address: &str, layout: usize, variant: u16) -> VipSpec {
             .collect(),
     };
     let shares = match layout {
-        0 => vec![],
+        0 | 5 => vec![],
         1 => vec![shard("g1", None)],
         2 => vec![shard("g2", None)],
         3 => vec![shard("g1", Some(half(0))), shard("g2", Some(half(1)))],
@@ -81,13 +81,27 @@ fn vip(address: &str, layout: usize, variant: u16) -> VipSpec {
         announce,
         reserved_ports: vec![80 + variant],
         shards: shares,
+        shard_map: (layout == 5).then(|| ShardMapRef { map: SHARD_MAP.into(), rotation: 7 * variant }),
     }
 }
+
+/// The shard map of some VIPs; each variant has other gateways.
+fn shard_map(variant: u16) -> ShardMapSpec {
+    let gateways = GATEWAYS.iter().skip(usize::from(variant)).map(|name| Arc::from(*name));
+    ShardMapSpec {
+        name: SHARD_MAP.into(),
+        orders: gateways.map(|name| vec![name]).collect(),
+        slots: (0..SLOTS as u16).map(|slot| slot % (3 - variant)).collect(),
+    }
+}
+
+/// The name of the shard map.
+const SHARD_MAP: &str = "all/0";
 
 /// Any placement in which endpoints have only VIPs of which their gateway owns a shard.
 pub(super) fn any_placement() -> impl Strategy<Value = Placement> {
     let policies = prop::collection::vec(prop::option::weighted(0.8, 0..3_u32), POLICIES.len());
-    let vips = prop::collection::vec(prop::option::of((0..5_usize, 0..3_u16)), VIPS.len());
+    let vips = (0..3_u16, prop::collection::vec(prop::option::of((0..6_usize, 0..3_u16)), VIPS.len()));
     let endpoints = prop::collection::vec(
         prop::option::weighted(0.7, (any::<prop::sample::Index>(), 0..3_usize, any::<u8>(), 0..2_u8)),
         ENDPOINTS.len(),
@@ -97,6 +111,7 @@ pub(super) fn any_placement() -> impl Strategy<Value = Placement> {
     (policies, vips, endpoints, services, peers).prop_map(|(policies, vips, endpoints, services, peers)| {
         let named = POLICIES.iter().zip(policies);
         let policies: Vec<_> = named.filter_map(|(name, it)| Some(policy(name, it?))).collect();
+        let (map_variant, vips) = vips;
         let named = VIPS.iter().zip(vips);
         let vips: Vec<_> =
             named.filter_map(|(it, params)| params.map(|(layout, variant)| vip(it, layout, variant))).collect();
@@ -106,7 +121,7 @@ pub(super) fn any_placement() -> impl Strategy<Value = Placement> {
             let gateway = [None, Some("g1"), Some("g2")][gateway];
             let is_eligible = |vip: &&VipSpec| {
                 let owns_shard = |name: &str| vip.shards.iter().any(|shard| *shard.gateway == *name);
-                let is_owned = vip.shards.is_empty() || gateway.is_some_and(owns_shard);
+                let is_owned = vip.shards.is_empty() || vip.shard_map.is_some() || gateway.is_some_and(owns_shard);
                 is_owned && vip.address.is_ipv4() == address.is_ipv4()
             };
             if vips.iter().any(|vip| vip.address == address) {
@@ -118,7 +133,10 @@ pub(super) fn any_placement() -> impl Strategy<Value = Placement> {
                 addresses.reverse();
             }
             let (name, gateway) = (format!("a/{name}").into(), gateway.map(Into::into));
-            Some(EndpointSpec { address, name, policy, vips: addresses, gateway, remarks: vec![] })
+            let has_map = vips.iter().any(|vip| addresses.contains(&vip.address) && vip.shard_map.is_some());
+            let map = (vip_bits & 0x40 != 0).then(|| SHARD_MAP.into());
+            let slot = has_map.then(|| SlotRef { map, slot: u16::from(vip_bits) });
+            Some(EndpointSpec { address, name, policy, vips: addresses, gateway, slot, remarks: vec![] })
         };
         let endpoints = ENDPOINTS.iter().zip(endpoints).filter_map(endpoint).collect();
         let peers: Vec<Peer> = GATEWAYS.iter().zip(peers).filter_map(peer).collect();
@@ -137,7 +155,9 @@ pub(super) fn any_placement() -> impl Strategy<Value = Placement> {
         let cluster = cluster(&peers);
         // Each gateway is also an overlay node.
         let nodes = peers.iter().map(node).collect();
-        Placement { policies, vips, endpoints, services, nodes, peers, cluster }
+        let has_map = vips.iter().any(|vip| vip.shard_map.is_some());
+        let shard_maps = has_map.then(|| shard_map(map_variant)).into_iter().collect();
+        Placement { policies, shard_maps, vips, endpoints, services, nodes, peers, cluster }
     })
 }
 

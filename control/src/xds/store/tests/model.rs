@@ -139,6 +139,7 @@ fn vip(address: &str, gateway: Option<&str>) -> ServerPolicy {
         announce: Announce::L2,
         reserved_ports: vec![],
         shards: gateway.map(shard).into_iter().collect(),
+        shard_map: None,
     };
     ServerPolicy::of(&Placement { vips: vec![vip], ..Placement::default() })
 }
