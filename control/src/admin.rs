@@ -10,6 +10,7 @@ mod drops;
 mod explain;
 pub mod filter;
 mod membership;
+mod placement;
 pub(crate) mod ports;
 mod server;
 pub(crate) mod services;
@@ -20,6 +21,7 @@ mod tracking;
 mod workers;
 
 pub use client::{Client, ClientError, PacketStream, SessionStream};
+pub use placement::PlacementError;
 #[cfg(any(test, fuzzing))]
 pub(crate) use server::Service;
 pub use socket::{Socket, SocketError, SocketFile, bind, serve};

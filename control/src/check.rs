@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use vipgate_dataplane::policy::spec::PolicySet;
-use vipgate_policy::compiler::compile;
+use vipgate_policy::compiler::{Placement, compile};
 use vipgate_policy::diagnostic::{Code, Diagnostic, sort_and_dedup};
 use vipgate_policy::manifest::{Manifests, UnsupportedKinds, read};
 use vipgate_policy::yaml::{Source, YamlError};
@@ -111,11 +111,18 @@ impl Report {
 
 /// Checks files and directories.
 pub fn run(paths: &[PathBuf]) -> Report {
+    run_with_placement(paths).0
+}
+
+/// Checks files and directories, with the placement of the policy; none if there are no manifests. It is valid only
+/// without errors in the report.
+pub fn run_with_placement(paths: &[PathBuf]) -> (Report, Option<Placement>) {
     run_in(Path::new(""), paths)
 }
 
 /// Checks files and directories; relative paths in configurations are relative to `base`.
-fn run_in(base: &Path, paths: &[PathBuf]) -> Report {
+fn run_in(base: &Path, paths: &[PathBuf]) -> (Report, Option<Placement>) {
+    let mut placement = None;
     let mut report = Report::default();
     let mut gateways = Vec::new();
     let mut manifests = Manifests::default();
@@ -168,9 +175,10 @@ fn run_in(base: &Path, paths: &[PathBuf]) -> Report {
         report.policy = Some(summary(files, &manifests, &set));
         report.diagnostics.extend(manifests.diagnostics);
         report.diagnostics.extend(compiled.diagnostics);
+        placement = Some(compiled.placement);
     }
     sort_and_dedup(&mut report.diagnostics);
-    report
+    (report, placement)
 }
 
 fn unreadable(name: &str, error: &io::Error) -> Diagnostic {

@@ -7,6 +7,7 @@ mod drops;
 mod explain;
 mod generate;
 mod peers;
+mod placement;
 mod policy;
 mod ports;
 mod services;
@@ -140,6 +141,12 @@ enum Command {
     /// Make a drained gateway active again
     #[command(after_help = "Example:\n  vipgate undrain --wait 60")]
     Undrain(drain::Undrain),
+    /// Show what a change of manifests would move between gateways; changes nothing
+    ///
+    /// Compiles the manifests and compares the result with the placement in force at a running gateway, whichever
+    /// gateways are active.
+    #[command(after_help = "Example:\n  vipgate placement --dry-run /etc/vipgate/policy")]
+    Placement(placement::Placement),
     /// Show port usage of each VIP
     #[command(after_help = "Example:\n  vipgate ports")]
     Ports(QueryArgs),
@@ -295,6 +302,7 @@ fn run(cli: Cli) -> Result<(), CommandError> {
         Command::Peers(args) => peers::run(&args),
         Command::Drain(args) => drain::drain(&args),
         Command::Undrain(args) => drain::undrain(&args),
+        Command::Placement(args) => placement::run(&args),
         Command::Ports(args) => ports::run(&args),
         Command::Drops(args) => drops::run(&args),
         Command::Trace(args) => trace::run(&args),
@@ -321,6 +329,11 @@ fn run_check(paths: &[PathBuf], format: Format) -> Result<(), CommandError> {
         Format::Table => output::print(&report.to_string())?,
         Format::Json => output::json(&report)?,
     }
+    check_errors(&report)
+}
+
+/// Fails if there are errors among the diagnostics.
+fn check_errors(report: &check::Report) -> Result<(), CommandError> {
     match report.errors() {
         0 => Ok(()),
         1 => Err(CommandError::usage("1 error")),

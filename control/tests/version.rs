@@ -17,8 +17,9 @@ use vipgate::admin::proto::admin_server::{Admin, AdminServer};
 use vipgate::admin::proto::{
     AcceptEmptyReply, AcceptEmptyRequest, CaptureReply, CaptureRequest, DrainReply, DrainRequest, DropsReply,
     DropsRequest, EndpointsReply, EndpointsRequest, ExplainReply, ExplainRequest, FlushSessionsReply,
-    FlushSessionsRequest, PeersReply, PeersRequest, PortsReply, PortsRequest, ServicesReply, ServicesRequest,
-    SessionsReply, SessionsRequest, StatusReply, StatusRequest, TraceReply, TraceRequest, VipsReply, VipsRequest,
+    FlushSessionsRequest, PeersReply, PeersRequest, PlacementReply, PlacementRequest, PortsReply, PortsRequest,
+    ServicesReply, ServicesRequest, SessionsReply, SessionsRequest, StatusReply, StatusRequest, TraceReply,
+    TraceRequest, VipsReply, VipsRequest,
 };
 
 /// A gateway with a newer protocol. Requests other than its status are errors of the test.
@@ -60,6 +61,10 @@ impl Admin for NewerGateway {
     }
 
     async fn peers(&self, _: Request<PeersRequest>) -> Reply<PeersReply> {
+        unexpected()
+    }
+
+    async fn placement(&self, _: Request<PlacementRequest>) -> Reply<PlacementReply> {
         unexpected()
     }
 

@@ -12,6 +12,7 @@ mod gateways;
 mod inventory;
 mod overlay;
 mod placement;
+mod placement_diff;
 mod pods;
 mod pool;
 mod services;
@@ -25,6 +26,10 @@ use self::gateways::Gateways;
 pub use self::gateways::MAX_BACKUPS;
 use self::inventory::Inventory;
 pub use self::placement::{GatewayLocality, Peer, PlacedBackend, PlacedService, Placement};
+pub use self::placement_diff::{
+    BlockMoves, EndpointChanges, EndpointMoves, GatewayChanges, Homes, PlacedVip, PlacementDiff, PortChanges,
+    VipChanges, VipMove, placement_diff,
+};
 use self::pods::Pods;
 use self::pool::Pools;
 use self::shard_maps::ShardMaps;

@@ -184,6 +184,14 @@ impl Client {
         call(&self.path, REPLY_TIMEOUT, self.inner.drain(proto::DrainRequest { draining, dry_run })).await
     }
 
+    /// The placement in force.
+    ///
+    /// # Errors
+    /// When the gateway has no policy yet, or the request fails.
+    pub async fn placement(&mut self) -> Result<proto::PlacementReply, ClientError> {
+        call(&self.path, REPLY_TIMEOUT, self.inner.placement(proto::PlacementRequest {})).await
+    }
+
     /// Accepts policy files that have become empty.
     ///
     /// # Errors

@@ -16,7 +16,7 @@ use vipgate_dataplane::session::query::SessionFilter;
 use super::capture::Captures;
 use super::filter::FilterError;
 use super::proto::admin_server::Admin;
-use super::{drops, explain, membership, ports, proto, services, status, trace};
+use super::{drops, explain, membership, placement, ports, proto, services, status, trace};
 use crate::admin::workers::Workers;
 use crate::state::GatewayState;
 use crate::state::conflicts::format_mac;
@@ -107,6 +107,10 @@ impl Admin for Service {
             membership::drain(&self.state, draining)?;
         }
         Ok(Response::new(proto::DrainReply { moves, drains_refused }))
+    }
+
+    async fn placement(&self, _: Request<proto::PlacementRequest>) -> Reply<proto::PlacementReply> {
+        Ok(Response::new(placement::in_force(&self.state)?))
     }
 
     async fn accept_empty(&self, _: Request<proto::AcceptEmptyRequest>) -> Reply<proto::AcceptEmptyReply> {

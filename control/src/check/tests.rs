@@ -14,7 +14,7 @@ fn conf(name: &str) -> PathBuf {
 
 #[test]
 fn the_example_configuration_is_valid() {
-    let report = run_in(&conf(".."), &[conf("gateway.yaml"), conf("policyd.yaml"), conf("demo/policy")]);
+    let report = run_in(&conf(".."), &[conf("gateway.yaml"), conf("policyd.yaml"), conf("demo/policy")]).0;
     assert_eq!(report.diagnostics, []);
     assert_eq!(report.exit_code(), 0);
     let what: Vec<_> = report.configurations.iter().map(|configuration| configuration.role.as_str()).collect();
@@ -56,7 +56,7 @@ fn the_example_of_several_gateways_is_valid() {
 
 #[test]
 fn all_of_conf_can_be_checked_at_once() {
-    let report = run_in(&conf(".."), &[conf("")]);
+    let report = run_in(&conf(".."), &[conf("")]).0;
     assert_eq!(report.diagnostics, []);
     assert_eq!(report.configurations.len(), 3);
 }

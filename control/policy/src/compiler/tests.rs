@@ -6,6 +6,7 @@ mod determinism;
 mod distribution;
 mod inbound;
 mod invalid;
+mod placement_diff;
 mod rebalancing;
 mod shard_moves;
 mod stability;
