@@ -166,7 +166,7 @@ impl Cluster {
             accounting: drop_accounting,
             _lab: lab,
         };
-        cluster.define_gateways(count);
+        cluster.define_gateways(&cluster.indices());
         cluster.write_policy("tenants.yaml", &manifests::tenants());
         cluster.route_via(&cluster.indices());
         cluster
@@ -231,9 +231,9 @@ impl Cluster {
         fs::rename(draft, path).unwrap();
     }
 
-    /// Writes the manifests of the first `count` gateways.
-    pub fn define_gateways(&self, count: usize) {
-        self.write_policy("gateways.yaml", &manifests::gateways(count));
+    /// Writes the manifests of these gateways.
+    pub fn define_gateways(&self, gateways: &[usize]) {
+        self.write_policy("gateways.yaml", &manifests::gateways(gateways));
     }
 
     /// The sum of a metric's values over all running gateways.

@@ -122,7 +122,7 @@ fn link(peer: &PeerStatus, now: Tick) -> proto::Link {
         records_purged: replication.purged,
         queued_bytes: replication.queued_bytes as u64,
         resyncs: replication.resyncs,
-        released: replication.released_view.unwrap_or(0),
+        released: replication.released.as_ref().map_or(0, |release| release.view),
         released_by: replication.peer_released_view.unwrap_or(0),
         version: peer.version,
     }

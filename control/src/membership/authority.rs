@@ -14,6 +14,7 @@ mod drain;
 #[cfg(test)]
 mod model;
 mod record;
+mod removal;
 #[cfg(test)]
 mod tests;
 
@@ -91,6 +92,8 @@ pub struct MembershipState {
     timeouts_reset_at: Option<Instant>,
     /// Whether any lease was granted.
     granted: bool,
+    /// When the policy was first known not to name a gateway of the view any more.
+    removed_at: BTreeMap<Arc<str>, Instant>,
     /// The groups of gateways that can own a shard.
     shard_groups: Arc<BTreeSet<ShardGroup>>,
     /// The limit of unavailable gateways for drains.
@@ -115,6 +118,7 @@ impl MembershipState {
             grants_from: None,
             timeouts_reset_at: None,
             granted: false,
+            removed_at: BTreeMap::new(),
             shard_groups: Arc::default(),
             max_unavailable: None,
             drain_blocks: BTreeMap::new(),
@@ -190,7 +194,7 @@ impl MembershipState {
             self.learn_view(now, reported);
         }
         if !self.is_in_policy(gateway) {
-            return Ok(HeartbeatOutcome::UnknownGateway);
+            return Ok(self.renew_removed(heartbeat, now));
         }
         let is_free = self.is_name_free(now, gateway);
         let was_active = !self.recovered && self.is_active_in_view(heartbeat);
@@ -251,7 +255,8 @@ impl MembershipState {
         let is_active =
             self.view.member(name).is_some_and(|member| member.serving && member.incarnation == incarnation);
         let has_record = self.records.get(name).is_some_and(|record| record.incarnation == incarnation);
-        if !(is_active && has_record && self.is_in_policy(name) && self.may_grant(now)) {
+        let may_be_active = self.is_in_policy(name) || self.is_leaving(name, now);
+        if !(is_active && has_record && may_be_active && self.may_grant(now)) {
             return None;
         }
         self.granted = true;

@@ -4,6 +4,8 @@
 //! released it, its lease had expired before the view was created, or the view is older than the TTL, so all leases
 //! under earlier views have expired. It asks to become active only once it has the sessions of all active members.
 
+mod releases;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,6 +15,7 @@ use vipgate_dataplane::flow::time::Tick;
 use vipgate_dataplane::policy::members::{Authentication, MemberSpec, MembersSpec, PolicyRelease};
 use vipgate_policy::compiler;
 
+use self::releases::PolicyReleases;
 use super::replication::Release;
 use super::status::{Authority, MembershipStatus};
 use super::{DesiredState, DrainBlock, DrainBlockReason, Member, MembershipView};
@@ -20,9 +23,6 @@ use super::{DesiredState, DrainBlock, DrainBlockReason, Member, MembershipView};
 /// An active member starts a full sync after each view that changes the active members. If none has started within this
 /// time, it is requested: the peer may have missed that view, and not all versions detect that from the next one.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// Minimum time that releases by policy are awaited.
-const MIN_POLICY_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The source of membership.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +59,8 @@ pub(crate) struct PeerState {
     pub(crate) released_view: Option<u64>,
     /// The version of the policy whose moved shards it has released last.
     pub(crate) released_policy: Option<Arc<str>>,
+    /// The same for this gateway's releases, as it has acknowledged them.
+    pub(crate) acknowledged_policy: Option<Arc<str>>,
 }
 
 /// State of the group as seen by this gateway.
@@ -69,12 +71,7 @@ pub(crate) struct GroupState {
     endpoint: Option<SocketAddr>,
     source: MembershipSource,
     policy: Vec<compiler::Peer>,
-    /// Version of the policy, and since when it is in force.
-    policy_version: (Arc<str>, Option<Instant>),
-    /// Whether the engine awaits releases by policy.
-    awaits_policy_release: bool,
-    /// What peers have released by policy, as published to the engine.
-    policy_releases: BTreeMap<Arc<str>, PolicyRelease>,
+    policy_releases: PolicyReleases,
     authority: Authority,
     view: Arc<MembershipView>,
     ttl: Duration,
@@ -107,9 +104,7 @@ impl GroupState {
             endpoint,
             source,
             policy: Vec::new(),
-            policy_version: ("".into(), None),
-            awaits_policy_release: false,
-            policy_releases: BTreeMap::new(),
+            policy_releases: PolicyReleases::default(),
             authority,
             view: Arc::default(),
             ttl: Duration::ZERO,
@@ -128,13 +123,11 @@ impl GroupState {
 
     pub(crate) fn set_policy(&mut self, gateways: &[compiler::Peer], version: &Arc<str>, now: Instant) {
         self.policy = gateways.to_vec();
-        if self.policy_version.0 != *version {
-            self.policy_version = (version.clone(), Some(now));
-        }
+        self.policy_releases.set_version(version, now);
     }
 
     pub(crate) fn set_awaits_policy_release(&mut self, awaits: bool) {
-        self.awaits_policy_release = awaits;
+        self.policy_releases.are_awaited = awaits;
     }
 
     pub(crate) fn set_draining(&mut self, draining: bool) {
@@ -187,25 +180,6 @@ impl GroupState {
         self.owns_home_shards &= was_active && self.is_active_member(&self.name);
     }
 
-    /// Records the gateways that have to release shards before this gateway may open sessions in them. While it is
-    /// active, only gateways that have become inactive since the last view, or were for a time, as their epochs show.
-    /// When it becomes active, all.
-    fn await_releases(&mut self, view: &MembershipView, now: Instant) {
-        let own =
-            |view: &MembershipView| view.member(&self.name).filter(|member| member.serving).map(|member| member.epoch);
-        let stays_active = own(&self.view).is_some() && own(&self.view) == own(view);
-        let was_deactivated = |member: &Member| {
-            let previous = self.view.member(&member.name);
-            previous.is_none_or(|it| it.epoch != member.epoch || (it.serving && !member.serving))
-        };
-        let is_new = self.active_change.is_none() || self.view.number != view.number;
-        let others = view.members.iter().filter(|member| is_new && member.name != self.name);
-        let added = others.filter(|member| !stays_active || was_deactivated(member));
-        let added: Vec<_> = added.map(|member| (member.name.clone(), (view.number, now))).collect();
-        self.awaiting_release.extend(added);
-        self.awaiting_release.retain(|name, _| view.member(name).is_some());
-    }
-
     pub(crate) fn set_links(&mut self, links: BTreeMap<Arc<str>, PeerState>) {
         for (name, peer) in &links {
             if let (Some(view), Some(policy)) = (peer.released_view, &peer.released_policy) {
@@ -213,41 +187,6 @@ impl GroupState {
             }
         }
         self.links = links;
-    }
-
-    /// A gateway has released shards.
-    pub(crate) fn mark_released(&mut self, gateway: Arc<str>, release: &Release) {
-        let known = self.released.entry(gateway).or_default();
-        *known = Release { view: release.view.max(known.view), policy: release.policy.clone() };
-    }
-
-    /// The version of the policy whose moved shards a gateway has released. When that was awaited for too long, it counts
-    /// as done.
-    fn released_policy(&self, name: &str, now: Instant) -> Arc<str> {
-        if self.policy_deadline().is_none_or(|deadline| now >= deadline) {
-            return self.policy_version.0.clone();
-        }
-        self.released.get(name).map(|release| release.policy.clone()).unwrap_or_default()
-    }
-
-    /// Updates what the engine knows of releases by policy: only while it awaits any, since each update is published to
-    /// the workers.
-    fn update_policy_releases(&mut self, now: Instant) {
-        let names: Vec<Arc<str>> = self.peers().cloned().collect();
-        self.policy_releases.retain(|name, _| names.contains(name));
-        for name in names {
-            let known = self.policy_releases.contains_key(&name);
-            if !known || self.awaits_policy_release {
-                let release = if known { self.released_policy(&name, now) } else { "".into() };
-                self.policy_releases.insert(name, PolicyRelease::Version(release));
-            }
-        }
-    }
-
-    /// Until when releases by policy are awaited: a peer that is unreachable, that has rejected the policy or that
-    /// belongs to an older version of the software doesn't send any.
-    fn policy_deadline(&self) -> Option<Instant> {
-        self.policy_version.1.map(|since| since + (self.ttl * 3).max(MIN_POLICY_TIMEOUT))
     }
 
     /// Whether a gateway is active in the current view.
@@ -334,7 +273,7 @@ impl GroupState {
             active: member.serving,
             connected: self.links.get(&member.name).is_some_and(|peer| peer.linked),
             may_open: if member.name == self.name { owns_home_shards } else { all_released },
-            policy_release: self.policy_releases.get(&member.name).cloned().unwrap_or_default(),
+            policy_release: self.policy_releases.published.get(&member.name).cloned().unwrap_or_default(),
             authentication: Authentication::None,
         };
         self.view.members.iter().map(member).collect()
@@ -343,27 +282,6 @@ impl GroupState {
     fn endpoint_in_policy(&self, name: &str) -> Option<SocketAddr> {
         let port = self.endpoint?.port();
         self.policy.iter().find(|peer| *peer.name == *name)?.address.map(|address| SocketAddr::new(address, port))
-    }
-
-    /// Whether all other gateways have released the shards that views have assigned to this gateway.
-    fn all_released(&self, now: Instant, tick: Tick) -> bool {
-        let has_released = |(name, (number, received)): (&Arc<str>, &(u64, Instant))| {
-            // Before the first lease, the TTL is unknown; without a lease no session can be opened anyway.
-            let ttl_passed = self.is_granted && now >= *received + self.ttl;
-            let Some(member) = self.view.member(name).filter(|_| !ttl_passed) else { return true };
-            let released = self.released.get(&member.name).map_or(0, |release| release.view);
-            let expired = !member.serving && member.lease_expired && self.has_promise_expired(&member.name, tick);
-            // Incarnation 0: no process of that gateway has sent a heartbeat yet, so none holds a lease or a promise.
-            expired || member.incarnation == 0 || released >= *number
-        };
-        self.active_change.is_some() && self.awaiting_release.iter().all(has_released)
-    }
-
-    /// Whether the last promise of this gateway to a peer has expired. While the server is unreachable, promises serve
-    /// as its lease.
-    fn has_promise_expired(&self, name: &str, tick: Tick) -> bool {
-        let promised = self.links.get(name).and_then(|peer| peer.echo_sent_at);
-        promised.is_none_or(|promised| tick.reached(promised.plus(self.ttl_ms())))
     }
 
     fn ttl_ms(&self) -> u32 {
@@ -393,6 +311,9 @@ impl GroupState {
                 DesiredState::Ready
             };
         }
+        if self.is_removed() && (self.is_handed_over(now) || !self.is_active()) {
+            return DesiredState::Draining;
+        }
         if self.is_active_member(&self.name) || self.is_synced(now) {
             DesiredState::Ready
         } else {
@@ -400,14 +321,14 @@ impl GroupState {
         }
     }
 
-    /// Whether a peer has sent its sessions by the policy of this gateway.
-    fn has_policy(&self, peer: &str, now: Instant) -> bool {
-        self.released_policy(peer, now) == self.policy_version.0
-    }
-
     /// Whether all peers that could take over have this gateway's sessions.
     fn is_replicated(&self) -> bool {
         self.reachable().all(|peer| self.links.get(&peer.name).is_some_and(|it| it.linked && it.in_sync_to))
+    }
+
+    /// Whether the policy names gateways, and not this one.
+    pub(crate) fn is_removed(&self) -> bool {
+        !self.policy.is_empty() && !self.policy.iter().any(|peer| *peer.name == *self.name)
     }
 
     /// Whether each active member has completed a full sync to this gateway that began under the current active

@@ -7,6 +7,7 @@ pub(crate) mod send_state;
 pub(crate) mod sync_rounds;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use thiserror::Error;
 use vipgate_dataplane::session::record::ReplicationRecord;
@@ -34,6 +35,12 @@ pub struct Release {
     pub view: u64,
     /// The version of the policy; empty: unknown.
     pub policy: Arc<str>,
+}
+
+/// How long gateways wait for the release of what a policy has moved: a peer that is unreachable, that has rejected the
+/// policy or that belongs to an older version of the software doesn't send any.
+pub(crate) fn policy_release_timeout(ttl: Duration) -> Duration {
+    (ttl * 3).max(Duration::from_secs(3))
 }
 
 /// A peer has violated the protocol; how.

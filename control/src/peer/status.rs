@@ -9,6 +9,7 @@ use vipgate_dataplane::flow::time::Tick;
 
 use super::frame::LinkError;
 use crate::membership::group_state::{PeerState, ReceivedEcho};
+use crate::membership::replication::Release;
 
 /// Status of all peers in the view.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -56,6 +57,7 @@ impl From<&PeerStatus> for PeerState {
             in_sync_to: status.replication.in_sync_to,
             released_view: status.replication.peer_released_view,
             released_policy: status.replication.peer_released_policy.clone(),
+            acknowledged_policy: status.replication.released.as_ref().map(|release| release.policy.clone()),
         }
     }
 }
@@ -81,8 +83,8 @@ pub struct ReplicationStatus {
     pub queued_bytes: usize,
     /// Number of full syncs started.
     pub resyncs: u64,
-    /// The highest view whose moved shards this gateway has released, as acknowledged by the peer.
-    pub released_view: Option<u64>,
+    /// The last release of moved shards by this gateway that the peer has acknowledged.
+    pub released: Option<Release>,
     /// The highest view whose moved shards the peer has released.
     pub peer_released_view: Option<u64>,
     /// The version of the policy whose moved shards the peer has released last.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use vipgate::membership::status::Authority;
 use vipgate::membership::{Member, MembershipView};
-use vipgate::peer::{LinkError, PeerStatus, PeersStatus, ReplicationStatus};
+use vipgate::peer::{LinkError, PeerStatus, PeersStatus, Release, ReplicationStatus};
 use vipgate::state::group::GroupStatus;
 use vipgate_dataplane::flow::time::Tick;
 use vipgate_dataplane::policy::members::{Authentication, MemberSpec, MembersSpec, PolicyRelease};
@@ -66,7 +66,7 @@ fn peers() -> BTreeMap<Arc<str>, PeerStatus> {
         received: 80,
         queued_bytes: 4096,
         resyncs: 2,
-        released_view: Some(14),
+        released: Some(Release { view: 14, policy: "".into() }),
         ..ReplicationStatus::default()
     };
     let up = PeerStatus {

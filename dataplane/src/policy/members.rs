@@ -84,12 +84,12 @@ pub struct Members {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Member {
     name: Arc<str>,
-    in_group: bool,
     tunnel: Option<SocketAddr>,
     active: bool,
     connected: bool,
     may_open: bool,
-    policy_release: PolicyRelease,
+    /// `None`: it isn't in the group.
+    policy_release: Option<PolicyRelease>,
     authentication: Authentication,
 }
 
@@ -97,12 +97,11 @@ impl Member {
     fn unknown(name: Arc<str>) -> Self {
         Self {
             name,
-            in_group: false,
             tunnel: None,
             active: false,
             connected: false,
             may_open: false,
-            policy_release: PolicyRelease::NotAwaited,
+            policy_release: None,
             authentication: Authentication::None,
         }
     }
@@ -220,8 +219,8 @@ impl Members {
     /// of a shard has sessions of its endpoints. A gateway that is inactive owns nothing.
     pub(super) fn awaits_policy_release(&self) -> bool {
         let awaits = |member: &Member| match &member.policy_release {
-            PolicyRelease::NotAwaited => false,
-            PolicyRelease::Version(version) => member.active && *version != self.policy_version,
+            None | Some(PolicyRelease::NotAwaited) => false,
+            Some(PolicyRelease::Version(version)) => member.active && *version != self.policy_version,
         };
         self.ids().filter(|id| self.this != Some(*id)).any(|id| self.is(id, awaits))
     }
@@ -252,7 +251,7 @@ impl Members {
 
     /// The gateways whose state is known, and this one.
     pub(super) fn in_group(&self) -> impl Iterator<Item = GatewayId> + use<'_> {
-        self.ids().filter(|&id| self.this == Some(id) || self.is(id, |member| member.in_group))
+        self.ids().filter(|&id| self.this == Some(id) || self.is(id, |member| member.policy_release.is_some()))
     }
 
     /// Frees the numbers of all gateways but these.
@@ -277,12 +276,11 @@ impl Members {
             let at = members.assign_id(&it.name);
             members.list[usize::from(at.0)] = Member {
                 name: it.name.clone(),
-                in_group: true,
                 tunnel: it.tunnel,
                 active: it.active,
                 connected: it.connected,
                 may_open: it.may_open,
-                policy_release: it.policy_release.clone(),
+                policy_release: Some(it.policy_release.clone()),
                 authentication: it.authentication,
             };
         }

@@ -14,10 +14,14 @@ use crate::replication::round::{PurgeChunk, RecordChunk};
 use crate::replication::{accounting, targets};
 use crate::session::entry::{Entry, Flags};
 use crate::session::flow_directory::FlowDirectory;
-use crate::session::query::{end_of_slice, slice};
 use crate::session::record::{FamilyRecord, RecordState, ReplicationRecord};
 use crate::session::standby::{Applied, RecordRejected};
 use crate::session::{SessionFamily, Sessions};
+
+/// Sessions that one command reads at most, and slots, most of which are skipped without reading the entry: each command
+/// costs the control thread a round trip, and the worker must not pause for more than some ten microseconds.
+const MAX_SESSIONS: usize = 1_024;
+const MAX_SLOTS: u64 = 1 << 16;
 
 /// Writes records of the sessions that a gateway is a replica target of into the chunk, up to its capacity, and
 /// advances its cursor.
@@ -45,11 +49,14 @@ fn list_family<A: SessionFamily>(
     policy: &Policy,
     now: Tick,
 ) -> u64 {
-    for slot in slice::<A>(sessions, cursor) {
-        if chunk.records.len() == chunk.records.capacity() {
+    let (slots, end) = slots_from::<A>(sessions, cursor);
+    let mut left = MAX_SESSIONS;
+    for slot in slots {
+        if chunk.records.len() == chunk.records.capacity() || left == 0 {
             return slot.0.into();
         }
         let Some(entry) = original_direction::<A>(sessions, slot) else { continue };
+        left -= 1;
         let is_target = match owner(&entry, policy) {
             // A standby session whose shard is this gateway's by now is listed like an active one.
             Owner::This => targets::of(&entry, policy).contains(chunk.target),
@@ -74,7 +81,7 @@ fn list_family<A: SessionFamily>(
             }
         }
     }
-    end_of_slice::<A>(sessions, cursor)
+    end
 }
 
 /// Whether a session's shard has moved to a gateway that may not have received its record.
@@ -232,8 +239,14 @@ fn purge_family<A: SessionFamily>(
     chunk: &mut PurgeChunk,
     policy: &Policy,
 ) -> u64 {
-    for slot in slice::<A>(sessions, cursor) {
+    let (slots, end) = slots_from::<A>(sessions, cursor);
+    let mut left = MAX_SESSIONS;
+    for slot in slots {
+        if left == 0 {
+            return slot.0.into();
+        }
         let Some(entry) = original_direction::<A>(sessions, slot) else { continue };
+        left -= 1;
         let is_owned = owner(&entry, policy) == Owner::Other(chunk.owner);
         // A session still active here in a shard that this gateway lost was not listed either. The owner cannot have
         // listed sessions with records that are still pending.
@@ -252,7 +265,7 @@ fn purge_family<A: SessionFamily>(
         accounting::release_port(policy, ports, &ended);
         chunk.removed += 1;
     }
-    end_of_slice::<A>(sessions, cursor)
+    end
 }
 
 /// The worker that applies a record: the owner of its port, else the one that the port's block is assigned to by
@@ -265,6 +278,13 @@ pub fn worker_of(record: &ReplicationRecord, policy: &Policy, workers: u8) -> Wo
         return owner.unwrap_or(WorkerId((BlockId::of(port).0 % u16::from(workers)) as u8));
     }
     WorkerId((record.initiator_port() % u16::from(workers)) as u8)
+}
+
+/// The slots that one command reads at most, and where the next one continues.
+fn slots_from<A: SessionFamily>(sessions: &Sessions, cursor: u64) -> (impl Iterator<Item = Slot> + use<A>, u64) {
+    let end = (cursor + MAX_SLOTS).min(A::table(sessions).slots().into());
+    let slot = |at: u64| Slot(u32::try_from(at).unwrap_or(u32::MAX));
+    ((cursor..end).map(slot), end)
 }
 
 /// The entry of a session's original direction, if `slot` holds that and the session has not ended.

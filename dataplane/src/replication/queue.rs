@@ -266,7 +266,7 @@ impl ReplicationQueue {
         }
         let (slot, _) = sessions.slot_pair::<A>(pending.slot);
         let entry = table.entry(slot);
-        if !entry.is_active() && !(entry.is_standby() && owner(entry, policy) == Owner::This) {
+        if !(entry.is_active() || entry.is_standby() && owner(entry, policy) == Owner::This) {
             return;
         }
         let is_connection = matches!(entry.key().protocol, protocol::TCP | protocol::SCTP);

@@ -59,7 +59,7 @@ impl Targets {
     }
 }
 
-/// The replica targets of a session; none if another gateway owns it: that one is told by the next full round, and an
+/// The replica targets of a session; none if another gateway owns it: that one gets it with the next full round, and an
 /// acknowledgement by a third gateway would hide that it lacks the session.
 pub fn of<A: SessionFamily>(entry: &Entry<A>, policy: &Policy) -> Targets {
     let members = policy.members();

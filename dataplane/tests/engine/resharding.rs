@@ -306,6 +306,29 @@ fn sessions_keep_their_vip_when_another_one_is_added_or_removed() {
 }
 
 #[test]
+fn a_release_starts_no_replication_epoch() {
+    let all: BTreeSet<usize> = [0, 1, 2, 3].into();
+    let preferences = vec![[0, 1, 2, 3], [1, 2, 3, 0], [2, 3, 0, 1], [3, 0, 1, 2]];
+    let before = Placement { gateways: all.clone(), preferences };
+    let after = Placement { gateways: [1, 2, 3].into(), ..before.clone() };
+    let mut world = World::new(|version| before.policy(version), &all);
+    let epochs = |world: &World| -> Vec<u64> {
+        let epoch = |gateway: &Gateway| gateway.builder.snapshot().policy.members().replication_epoch();
+        world.cluster.gateways.iter().map(epoch).collect()
+    };
+    let first = epochs(&world);
+    world.set_policy(|version| after.policy(version));
+    let moved = epochs(&world);
+    // The next gateways of the removed one have its sessions already.
+    assert!(moved[0] == first[0] && moved[1..].iter().zip(&first[1..]).all(|(moved, first)| moved > first));
+    for number in 0..GATEWAYS {
+        world.cluster.policy_releases[number] = PolicyRelease::Version("2".into());
+        world.cluster.publish_views();
+        assert_eq!(epochs(&world), moved, "after the release of {number}");
+    }
+}
+
+#[test]
 fn packets_wait_until_the_former_owner_has_released_what_policy_has_moved() {
     let all: BTreeSet<usize> = [0, 1, 2, 3].into();
     let before = Placement { gateways: all.clone(), preferences: vec![[0, 1, 2, 3]] };

@@ -18,10 +18,10 @@ fn bulk_addresses(tenant: u8, last: u8) -> impl Iterator<Item = [String; 2]> {
     (1..=last).map(move |number| [format!("10.1.{tenant}.{number}"), format!("fd00:1::{tenant}:{number}")])
 }
 
-/// Manifests of the first `count` gateways and of the address pools.
-pub(super) fn gateways(count: usize) -> String {
+/// Manifests of the gateways with these indices and of the address pools.
+pub(super) fn gateways(indices: &[usize]) -> String {
     let mut text = String::new();
-    for number in 1..=count {
+    for number in indices.iter().map(|index| index + 1) {
         let _ = write!(
             text,
             "---\napiVersion: vipgate.io/v1alpha1\nkind: Gateway\nmetadata: {{name: gw-{number}}}\n\

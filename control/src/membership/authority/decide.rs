@@ -1,4 +1,4 @@
-//! Decision on the next membership view: which gateways join, leave, become active or inactive.
+//! Decision on the next membership view: which gateways join, become active or inactive.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -47,7 +47,8 @@ impl MembershipState {
             .view
             .active_members()
             .filter_map(|member| self.last_heartbeat(&member.name).max(self.timeouts_reset_at));
-        last.min().map(|last| last + self.ttl + RESOLUTION)
+        let timeouts = last.map(|last| last + self.ttl + RESOLUTION);
+        timeouts.chain(self.departures()).min()
     }
 
     /// Whether recovery is complete: the previous server's last view is known.
@@ -82,13 +83,6 @@ impl MembershipState {
     pub(super) fn has_timed_out(&self, name: &str, now: Instant) -> bool {
         let last = self.last_heartbeat(name).max(self.timeouts_reset_at);
         last.is_none_or(|last| now.saturating_duration_since(last) > self.ttl)
-    }
-
-    /// Removes gateways that the policy doesn't name any more, active ones when their last lease has expired: they get
-    /// no other.
-    fn remove_former(&self, members: &mut Vec<Member>, now: Instant) {
-        let Some(policy) = &self.policy else { return };
-        members.retain(|it| policy.contains(&it.name) || (it.serving && !self.has_timed_out(&it.name, now)));
     }
 
     /// Adds gateways that the policy names.

@@ -381,6 +381,8 @@ impl<'a> Simulation<'a> {
             self.exempt.remove(&process);
             self.check_leases();
             self.coverage.count("lease granted");
+            let is_removed = !self.policy_names().any(|name| name == NAMES[index]);
+            self.coverage.add("lease granted to a removed gateway", u64::from(is_removed));
         } else {
             self.coverage.count("no lease");
         }
@@ -421,6 +423,10 @@ impl<'a> Simulation<'a> {
         for old in &before.members {
             let new = after.member(&old.name);
             assert!(new.is_none_or(|new| new.epoch >= old.epoch));
+            if new.is_none() {
+                assert!(!self.policy_names().any(|name| *name == *old.name));
+                self.coverage.count(if old.serving { "removed: timeout" } else { "removed: inactive" });
+            }
             if old.serving && !new.is_some_and(|new| new.serving) {
                 assert!(new.is_none_or(|new| new.epoch == after.number && new.epoch > old.epoch));
                 self.check_deactivation(old);
@@ -543,6 +549,9 @@ impl Message {
 fn a_lease_expires_before_its_gateway_is_deactivated_and_view_numbers_only_increase() {
     let classes = [
         "lease granted",
+        "lease granted to a removed gateway",
+        "removed: timeout",
+        "removed: inactive",
         "no lease",
         "heartbeat lost",
         "reply lost",

@@ -2,6 +2,7 @@
 
 mod drains;
 mod faults;
+mod removal;
 
 use super::*;
 use crate::membership::{DesiredState, Secret};
@@ -415,23 +416,6 @@ fn a_gateway_outside_the_policy_gets_no_lease() {
     assert_eq!(group.heartbeat("x", 1, DesiredState::Ready), Ok(HeartbeatOutcome::UnknownGateway));
     assert!(!group.has_lease("x", 1));
     assert_eq!(group.state.view().member("x"), None);
-}
-
-#[test]
-fn a_gateway_removed_from_the_policy_is_removed_when_its_lease_has_expired() {
-    let mut group = Group::active(&["a", "b"]);
-    let epoch = group.member("b").epoch;
-    group.state.set_policy([Arc::from("a")]);
-    group.heartbeat("a", 1, DesiredState::Ready).unwrap();
-    group.heartbeat("b", 1, DesiredState::Ready).unwrap();
-    assert!(group.member("b").serving && !group.has_lease("b", 1));
-    group.advance(TTL);
-    group.heartbeat("a", 1, DesiredState::Ready).unwrap();
-    group.advance(ms(1));
-    assert_eq!(group.state.view().member("b"), None);
-    group.state.set_policy(["a", "b"].map(Arc::from));
-    group.advance(ms(1));
-    assert!(group.member("b").epoch > epoch, "it has a new epoch");
 }
 
 #[test]

@@ -278,6 +278,28 @@ fn a_gateway_is_ready_once_its_peers_have_sent_their_sessions_by_its_policy() {
 }
 
 #[test]
+fn a_removed_gateway_leaves_once_its_peers_have_got_and_released_what_the_policy_has_moved() {
+    let mut fixture = Fixture::new();
+    let members = |serving| vec![member("a", serving), member("b", true), member("c", false)];
+    fixture.view(7, 0, members(true));
+    let mut peer = linked(true, true);
+    fixture.state.set_policy(&[policy_peer("b"), policy_peer("c")], &"v2".into(), fixture.start);
+    let release = |policy: &str| Some(Release { view: 7, policy: policy.into() });
+    let cases =
+        [(None, "", false), (release("v1"), "v2", false), (release("v2"), "v1", false), (release("v2"), "v2", true)];
+    for (released, of_peer, is_done) in cases {
+        peer.replication.released = released;
+        (peer.replication.peer_released_view, peer.replication.peer_released_policy) = (Some(7), Some(of_peer.into()));
+        fixture.links(&[("b", peer.clone())]);
+        let expected = if is_done { DesiredState::Draining } else { DesiredState::Ready };
+        assert_eq!(fixture.desired_state(), expected, "{:?} {of_peer}", peer.replication.released);
+    }
+    fixture.view(8, 100, members(false));
+    fixture.links(&[]);
+    assert_eq!(fixture.desired_state(), DesiredState::Draining, "it doesn't become active again");
+}
+
+#[test]
 fn releases_by_policy_are_published_only_while_the_engine_awaits_any() {
     let mut fixture = Fixture::new();
     fixture.view(7, 0, vec![member("a", true), member("b", true), member("c", true)]);

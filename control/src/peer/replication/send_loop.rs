@@ -77,8 +77,8 @@ struct Peer {
     last_request: u64,
 }
 
-/// `in_sync_to`, `released_view` and `acknowledged_epoch` as last published.
-type PublishedStatus = (bool, Option<u64>, u64);
+/// `in_sync_to`, `released` and `acknowledged_epoch` as last published.
+type PublishedStatus = (bool, Option<Release>, u64);
 
 impl Peer {
     fn new(workers: usize, acknowledged_epoch: u64) -> Self {
@@ -378,12 +378,12 @@ impl SendLoop {
     fn publish_status(&mut self, all: bool) {
         for (name, peer) in &mut self.peers {
             let outbound = &peer.outbound;
-            let now = (outbound.in_sync(), outbound.released.as_ref().map(|it| it.view), outbound.acknowledged_epoch);
+            let now = (outbound.in_sync(), outbound.released.clone(), outbound.acknowledged_epoch);
             if all || now != peer.published {
-                peer.published = now;
+                peer.published = now.clone();
                 self.status.update(name, |status| {
                     let status = &mut status.replication;
-                    (status.in_sync_to, status.released_view, status.acknowledged_epoch) = now;
+                    (status.in_sync_to, status.released, status.acknowledged_epoch) = now;
                     (status.sent, status.queued_bytes, status.resyncs) =
                         (outbound.sent, outbound.queued(), outbound.resyncs);
                 });

@@ -55,7 +55,8 @@ async fn each_peer_gets_the_sessions_it_is_the_replica_target_of() {
         assert!(matches!(event, PeerEvent::Synced { .. }));
     }
     assert_eq!(b.workers.standby().len(), 400, "all records arrive before the Released frame");
-    a.wait_until("b", "release acknowledged", |peer| peer.replication.released_view == Some(5)).await;
+    a.wait_until("b", "release acknowledged", |peer| peer.replication.released.as_ref().is_some_and(|it| it.view == 5))
+        .await;
     assert_eq!(b.peers.status().borrow().peers["a"].replication.peer_released_view, Some(5));
 }
 
