@@ -40,7 +40,7 @@ pub enum FirstRecord {
     /// Once the session has this age, milliseconds.
     AtAge(u32),
     /// With its first reply, so that no connection that its initiator knows to be open is lost with its gateway. A
-    /// session without a reply, as those of a scan, is sent at an age of [`UNANSWERED_AGE_MS`].
+    /// session without a reply, as those of a scan, is sent at an age of 50 ms.
     WithReply,
 }
 

@@ -133,7 +133,7 @@ impl<A: Address> Entry<A> {
         self.set_tracking(Tracking::default());
     }
 
-    /// Marks a TCP direction that may have advanced unseen: see [`Track::mark_stale`].
+    /// Marks a TCP direction that may have advanced unseen: see `Track::mark_stale`.
     pub(super) fn mark_stale(&mut self) {
         if self.tail[PROTOCOL] == protocol::TCP {
             let mut track = self.track();
@@ -190,7 +190,7 @@ pub enum WindowPosition {
 pub enum Progress {
     /// Nothing.
     None,
-    /// The session is answered. Also of the first reply since a gap (see [`Track::mark_stale`]).
+    /// The session is answered. Also of the first reply since a gap (see `Track::mark_stale`).
     Replied,
     /// The initiator receives the replies.
     Confirmed,
