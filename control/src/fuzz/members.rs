@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::next;
 use crate::membership::authority::{MAX_REPORTED_NUMBER, MembershipState};
+use crate::membership::replication::policy_release_timeout;
 use crate::membership::{Heartbeat, MembershipView};
 use crate::xds::proto;
 
@@ -55,7 +56,7 @@ pub fn members(mut data: &[u8]) {
         check_view(&previous, state.view());
     }
     // Whatever the input, the next deadline is near, or there is none.
-    assert!(state.next_deadline().is_none_or(|due| due <= now + 3 * TTL), "{state:?}");
+    assert!(state.next_deadline().is_none_or(|due| due <= now + policy_release_timeout(TTL)), "{state:?}");
 }
 
 /// Applies a heartbeat, and asserts its round trip and that a lease is only granted to an active gateway's process.
