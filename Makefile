@@ -187,6 +187,7 @@ bench-policy: build ## benchmark policy updates at a gateway and at a server; ne
 	target/release/vipgate-bench policy effect
 	target/release/vipgate-bench policy path
 	target/release/vipgate-bench policy server
+	target/release/vipgate-bench policy change
 
 bench-watch: build ## benchmark the overhead of captures, the NAT log and top
 	target/release/vipgate-bench watch

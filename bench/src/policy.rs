@@ -1,9 +1,11 @@
 //! Policy benchmarks: time until a change is in force, impact of changes on the packet path, cost of large gateway
 //! groups, and a policy server with many gateways. Each result includes the load of other programs on the machine.
 
+mod change;
 mod churn;
 mod effect;
 mod group;
+mod manifests;
 mod noise;
 mod path;
 mod server;
@@ -31,6 +33,8 @@ enum Command {
     Group(group::Options),
     /// A policy server with many gateways
     Server(server::Options),
+    /// A changed manifest file at the policy server, stage by stage, up to the responses of all gateways
+    Change(change::Options),
 }
 
 /// Policy size.
@@ -51,6 +55,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         Command::Path(options) => path::run(options),
         Command::Group(options) => group::run(options),
         Command::Server(options) => server::run(options),
+        Command::Change(options) => change::run(options),
     }
 }
 

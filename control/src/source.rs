@@ -36,6 +36,13 @@ pub struct SourceUpdate {
     pub unavailable: Vec<UnavailablePath>,
 }
 
+impl SourceUpdate {
+    /// Whether no entry has changed.
+    pub fn is_empty(&self) -> bool {
+        self.changed.is_empty() && self.removed.is_empty()
+    }
+}
+
 /// Why an entry can't be read.
 #[derive(Clone, Debug, Error)]
 pub enum EntryError {

@@ -126,11 +126,11 @@ impl Churn {
     /// The whole policy, as published by a policy server.
     pub(super) fn placement(&self) -> Placement {
         Placement {
-            shard_maps: Vec::new(),
+            shard_maps: Vec::new().into(),
             policies: self.policies().collect(),
             vips: self.vips().collect(),
             endpoints: self.endpoints().collect(),
-            services: Vec::new(),
+            services: Vec::new().into(),
             nodes: Vec::new(),
             cluster: None,
             peers: Vec::new(),

@@ -1,7 +1,6 @@
 //! Policy server benchmark: `vipgate policyd` with many simulated gateways, each with its own connection and stream,
 //! and manifests in files. All of it runs on this machine, so results include the cost of the simulated gateways.
 
-mod manifests;
 mod policyd;
 mod subscribers;
 
@@ -14,10 +13,10 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 use tempfile::TempDir;
 
-use self::manifests::Manifests;
 use self::policyd::Policyd;
+use super::manifests::Manifests;
 use super::noise::{Noise, NoiseMonitor};
-use super::print_result;
+use super::{PolicySize, print_result};
 use crate::path::round2;
 use crate::policy::server::subscribers::Gateways;
 use crate::wire::binary_path;
@@ -40,6 +39,9 @@ pub(super) struct Options {
     /// Endpoints of all Services together
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=200_000))]
     endpoints: u32,
+    /// Gateway manifests; without any, each gateway owns everything
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1000))]
+    gateway_manifests: u32,
     /// Changes, one after the other; each rewrites the file of one Service
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     changes: u32,
@@ -101,7 +103,8 @@ pub(super) fn run(options: &Options) -> Result<()> {
     netns::prepare_directories()?;
     policyd::raise_file_limit(u64::from(options.gateways))?;
     let directory = TempDir::with_prefix(netns::run_name("")).context("cannot create a directory for manifests")?;
-    let mut manifests = Manifests::write(directory.path(), options.services, options.endpoints)?;
+    let size = PolicySize { vips: options.services, endpoints: options.endpoints };
+    let mut manifests = Manifests::write(directory.path(), size, options.gateway_manifests)?;
     let start = Instant::now();
     let policyd = Policyd::start(&binary, manifests.directory(), directory.path())?;
     let ready = start.elapsed();

@@ -5,11 +5,13 @@
 //! VIP, so its traffic is dropped: nothing leaves untranslated.
 
 mod backends;
+mod changes;
 mod claim;
 mod cluster;
 mod endpoints;
 mod gateways;
 mod inventory;
+mod memo;
 mod overlay;
 mod placement;
 mod placement_diff;
@@ -21,11 +23,17 @@ mod shard_moves;
 mod slices;
 mod vips;
 
+use std::sync::Arc;
+
+use self::changes::Changes;
 pub use self::cluster::Cluster;
 use self::gateways::Gateways;
 pub use self::gateways::MAX_BACKUPS;
 use self::inventory::Inventory;
-pub use self::placement::{GatewayLocality, Peer, PlacedBackend, PlacedService, Placement};
+use self::memo::Memo;
+pub use self::placement::{
+    Difference, GatewayLocality, Iter, Keyed, Peer, PlacedBackend, PlacedService, Placement, Table, differences,
+};
 pub use self::placement_diff::{
     BlockMoves, EndpointChanges, EndpointMoves, GatewayChanges, Homes, PlacedVip, PlacementDiff, PortChanges,
     VipChanges, VipMove, placement_diff,
@@ -35,7 +43,7 @@ use self::pool::Pools;
 use self::shard_maps::ShardMaps;
 pub use self::shard_moves::{Placed, ShardMove, shard_groups, shard_moves};
 use self::slices::Slices;
-use crate::diagnostic::{Diagnostic, Diagnostics, sort_and_dedup};
+use crate::diagnostic::{Diagnostic, Diagnostics};
 use crate::manifest::Object;
 
 /// Result of a compilation: the policy and its diagnostics.
@@ -63,30 +71,32 @@ impl Compiled {
 
 /// Compiles the policy of all objects.
 pub fn compile<'a>(objects: impl IntoIterator<Item = &'a Object>) -> Compiled {
-    let mut diagnostics = Vec::new();
-    let sink = &mut diagnostics;
-    let inventory = Inventory::new(objects, sink);
-    let gateways = Gateways::new(&inventory, sink);
-    let pods = Pods::new(&inventory, sink);
-    let slices = Slices::new(&inventory, &pods);
-    let pools = Pools::new(&inventory, sink);
-    let sources =
-        claim::Inputs { inventory: &inventory, gateways: &gateways, pods: &pods, slices: &slices, pools: &pools };
-    let claims = claim::collect(&sources, sink);
-    let mut shard_maps = ShardMaps::default();
-    let vips = vips::compile(&sources, &claims, &mut shard_maps, sink);
-    let endpoints = endpoints::assign(&sources, &claims, &vips.assigned, &mut shard_maps, sink);
-    let services = services::compile(&sources, &vips, sink);
-    let nodes = overlay::compile(&inventory, sink);
-    let cluster = cluster::compile(&inventory, sink);
-    let mut policies: Vec<_> = claims.into_iter().map(|claim| claim.spec).collect();
-    policies.sort_by(|a, b| a.name.cmp(&b.name));
-    let vips = vips.assigned.into_iter().map(|vip| vip.spec).collect();
-    sort_and_dedup(&mut diagnostics);
-    let peers = gateways.peers();
-    let shard_maps = shard_maps.into_specs();
-    let placement = Placement { policies, shard_maps, vips, endpoints, services, nodes, peers, cluster };
-    Compiled { placement, diagnostics }
+    let mut objects: Vec<&Object> = objects.into_iter().collect();
+    objects.sort_by(|a, b| inventory::order(a, b));
+    Memo::default().compile(objects.into_iter(), &Changes::default())
+}
+
+/// A compiler that keeps its last result, and compiles only what a change of the objects concerns. Each result equals
+/// that of [`compile`], diagnostics included.
+#[derive(Debug, Default)]
+pub struct Compiler {
+    /// In the order of the inventory.
+    objects: Vec<Arc<Object>>,
+    memo: Memo,
+}
+
+impl Compiler {
+    /// Compiles the policy of all objects. An object that is the same as in the previous call is the same allocation.
+    pub fn compile<'a>(&mut self, objects: impl IntoIterator<Item = &'a Arc<Object>>) -> Compiled {
+        let mut objects: Vec<Arc<Object>> = objects.into_iter().cloned().collect();
+        objects.sort_by(|a, b| inventory::order(a, b));
+        let compiled = {
+            let changes = Changes::between(&self.objects, &objects);
+            self.memo.compile(objects.iter().map(Arc::as_ref), &changes)
+        };
+        self.objects = objects;
+        compiled
+    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! Policy source of a gateway: manifests in files that it compiles itself, or a policy server. Both deliver incremental
 //! updates and receive a reply, applied or rejected; the next update is relative to the last applied one.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,8 +11,7 @@ use vipgate_dataplane::policy::spec::PolicySet;
 use vipgate_policy::compiler::GatewayLocality;
 
 use crate::source;
-use crate::source::file_watcher::FileWatcher;
-use crate::source::files::FileReader;
+use crate::source::files::WatchedFiles;
 use crate::source::ingest::{SourceIngester, join_result};
 use crate::source::store::ManifestStore;
 use crate::state::files::{FileCommand, FileSourceHandle};
@@ -46,22 +44,22 @@ impl PolicySubscription {
         self.client = Some(client);
     }
 
-    /// A subscription to files, and their current policy, unless they are empty. The files are read again when
-    /// `watcher` reports a change or on request. Create `watcher` first: no change is missed.
+    /// A subscription to files, and their current policy, unless they are empty. The files are read again when they
+    /// change, if they are watched, or on request. `name`: their paths, for display.
     pub(crate) async fn files(
-        paths: Vec<PathBuf>,
+        name: String,
+        files: WatchedFiles,
         locality: GatewayLocality,
         allow_empty: bool,
-        watcher: Option<FileWatcher>,
     ) -> (Self, Option<PolicyUpdate>) {
-        let (mut files, subscription) = FileSource::new(paths, locality, allow_empty);
+        let (mut files, subscription) = FileSource::new(&name, files, locality, allow_empty);
         files.read().await;
         let update = files.difference().await;
         if update.is_some() {
             // The gateway exits if it can't apply the initial policy.
             files.record_outcome(Ok(()));
         }
-        tokio::spawn(files.follow(watcher));
+        tokio::spawn(files.follow());
         (subscription, update)
     }
 
@@ -87,7 +85,7 @@ impl PolicySubscription {
 /// Manifests in files, and the policy of them that is in force.
 struct FileSource {
     locality: GatewayLocality,
-    reader: FileReader,
+    files: WatchedFiles,
     ingester: SourceIngester,
     /// The policy after the last applied update; the next one is relative to it.
     in_force: Arc<PolicySet>,
@@ -100,14 +98,18 @@ struct FileSource {
 }
 
 impl FileSource {
-    fn new(paths: Vec<PathBuf>, locality: GatewayLocality, allow_empty: bool) -> (Self, PolicySubscription) {
-        let names: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
-        let ingester = SourceIngester::new(format!("files {}", names.join(", ")), ManifestStore::new(allow_empty));
+    fn new(
+        name: &str,
+        files: WatchedFiles,
+        locality: GatewayLocality,
+        allow_empty: bool,
+    ) -> (Self, PolicySubscription) {
+        let ingester = SourceIngester::new(format!("files {name}"), ManifestStore::new(allow_empty));
         let (events, received) = mpsc::channel(MAX_PENDING_EVENTS);
         let (command_sender, commands) = mpsc::channel(1);
         let handle = FileSourceHandle { status: ingester.status(), commands: command_sender };
         let files = Self {
-            reader: FileReader::new(paths),
+            files,
             locality,
             ingester,
             in_force: Arc::default(),
@@ -120,12 +122,14 @@ impl FileSource {
     }
 
     /// Sends an update for each change, until the receiver is dropped.
-    async fn follow(mut self, mut watcher: Option<FileWatcher>) {
+    async fn follow(mut self) {
         loop {
             tokio::select! {
-                () = changed(&mut watcher) => {
-                    self.read().await;
-                    self.send_update().await;
+                suspects = self.files.suspects() => {
+                    if let Some(update) = self.files.refresh(suspects).await {
+                        self.ingester.ingest([source::SourceEvent::Update(update)]).await;
+                        self.send_update().await;
+                    }
                 }
                 Some(command) = self.commands.recv() => match command {
                     FileCommand::Reload(reply) => {
@@ -145,15 +149,9 @@ impl FileSource {
         }
     }
 
-    /// Reads the files and compiles what has changed.
+    /// Reads all files and compiles what has changed.
     async fn read(&mut self) {
-        let mut reader = std::mem::take(&mut self.reader);
-        let work = tokio::task::spawn_blocking(move || {
-            let update = reader.read();
-            (reader, update)
-        });
-        let (reader, update) = join_result(work.await);
-        self.reader = reader;
+        let update = self.files.read().await;
         self.ingester.ingest([source::SourceEvent::Update(update)]).await;
     }
 
@@ -194,13 +192,5 @@ impl FileSource {
         if outcome.is_ok() {
             self.in_force = self.sent.clone();
         }
-    }
-}
-
-/// Waits until files have changed; forever without a watcher.
-async fn changed(watcher: &mut Option<FileWatcher>) {
-    match watcher {
-        Some(watcher) => drop(watcher.changed().await),
-        None => std::future::pending().await,
     }
 }

@@ -1,6 +1,8 @@
 //! A published policy version: all resources, and the keys that changed since the previous version. Built and encoded
 //! once, shared by all streams.
 
+mod resources;
+
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
@@ -12,8 +14,9 @@ use prost::bytes::Bytes;
 use vipgate_dataplane::policy::spec::EndpointSpec;
 use vipgate_policy::compiler::{Placement, shard_groups};
 
+use self::resources::Resources;
 use crate::membership::authority::ShardGroup;
-use crate::xds::resource::{CLUSTER, Content, Key, Kind, SETTINGS, encode, settings};
+use crate::xds::resource::{Content, Key, Kind, settings};
 
 /// Maximum size of the resources in one response, bytes: bounds the memory that a stream needs for a response, and how
 /// long it blocks others.
@@ -32,8 +35,7 @@ pub struct Publication {
     pub shard_groups: Arc<BTreeSet<ShardGroup>>,
     /// Keys of added, changed and removed resources since the previous publication.
     pub changed_keys: Vec<Key>,
-    /// By kind, in the order of the placement.
-    resources: [Vec<PublishedResource>; Kind::ALL.len()],
+    resources: Resources,
     full_responses: [OnceLock<Arc<[EncodedResponse]>>; Kind::ALL.len()],
     delta_responses: OnceLock<Arc<[EncodedResponse]>>,
 }
@@ -61,30 +63,18 @@ pub struct EncodedResponse {
 impl Publication {
     /// The next publication, or `None` if nothing changed. Unchanged resources keep their encoding.
     pub fn next(&self, placement: Arc<Placement>) -> Option<Self> {
-        let (number, old) = (self.number + 1, &self.placement);
-        let mut changed_keys = Vec::new();
-        let mut diff = Diff { number, changed_keys: &mut changed_keys };
-        let [policies, shard_maps, vips, endpoints, services, gateways, nodes, cluster, _] = &self.resources;
-        let mut resources = [
-            diff.resources(&old.policies, policies, &placement.policies, |it| &it.name, encode::egress_policy),
-            diff.resources(&old.shard_maps, shard_maps, &placement.shard_maps, |it| &it.name, encode::shard_map),
-            diff.resources(&old.vips, vips, &placement.vips, |it| &it.address, encode::vip),
-            diff.resources(&old.endpoints, endpoints, &placement.endpoints, |it| &it.address, encode::endpoint),
-            diff.resources(&old.services, services, &placement.services, |it| &it.name, encode::service),
-            diff.resources(&old.peers, gateways, &placement.peers, |it| &it.name, encode::gateway),
-            diff.resources(&old.nodes, nodes, &placement.nodes, |it| &it.name, encode::overlay_node),
-            diff.resources(old.cluster.as_slice(), cluster, placement.cluster.as_slice(), |_| &(), encode::cluster),
-            Vec::new(),
-        ];
+        let number = self.number + 1;
+        let (mut resources, mut changed_keys) = self.resources.next((&self.placement, &placement), number);
         if changed_keys.is_empty() && self.number > 0 {
             return None;
         }
-        let sum = resources.iter().flatten().fold(0_u64, |sum, it| sum.wrapping_add(it.content.version));
-        let (key, content, version) = settings(placement.counts(), sum);
+        let (key, content, version) = settings(resources.counts(), resources.version_sum);
         changed_keys.push(key.clone());
-        resources[Kind::Settings as usize].push(PublishedResource { key, content, changed_in: number });
-        let is_same = old.vips == placement.vips && old.shard_maps == placement.shard_maps;
-        let shard_groups = if is_same {
+        resources.settings = Some(PublishedResource { key, content, changed_in: number });
+        let old = &self.placement;
+        let has_same_maps =
+            Arc::ptr_eq(&old.shard_maps, &placement.shard_maps) || old.shard_maps == placement.shard_maps;
+        let shard_groups = if has_same_maps && old.vips == placement.vips {
             self.shard_groups.clone()
         } else {
             Arc::new(shard_groups(&placement.vips, &placement.shard_maps))
@@ -104,33 +94,23 @@ impl Publication {
 
     /// The resource with this key.
     pub fn get(&self, key: &Key) -> Option<&PublishedResource> {
-        let (placement, name) = (&self.placement, &*key.name);
-        let address = || name.parse::<IpAddr>().ok();
-        let index = match key.kind {
-            Kind::EgressPolicy => placement.policies.binary_search_by(|it| (*it.name).cmp(name)).ok(),
-            Kind::ShardMap => placement.shard_maps.binary_search_by(|it| (*it.name).cmp(name)).ok(),
-            Kind::Vip => address().and_then(|own| placement.vips.binary_search_by_key(&own, |it| it.address).ok()),
-            Kind::Endpoint => {
-                address().and_then(|own| placement.endpoints.binary_search_by_key(&own, |it| it.address).ok())
-            }
-            Kind::Service => placement.services.binary_search_by(|it| (*it.name).cmp(name)).ok(),
-            Kind::Gateway => placement.peers.binary_search_by(|it| (*it.name).cmp(name)).ok(),
-            Kind::OverlayNode => placement.nodes.binary_search_by(|it| (*it.name).cmp(name)).ok(),
-            Kind::Cluster => (name == CLUSTER).then_some(0),
-            Kind::Settings => (name == SETTINGS).then_some(0),
-        };
         // A name that isn't in canonical form doesn't match.
-        self.of_kind(key.kind).get(index?).filter(|it| *it.key.name == *name)
+        self.resources.get(&self.placement, key).filter(|it| *it.key.name == *key.name)
     }
 
-    /// The resources of a kind.
-    pub fn of_kind(&self, kind: Kind) -> &[PublishedResource] {
-        &self.resources[kind as usize]
+    /// The resources of a kind, in the order of the placement.
+    pub fn of_kind(&self, kind: Kind) -> impl Iterator<Item = &PublishedResource> + Clone {
+        self.resources.of_kind(kind)
+    }
+
+    /// Number of resources of a kind.
+    pub fn count(&self, kind: Kind) -> usize {
+        self.resources.count(kind)
     }
 
     /// Responses with all resources of a kind; at least one.
     pub fn full(&self, kind: Kind) -> Arc<[EncodedResponse]> {
-        let encode = || encode_responses(&self.version, kind, self.of_kind(kind).iter(), Vec::new()).into();
+        let encode = || encode_responses(&self.version, kind, self.of_kind(kind), Vec::new()).into();
         self.full_responses[kind as usize].get_or_init(encode).clone()
     }
 
@@ -182,55 +162,19 @@ impl Publication {
         let mut keys = Vec::new();
         for kind in Kind::ALL {
             let is_changed = |it: &&PublishedResource| {
-                earlier.get(&it.key).is_none_or(|old| old.content.version != it.content.version)
+                it.changed_in > earlier.number
+                    && earlier.get(&it.key).is_none_or(|old| old.content.version != it.content.version)
             };
-            keys.extend(self.of_kind(kind).iter().filter(is_changed).map(|it| it.key.clone()));
+            keys.extend(self.of_kind(kind).filter(is_changed).map(|it| it.key.clone()));
             let is_removed = |old: &&PublishedResource| self.get(&old.key).is_none();
-            keys.extend(earlier.of_kind(kind).iter().filter(is_removed).map(|old| old.key.clone()));
+            keys.extend(earlier.of_kind(kind).filter(is_removed).map(|old| old.key.clone()));
         }
         keys
     }
 
     /// The endpoint with this address.
     pub fn endpoint(&self, address: IpAddr) -> Option<&EndpointSpec> {
-        let index = self.placement.endpoints.binary_search_by_key(&address, |endpoint| endpoint.address).ok()?;
-        self.placement.endpoints.get(index)
-    }
-}
-
-/// Difference between two publications: encodes changed resources and collects their keys.
-struct Diff<'a> {
-    number: u64,
-    changed_keys: &'a mut Vec<Key>,
-}
-
-impl Diff<'_> {
-    /// The resources of a kind. `encoded` belongs to the items `old`; both are sorted by key like `new`.
-    fn resources<T: PartialEq, K: Ord>(
-        &mut self,
-        old: &[T],
-        encoded: &[PublishedResource],
-        new: &[T],
-        key: impl Fn(&T) -> &K,
-        encode: impl Fn(&T) -> (Key, Content),
-    ) -> Vec<PublishedResource> {
-        let mut previous = old.iter().zip(encoded).peekable();
-        let mut resources = Vec::with_capacity(new.len());
-        for item in new {
-            while let Some((_, removed)) = previous.next_if(|(old, _)| key(old) < key(item)) {
-                self.changed_keys.push(removed.key.clone());
-            }
-            match previous.next_if(|(old, _)| key(old) == key(item)) {
-                Some((old, unchanged)) if old == item => resources.push(unchanged.clone()),
-                _ => {
-                    let (key, content) = encode(item);
-                    self.changed_keys.push(key.clone());
-                    resources.push(PublishedResource { key, content, changed_in: self.number });
-                }
-            }
-        }
-        self.changed_keys.extend(previous.map(|(_, removed)| removed.key.clone()));
-        resources
+        self.placement.endpoints.get(&address)
     }
 }
 

@@ -138,7 +138,7 @@ impl DeltaStream {
     /// The stream's part of the memory of its publication if that isn't the current one, divided by all that hold it.
     pub fn old_publication_bytes(&self, current: u64) -> usize {
         let Some(old) = self.publication.as_ref().filter(|it| it.number != current) else { return 0 };
-        let resources: usize = Kind::ALL.iter().map(|kind| old.of_kind(*kind).len()).sum();
+        let resources: usize = Kind::ALL.iter().map(|kind| old.count(*kind)).sum();
         resources * OLD_RESOURCE_BYTES / Arc::strong_count(old)
     }
 
@@ -259,7 +259,7 @@ impl DeltaStream {
         let mut keys = new.changed_since(old);
         keys.extend(self.resend.iter().cloned());
         for kind in &self.resend_kinds {
-            keys.extend(new.of_kind(*kind).iter().map(|it| it.key.clone()));
+            keys.extend(new.of_kind(*kind).map(|it| it.key.clone()));
         }
         keys.retain(|key| self.subscriptions.get(&key.kind).is_some_and(|subscription| subscription.includes(key)));
         keys.sort_unstable();
@@ -323,19 +323,19 @@ impl DeltaStream {
 
     /// Sends all resources of a kind, except those whose version the client knows.
     fn push_all(&mut self, kind: Kind, publication: &Publication, known: &HashMap<String, String>) {
-        let all = publication.of_kind(kind);
+        let all = || publication.of_kind(kind);
         let is_unknown =
             |it: &&PublishedResource| known.get(&*it.key.name).is_none_or(|version| !is_version(version, &it.content));
-        let present: Vec<&PublishedResource> = all.iter().filter(is_unknown).collect();
+        let present: Vec<&PublishedResource> = all().filter(is_unknown).collect();
         let exists = |name: &str| publication.get(&Key { kind, name: name.into() }).is_some();
         let removed: Vec<String> = known.keys().filter(|name| !exists(name)).cloned().collect();
-        if present.len() == all.len() && removed.is_empty() {
+        if present.len() == publication.count(kind) && removed.is_empty() {
             // Encoded once for all streams.
             self.push(Batch::encoded(publication.full(kind).iter(), &Contents::All(kind)));
             return;
         }
         // The settings are always sent: they complete an update.
-        let present = if kind == Kind::Settings { all.iter().collect() } else { present };
+        let present = if kind == Kind::Settings { all().collect() } else { present };
         self.push_resources(kind, publication, &present, &removed);
     }
 

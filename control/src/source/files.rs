@@ -1,6 +1,12 @@
 //! Files as a policy source: a full update first, then the files whose content has changed.
+//!
+//! Only content counts: a file that was touched, or replaced by an identical one, is no change. Where an event names one
+//! regular file in a directory without symlinks, that file alone is read. Anything else is a scan of everything, so
+//! directories that appear later and the `..data` symlink of a `ConfigMap` need no special case.
 
-use std::collections::BTreeMap;
+mod layout;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,31 +14,108 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use vipgate_policy::fingerprint::Fingerprint;
 
+use self::layout::{Layout, Suspect};
 use super::{EntryError, SourceEvent, SourceUpdate, UnavailablePath};
-use crate::source::file_watcher::FileWatcher;
-use crate::source::manifest_files::{Content, ContentCache, Walk, walk};
+use crate::source::file_watcher::{FileWatcher, Suspects, watch_directories};
+use crate::source::ingest::join_result;
+use crate::source::manifest_files::{Content, ContentCache, FileStamp, Walk, walk};
 use crate::text_file::regular_text;
 
 /// Watches files and directories until the receiver is dropped.
 pub async fn watch_paths(paths: Vec<PathBuf>, events: mpsc::Sender<SourceEvent>) {
-    // Watched before they are read, so no change in between is missed.
-    let mut follower = FileWatcher::new(paths.clone());
-    let mut reader = FileReader::new(paths);
+    let mut files = WatchedFiles::new(paths);
+    let mut suspects = Suspects::All;
     loop {
-        let outcome = tokio::task::spawn_blocking(move || {
-            let update = reader.read();
-            (reader, update)
-        });
-        // Fails when the runtime shuts down.
-        let Ok((after, update)) = outcome.await else { return };
-        reader = after;
-        if events.send(SourceEvent::Update(update)).await.is_err() {
+        if let Some(update) = files.refresh(suspects).await
+            && events.send(SourceEvent::Update(update)).await.is_err()
+        {
             return;
         }
-        tokio::select! {
-            _ = follower.changed() => {}
+        suspects = tokio::select! {
+            suspects = files.suspects() => suspects,
             () = events.closed() => return,
+        };
+    }
+}
+
+/// Files and directories with the watcher that tells when to read them.
+#[derive(Debug)]
+pub struct WatchedFiles {
+    reader: FileReader,
+    watcher: Option<FileWatcher>,
+}
+
+impl WatchedFiles {
+    /// Watches paths. They are watched before they are read, so no change in between is missed.
+    pub fn new(paths: Vec<PathBuf>) -> Self {
+        let mut watcher = FileWatcher::new();
+        watcher.watch(&watch_directories(&paths, &walk(&paths)));
+        Self { watcher: Some(watcher), ..Self::unwatched(paths) }
+    }
+
+    /// Paths that are read only on request.
+    pub fn unwatched(paths: Vec<PathBuf>) -> Self {
+        Self { reader: FileReader::new(paths), watcher: None }
+    }
+
+    /// Waits until files may have changed; forever if they aren't watched. Cancel safe.
+    pub async fn suspects(&mut self) -> Suspects {
+        match &mut self.watcher {
+            Some(watcher) => watcher.next().await,
+            None => std::future::pending().await,
         }
+    }
+
+    /// Reads everything; returns the differences from the previous read.
+    pub async fn read(&mut self) -> SourceUpdate {
+        let (update, directories) = self.on_blocking_thread(|reader| (reader.read(), reader.directories())).await;
+        self.watch(&directories, !update.full && !update.is_empty());
+        update
+    }
+
+    /// Reads what may have changed; returns the differences from the previous read, if there are any. Not cancel safe.
+    pub async fn refresh(&mut self, suspects: Suspects) -> Option<SourceUpdate> {
+        let is_partial = |reader: &mut FileReader| match suspects {
+            Suspects::All => None,
+            Suspects::Files(files) => reader.read_only(&files),
+        };
+        let read = self.on_blocking_thread(|reader| {
+            let before = reader.unavailable.clone();
+            let (update, directories) = match is_partial(reader) {
+                Some(update) => (update, None),
+                None => (reader.read(), Some(reader.directories())),
+            };
+            let differs = update.full || !update.is_empty() || reader.unavailable != before;
+            (update, directories, differs)
+        });
+        let (update, directories, differs) = read.await;
+        if let Some(directories) = directories {
+            self.watch(&directories, !update.full && differs);
+        }
+        differs.then_some(update)
+    }
+
+    /// Watches the directories that the last scan found.
+    fn watch(&mut self, directories: &BTreeSet<PathBuf>, has_changed: bool) {
+        let Some(watcher) = &mut self.watcher else { return };
+        if watcher.watch(directories) || has_changed {
+            // Another scan finds what was written to a new directory before it was watched.
+            watcher.request_scan();
+        }
+    }
+
+    async fn on_blocking_thread<T: Send + 'static>(
+        &mut self,
+        work: impl FnOnce(&mut FileReader) -> T + Send + 'static,
+    ) -> T {
+        let mut reader = std::mem::take(&mut self.reader);
+        let task = tokio::task::spawn_blocking(move || {
+            let output = work(&mut reader);
+            (reader, output)
+        });
+        let (reader, output) = join_result(task.await);
+        self.reader = reader;
+        output
     }
 }
 
@@ -42,7 +125,13 @@ pub struct FileReader {
     paths: Vec<PathBuf>,
     /// Fingerprints of reported files by path; `None`: unavailable since.
     reported: BTreeMap<Arc<str>, Option<u64>>,
+    /// The unavailable paths of the last update.
+    unavailable: Vec<UnavailablePath>,
     contents: ContentCache,
+    /// The directories to watch.
+    directories: BTreeSet<PathBuf>,
+    /// Where single files are; `None`: a change needs a scan of everything.
+    layout: Option<Layout>,
     has_read: bool,
 }
 
@@ -52,34 +141,20 @@ impl FileReader {
         Self { paths, ..Self::default() }
     }
 
+    /// The directories to watch for changes.
+    fn directories(&self) -> BTreeSet<PathBuf> {
+        self.directories.clone()
+    }
+
     /// Reads everything; returns the differences from the previous read.
     pub fn read(&mut self) -> SourceUpdate {
         let found = walk(&self.paths);
         let mut now: BTreeMap<Arc<str>, Option<u64>> = BTreeMap::new();
         let mut changed = Vec::new();
-        let mut report = |path: &Path, fingerprint: u64, text: &mut dyn FnMut() -> Result<String, EntryError>| {
+        for (path, stamp) in found.files.iter().zip(&found.stamps) {
             let name: Arc<str> = path.display().to_string().into();
-            now.insert(name.clone(), Some(fingerprint));
-            if self.reported.get(&name) != Some(&Some(fingerprint)) {
-                changed.push((name, text()));
-            }
-        };
-        for path in &found.files {
-            match self.contents.read(path) {
-                // The cache rereads a file only when its metadata has changed.
-                Ok(Content::Read(fingerprint, bytes)) => {
-                    let text =
-                        || String::from_utf8(bytes.clone()).map_err(|error| EntryError::NotUtf8(error.utf8_error()));
-                    report(path, fingerprint, &mut { text });
-                }
-                Ok(Content::Unchanged(fingerprint)) => {
-                    report(path, fingerprint, &mut || regular_text(path).map_err(EntryError::from));
-                }
-                Err(error) => {
-                    let error = EntryError::from(error);
-                    report(path, Fingerprint::of(error.to_string().as_bytes()), &mut || Err(error.clone()));
-                }
-            }
+            let fingerprint = self.read_file(path, &name, *stamp, &mut changed);
+            now.insert(name, Some(fingerprint));
         }
         self.contents.retain(&found.files);
         let mut unavailable = self.unavailable(&found);
@@ -95,8 +170,71 @@ impl FileReader {
             now.insert(name, None);
         }
         self.reported = now;
+        self.unavailable.clone_from(&unavailable);
+        self.directories = watch_directories(&self.paths, &found);
+        self.layout = if unavailable.is_empty() { Layout::new(&self.paths, found) } else { None };
         let whole = !std::mem::replace(&mut self.has_read, true);
         SourceUpdate { full: whole, changed, removed, unavailable }
+    }
+
+    /// Reads these files only; returns the differences from the previous read. `None`: more than these files may have
+    /// changed.
+    fn read_only(&mut self, suspects: &BTreeSet<PathBuf>) -> Option<SourceUpdate> {
+        let layout = self.layout.as_ref()?;
+        // All of them first: if one needs a scan, none may be taken as reported.
+        let resolved = suspects.iter().map(|path| layout.resolve(path)).collect::<Option<Vec<Suspect>>>()?;
+        let mut layout = self.layout.take()?;
+        let mut update = SourceUpdate::default();
+        for suspect in resolved {
+            match suspect {
+                Suspect::Irrelevant => {}
+                Suspect::File(path, stamp) => {
+                    let name: Arc<str> = path.display().to_string().into();
+                    layout.insert(&path, stamp);
+                    let fingerprint = self.read_file(&path, &name, stamp, &mut update.changed);
+                    self.reported.insert(name, Some(fingerprint));
+                }
+                Suspect::Removed(path) => {
+                    let name: Arc<str> = path.display().to_string().into();
+                    layout.remove(&path);
+                    self.contents.remove(&path);
+                    self.reported.remove(&name);
+                    update.removed.push(name);
+                }
+            }
+        }
+        self.layout = Some(layout);
+        Some(update)
+    }
+
+    /// Reads a file, and reports it if its content has changed. Returns its fingerprint.
+    fn read_file(
+        &mut self,
+        path: &Path,
+        name: &Arc<str>,
+        stamp: FileStamp,
+        changed: &mut Vec<(Arc<str>, Result<String, EntryError>)>,
+    ) -> u64 {
+        let reported = self.reported.get(name).copied().flatten();
+        let mut report = |fingerprint: u64, text: &mut dyn FnMut() -> Result<String, EntryError>| {
+            if reported != Some(fingerprint) {
+                changed.push((name.clone(), text()));
+            }
+            fingerprint
+        };
+        // The cache rereads a file only when its metadata has changed.
+        match self.contents.read(path, stamp) {
+            Ok(Content::Read(fingerprint, mut bytes)) => report(fingerprint, &mut || {
+                String::from_utf8(std::mem::take(&mut bytes)).map_err(|error| EntryError::NotUtf8(error.utf8_error()))
+            }),
+            Ok(Content::Unchanged(fingerprint)) => {
+                report(fingerprint, &mut || regular_text(path).map_err(EntryError::from))
+            }
+            Err(error) => {
+                let error = EntryError::from(error);
+                report(Fingerprint::of(error.to_string().as_bytes()), &mut || Err(error.clone()))
+            }
+        }
     }
 
     /// The paths that could not be read.
@@ -128,45 +266,4 @@ fn missing_directory(name: &str) -> Option<UnavailablePath> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::fs::{remove_file, write};
-    use std::time::Duration;
-
-    use super::*;
-
-    async fn next(events: &mut mpsc::Receiver<SourceEvent>) -> SourceUpdate {
-        match tokio::time::timeout(Duration::from_secs(5), events.recv()).await {
-            Ok(Some(SourceEvent::Update(update))) => update,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    #[tokio::test]
-    async fn a_full_update_is_sent_first_and_then_the_changes() {
-        let outer = tempfile::tempdir().unwrap();
-        let dir = outer.path().join("policy");
-        std::fs::create_dir(&dir).unwrap();
-        let at = |name: &str| dir.join(name);
-        let name = |file: &str| -> Arc<str> { at(file).display().to_string().into() };
-        write(at("a.yaml"), "1").unwrap();
-        write(at("b.yaml"), "2").unwrap();
-        let (sender, mut events) = mpsc::channel(4);
-        let task = tokio::spawn(watch_paths(vec![dir.clone()], sender));
-        let first = next(&mut events).await;
-        assert!(first.full && first.removed.is_empty());
-        assert_eq!(first.changed, [(name("a.yaml"), Ok("1".into())), (name("b.yaml"), Ok("2".into()))]);
-        write(at("b.yaml"), "3").unwrap();
-        let second = next(&mut events).await;
-        assert_eq!(
-            second,
-            SourceUpdate { full: false, changed: vec![(name("b.yaml"), Ok("3".into()))], ..SourceUpdate::default() }
-        );
-        remove_file(at("a.yaml")).unwrap();
-        assert_eq!(next(&mut events).await.removed, [name("a.yaml")]);
-        write(at("b.yaml"), [0xff, 0xfe]).unwrap();
-        let broken = next(&mut events).await;
-        assert!(broken.changed[0].1.as_ref().is_err_and(|error| error.to_string().contains("utf-8")), "{broken:?}");
-        drop(events);
-        task.await.unwrap();
-    }
-}
+mod tests;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::task::JoinError;
+use vipgate_policy::diagnostic::Diagnostic;
 
 use super::store::{AcceptEmptyError, AcceptedEmpty, CompileOutcome, ManifestStore};
 use super::{SourceEvent, SourceUpdate};
@@ -210,7 +211,9 @@ pub(crate) fn join_result<T>(work: Result<T, JoinError>) -> T {
 
 /// Logs new diagnostics and newly faulty objects.
 fn log_changes(before: &CompileOutcome, now: &CompileOutcome) {
-    for diagnostic in now.diagnostics.iter().filter(|diagnostic| !before.diagnostics.contains(diagnostic)) {
+    // Both are sorted.
+    let is_new = |diagnostic: &&Diagnostic| before.diagnostics.binary_search(diagnostic).is_err();
+    for diagnostic in now.diagnostics.iter().filter(is_new) {
         if diagnostic.is_error() {
             tracing::error!(event = "manifest_refused", "{diagnostic}");
         } else {

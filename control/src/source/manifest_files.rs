@@ -25,15 +25,21 @@ use crate::text_file::named_text;
 const MAX_DEPTH: usize = 32;
 
 /// Marker file of a directory that is ignored.
-const NO_MANIFESTS: &str = ".no-manifests";
+pub(super) const NO_MANIFESTS: &str = ".no-manifests";
 
 /// The current files of a list of paths.
 #[derive(Debug, Default)]
 pub struct Walk {
     /// The files, each once, in the order of the paths and sorted within a directory.
     pub files: Vec<PathBuf>,
+    /// Their metadata.
+    pub(super) stamps: Vec<FileStamp>,
     /// The directories that were read.
     pub directories: Vec<PathBuf>,
+    /// Those of them that are ignored, since they have the marker file.
+    pub(super) ignored: Vec<PathBuf>,
+    /// Whether a file may have several names: hard links, or one inode that was found twice.
+    pub(super) has_aliases: bool,
     /// Symlinks among both, and all listed paths.
     pub links: Vec<PathBuf>,
     /// Unreadable paths and the errors.
@@ -66,14 +72,22 @@ impl Walk {
             Err(error) => return self.errors.push((path.to_owned(), error)),
         };
         let is_directory = metadata.is_dir();
-        if !is_directory && !is_listed && !is_manifest(path) || !seen.insert((metadata.dev(), metadata.ino())) {
+        if !is_directory && !is_listed && !is_manifest(path) {
+            return;
+        }
+        self.has_aliases |= !is_directory && metadata.nlink() > 1;
+        if !seen.insert((metadata.dev(), metadata.ino())) {
+            self.has_aliases = true;
             return;
         }
         if !is_directory {
             // A listed pipe is read; reading one found in a directory could block forever.
             return match text_file::require_regular(metadata.file_type()) {
                 Err(error) if !is_listed => self.errors.push((path.to_owned(), error)),
-                _ => self.files.push(path.to_owned()),
+                _ => {
+                    self.files.push(path.to_owned());
+                    self.stamps.push(FileStamp::of(&metadata));
+                }
             };
         }
         self.directories.push(path.to_owned());
@@ -81,7 +95,9 @@ impl Walk {
             return self.errors.push((path.to_owned(), io::Error::other("directories are nested too deeply")));
         }
         match std::fs::read_dir(path).and_then(Iterator::collect::<Result<Vec<_>, _>>) {
-            Ok(entries) if !is_listed && entries.iter().any(|entry| entry.file_name() == NO_MANIFESTS) => {}
+            Ok(entries) if !is_listed && entries.iter().any(|entry| entry.file_name() == NO_MANIFESTS) => {
+                self.ignored.push(path.to_owned());
+            }
             Ok(mut entries) => {
                 entries.retain(|entry| !entry.file_name().as_encoded_bytes().starts_with(b"."));
                 entries.sort_by_key(std::fs::DirEntry::file_name);
@@ -100,15 +116,16 @@ impl Walk {
 
 /// File metadata that detects a change without reading the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct FileStamp {
-    file: (u64, u64),
+pub(super) struct FileStamp {
+    /// Device and inode.
+    pub(super) file: (u64, u64),
     length: u64,
     modified: Option<SystemTime>,
     changed: (i64, i64),
 }
 
 impl FileStamp {
-    fn of(metadata: &Metadata) -> Self {
+    pub(super) fn of(metadata: &Metadata) -> Self {
         Self {
             file: (metadata.dev(), metadata.ino()),
             length: metadata.len(),
@@ -150,12 +167,11 @@ impl Content {
 }
 
 impl ContentCache {
-    /// The current content of a file.
+    /// The current content of a file, whose metadata was read just before.
     ///
     /// # Errors
     /// If it can't be read.
-    pub fn read(&mut self, path: &Path) -> io::Result<Content> {
-        let stamp = FileStamp::of(&path.metadata()?);
+    pub(super) fn read(&mut self, path: &Path, stamp: FileStamp) -> io::Result<Content> {
         match self.0.get(path) {
             Some((cached, fingerprint)) if *cached == stamp => return Ok(Content::Unchanged(*fingerprint)),
             _ => {}
@@ -171,6 +187,11 @@ impl ContentCache {
         Ok(Content::Read(fingerprint, bytes))
     }
 
+    /// Removes a file from the cache.
+    pub(super) fn remove(&mut self, path: &Path) {
+        self.0.remove(path);
+    }
+
     /// Removes all other files from the cache.
     pub fn retain(&mut self, paths: &[PathBuf]) {
         if self.0.len() > paths.len() {
@@ -180,7 +201,7 @@ impl ContentCache {
     }
 }
 
-fn is_manifest(path: &Path) -> bool {
+pub(super) fn is_manifest(path: &Path) -> bool {
     path.extension().is_some_and(|extension| ["yaml", "yml", "json"].iter().any(|supported| extension == *supported))
 }
 
@@ -267,7 +288,8 @@ mod tests {
         let failures: Vec<_> = found.errors.iter().map(|(path, error)| (path, error.to_string())).collect();
         assert_eq!(failures, [(&pipe, "it is a pipe, not a regular file".to_owned())]);
         assert_eq!(walk(std::slice::from_ref(&pipe)).files.len(), 1, "a listed pipe is found");
-        assert!(ContentCache::default().read(&pipe).is_err(), "the cache reads regular files only");
+        let stamp = FileStamp::of(&pipe.metadata().unwrap());
+        assert!(ContentCache::default().read(&pipe, stamp).is_err(), "the cache reads regular files only");
     }
 
     #[test]
@@ -286,18 +308,20 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.yaml");
         let mut contents = ContentCache::default();
+        let read =
+            |contents: &mut ContentCache| contents.read(&path, FileStamp::of(&path.metadata().unwrap())).unwrap();
         write(&path, "1").unwrap();
-        assert!(matches!(contents.read(&path).unwrap(), Content::Read(..)));
-        assert!(matches!(contents.read(&path).unwrap(), Content::Read(..)), "modified too recently");
+        assert!(matches!(read(&mut contents), Content::Read(..)));
+        assert!(matches!(read(&mut contents), Content::Read(..)), "modified too recently");
         let old = SystemTime::now() - Duration::from_mins(1);
         std::fs::File::options().write(true).open(&path).unwrap().set_modified(old).unwrap();
-        let first = contents.read(&path).unwrap();
-        assert!(matches!(contents.read(&path).unwrap(), Content::Unchanged(again) if again == first.fingerprint()));
+        let first = read(&mut contents);
+        assert!(matches!(read(&mut contents), Content::Unchanged(again) if again == first.fingerprint()));
         // Same length and mtime, but another ctime.
         std::thread::sleep(Duration::from_millis(20));
         write(&path, "2").unwrap();
         std::fs::File::options().write(true).open(&path).unwrap().set_modified(old).unwrap();
-        let second = contents.read(&path).unwrap();
+        let second = read(&mut contents);
         assert!(matches!(second, Content::Read(..)) && second.fingerprint() != first.fingerprint());
         contents.retain(&[]);
         assert!(contents.0.is_empty());

@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use thiserror::Error;
-use vipgate_policy::compiler::{Cluster, Placement, compile};
+use vipgate_policy::compiler::{Cluster, Compiled, Compiler, Placement};
 use vipgate_policy::diagnostic::{Code, Diagnostic, sort_and_dedup};
 use vipgate_policy::manifest::{Object, ObjectId, Origin};
 
@@ -44,6 +44,7 @@ pub struct ManifestStore {
     initialized: bool,
     /// Cluster settings of the server's configuration.
     cluster: Cluster,
+    compiler: Compiler,
 }
 
 /// The order of objects: by id, then by location.
@@ -255,7 +256,7 @@ impl ManifestStore {
         diagnostics.extend(unreported.map(|it| Diagnostic::for_file(&it.name, Code::SourceUnavailable, &*it.reason)));
         let mut faulty = self.unreadable();
         let mut last_good = LastGood::default();
-        let mut compiled = compile(last_good.objects(&self.sorted));
+        let mut compiled = self.compile_objects(&last_good);
         for round in 1..=MAX_ROUNDS {
             let errors: Vec<Diagnostic> = compiled.diagnostics.iter().filter(|it| it.is_error()).cloned().collect();
             if errors.is_empty() {
@@ -264,7 +265,7 @@ impl ManifestStore {
             // In the second half faulty objects are left out, without trying older versions.
             last_good.substitute_faulty(&errors, &self.entries, &mut faulty, round < MAX_ROUNDS / 2);
             diagnostics.extend(errors);
-            compiled = compile(last_good.objects(&self.sorted));
+            compiled = self.compile_objects(&last_good);
         }
         diagnostics.extend(compiled.diagnostics);
         sort_and_dedup(&mut diagnostics);
@@ -281,6 +282,16 @@ impl ManifestStore {
         let placement = self.initialized.then(|| Arc::new(compiled.placement));
         let unhealthy = unhealthy.iter().map(|it| format!("{}: {}", it.name, it.reason)).collect();
         CompileOutcome { placement, diagnostics, faulty, objects, unhealthy }
+    }
+
+    fn compile_objects(&mut self, last_good: &LastGood) -> Compiled {
+        let compiled = self.compiler.compile(last_good.objects(&self.sorted));
+        #[cfg(test)]
+        {
+            let new = vipgate_policy::compiler::compile(last_good.objects(&self.sorted).map(Arc::as_ref));
+            assert_eq!((&compiled.placement, &compiled.diagnostics), (&new.placement, &new.diagnostics));
+        }
+        compiled
     }
 
     /// Objects that are unreadable in their entries.

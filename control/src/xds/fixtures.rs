@@ -58,11 +58,12 @@ pub(crate) fn sample_placement(endpoints: u8) -> Placement {
         shard_map: None,
     };
     Placement {
-        policies: vec![policy],
-        shard_maps: vec![ShardMapSpec { name: "all/0".into(), orders: vec![vec!["g1".into()]], slots: vec![0; SLOTS] }],
-        vips: vec![vip],
+        policies: vec![policy].into(),
+        shard_maps: vec![ShardMapSpec { name: "all/0".into(), orders: vec![vec!["g1".into()]], slots: vec![0; SLOTS] }]
+            .into(),
+        vips: vec![vip].into(),
         endpoints: (1..=endpoints).map(endpoint).collect(),
-        services: vec![service(&[1, 2])],
+        services: vec![service(&[1, 2])].into(),
         nodes: vec![node()],
         peers: vec![Peer {
             name: "g1".into(),

@@ -95,7 +95,7 @@ struct EncodedPolicy {
 impl EncodedPolicy {
     fn new(churn: &Churn) -> Result<Self> {
         let publication = Publication::default().next(Arc::new(churn.placement())).context("the policy is empty")?;
-        let count = |kind| publication.of_kind(kind).len();
+        let count = |kind| publication.count(kind);
         let all = || Kind::ALL.into_iter().flat_map(|kind| publication.of_kind(kind));
         let chunks: Vec<EncodedResponse> =
             Kind::ALL.into_iter().flat_map(|kind| publication.full(kind).to_vec()).collect();

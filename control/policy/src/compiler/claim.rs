@@ -63,7 +63,9 @@ pub(super) struct Claim<'a> {
     pub(super) service: Option<NamespacedName<'a>>,
     /// Name of the object that the VIPs are defined by: the Service, or the policy.
     pub(super) group: Arc<str>,
-    /// Covered addresses, with duplicates.
+    /// The selectors of its pods, without a Service.
+    pub(super) selectors: &'a [PodSelector],
+    /// Covered addresses, with duplicates; empty until [`Inputs::cover`].
     pub(super) covers: Vec<CoveredAddress<'a>>,
     /// Eligible gateways; meaningless without `Gateway` manifests.
     pub(super) gateways: Candidates,
@@ -89,7 +91,7 @@ pub(super) struct Inputs<'a> {
     pub(super) pools: &'a Pools<'a>,
 }
 
-/// All claims, sorted by precedence, highest first.
+/// All claims, sorted by precedence, highest first, without the addresses that they cover.
 pub(super) fn collect<'a>(sources: &Inputs<'a>, diagnostics: &mut Vec<Diagnostic>) -> Vec<Claim<'a>> {
     let mut policies = sources.inventory.policies.clone();
     policies.sort_by(|a, b| {
@@ -110,10 +112,6 @@ pub(super) fn collect<'a>(sources: &Inputs<'a>, diagnostics: &mut Vec<Diagnostic
     let mut annotated: Vec<_> = services.iter().filter(|service| service.body.egress).copied().collect();
     annotated.sort_by_key(|service| age_key(service.body.created.as_ref(), service.id));
     claims.extend(annotated.into_iter().map(|service| sources.annotated(service, diagnostics)));
-    let services: HashSet<NamespacedName<'_>> = claims.iter().filter_map(|claim| claim.service).collect();
-    for service in services {
-        sources.slices.warn_about_hosts(service, diagnostics);
-    }
     claims
 }
 
@@ -145,7 +143,8 @@ impl<'a> Inputs<'a> {
             vips: body.vips.clone(),
             service: Some(key),
             group: name.clone(),
-            covers: self.slices.covered_endpoints(key),
+            selectors: &[],
+            covers: Vec::new(),
             gateways: self.gateways.candidates(None),
             distribution: Distribution::default(),
             zone_affinity: ZoneAffinity::default(),
@@ -172,6 +171,7 @@ impl<'a> Inputs<'a> {
             vips: Vec::new(),
             service: None,
             group: policy.name.clone(),
+            selectors: &[],
             covers: Vec::new(),
             gateways: self.gateways.candidates(spec.gateways.as_ref()),
             distribution: spec.distribution,
@@ -181,7 +181,6 @@ impl<'a> Inputs<'a> {
         if let Some(service) = &spec.service_ref {
             let key = (policy.id.namespace.as_str(), service.name.as_str());
             claim.service = Some(key);
-            claim.covers = self.slices.covered_endpoints(key);
             let found = self.inventory.service(key);
             let missing = match found {
                 None => Some((Code::NoSuchService, format!("there is no Service {}/{}", key.0, key.1))),
@@ -198,7 +197,7 @@ impl<'a> Inputs<'a> {
             diagnostics.extend(missing.map(|(code, why)| diagnostic(&policy, code, "spec.serviceRef.name", why)));
         } else {
             claim.vips_field = if spec.addresses.is_some() { "spec.addresses" } else { "spec.pools" };
-            claim.covers = self.selected(policy, spec.selectors.as_deref().unwrap_or_default(), diagnostics);
+            claim.selectors = policy.body.spec.selectors.as_deref().unwrap_or_default();
             let addresses = spec.addresses.iter().flatten().enumerate();
             claim.vips = addresses.map(|(i, vip)| (format!("spec.addresses[{i}]").into(), *vip)).collect();
             self.allocate_from_pools(policy, &mut claim, allocated, diagnostics);
@@ -206,23 +205,22 @@ impl<'a> Inputs<'a> {
         claim
     }
 
-    fn selected(
-        &self,
-        policy: ObjectRef<'a, EgressPolicy>,
-        selectors: &[PodSelector],
-        diagnostics: &mut Vec<Diagnostic>,
-    ) -> Vec<CoveredAddress<'a>> {
-        let mut covers = Vec::new();
-        for (i, selector) in selectors.iter().enumerate() {
-            let before = covers.len();
-            covers.extend(self.pods.select(selector, &policy.id.namespace));
-            if covers.len() == before {
+    /// Adds the addresses that a claim covers.
+    pub(super) fn cover(&self, claim: &mut Claim<'a>, diagnostics: &mut Vec<Diagnostic>) {
+        if let Some(service) = claim.service {
+            claim.covers = self.slices.covered_endpoints(service);
+            self.slices.warn_about_hosts(service, diagnostics);
+            return;
+        }
+        for (i, selector) in claim.selectors.iter().enumerate() {
+            let before = claim.covers.len();
+            claim.covers.extend(self.pods.select(selector, claim.namespace));
+            if claim.covers.len() == before {
                 let field = format!("spec.selectors[{i}]");
-                let reason = "selects no pod that has an address";
-                diagnostics.push(policy.warning(Code::NoPodSelected, &field, reason));
+                let reason = "selects no pod that has an address".to_owned();
+                diagnostics.push(claim.diagnostic(Severity::Warning, Code::NoPodSelected, &field, reason));
             }
         }
-        covers
     }
 
     fn allocate_from_pools(

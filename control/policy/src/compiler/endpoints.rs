@@ -26,14 +26,23 @@ struct Affected {
     first: IpAddr,
 }
 
-/// Every covered address with its policy, VIPs and gateway. `claims` are sorted by precedence, highest first.
+/// The endpoints of claims.
+pub(super) struct Endpoints {
+    /// Every covered address with its policy, VIPs and gateway.
+    pub(super) specs: Vec<EndpointSpec>,
+    /// The names of the shard maps that endpoints of each claim have slots of.
+    pub(super) maps: Vec<Vec<Arc<str>>>,
+}
+
+/// Assigns the addresses that `claims` cover; these are sorted by precedence, highest first. What a claim gets depends on
+/// no claim that has no address in common with it.
 pub(super) fn assign(
     sources: &Inputs<'_>,
     claims: &[Claim<'_>],
     vips: &[AssignedVip],
     shard_maps: &mut ShardMaps,
     diagnostics: &mut Vec<Diagnostic>,
-) -> Vec<EndpointSpec> {
+) -> Endpoints {
     let policy_vips: Vec<PolicyVips<'_>> = claims.iter().map(|claim| PolicyVips::of(claim, vips)).collect();
     let mut spreader = Spreader::new(sources.gateways, shard_maps);
     let covers = claims.iter().enumerate();
@@ -80,7 +89,7 @@ pub(super) fn assign(
         endpoints.push(EndpointSpec { address, name: name.clone(), policy, vips, gateway, slot, remarks });
     }
     report(claims, &overridden, &unassigned, diagnostics);
-    endpoints
+    Endpoints { specs: endpoints, maps: spreader.maps_of(claims.len()) }
 }
 
 fn count(affected: &mut Affected) {

@@ -64,7 +64,7 @@ pub(super) struct Locality<'a> {
 pub const MAX_BACKUPS: usize = 3;
 
 /// The gateways that a policy may use.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Candidates {
     /// Identifies how they were selected; the same when a gateway is added or removed.
     pub(super) name: Arc<str>,

@@ -1,9 +1,9 @@
 //! Object index: the input objects by kind, sorted by namespace and name.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use foldhash::HashMap;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -48,6 +48,11 @@ impl<'a, T> ObjectRef<'a, T> {
     }
 }
 
+/// The order of the objects that an inventory is made of.
+pub(super) fn order(a: &Object, b: &Object) -> Ordering {
+    a.id.cmp(&b.id).then_with(|| a.origin.sort_key().cmp(&b.origin.sort_key()))
+}
+
 /// Namespace and name.
 pub(super) type NamespacedName<'a> = (&'a str, &'a str);
 
@@ -55,8 +60,9 @@ pub(super) type NamespacedName<'a> = (&'a str, &'a str);
 #[derive(Debug, Default)]
 pub(super) struct Inventory<'a> {
     pub(super) services: Vec<ObjectRef<'a, Service>>,
-    service_indices: HashMap<NamespacedName<'a>, usize>,
-    slices_of: HashMap<NamespacedName<'a>, Vec<ObjectRef<'a, EndpointSlice>>>,
+    /// The endpoint slices by Service, then by name, and the Service of each.
+    slices: Vec<ObjectRef<'a, EndpointSlice>>,
+    sliced: Vec<NamespacedName<'a>>,
     pub(super) pods: Vec<ObjectRef<'a, Pod>>,
     pub(super) nodes: Vec<ObjectRef<'a, Node>>,
     pub(super) gateways: BTreeMap<&'a str, ObjectRef<'a, Gateway>>,
@@ -67,9 +73,8 @@ pub(super) struct Inventory<'a> {
 }
 
 impl<'a> Inventory<'a> {
-    pub(super) fn new(objects: impl IntoIterator<Item = &'a Object>, diagnostics: &mut Vec<Diagnostic>) -> Self {
-        let mut sorted: Vec<&Object> = objects.into_iter().collect();
-        sorted.sort_by(|a, b| (&a.id, a.origin.sort_key()).cmp(&(&b.id, b.origin.sort_key())));
+    /// The inventory of objects that are sorted by [`order`].
+    pub(super) fn new(sorted: impl IntoIterator<Item = &'a Object>, diagnostics: &mut Vec<Diagnostic>) -> Self {
         let mut inventory = Self::default();
         let mut previous: Option<&Object> = None;
         for object in sorted {
@@ -85,18 +90,27 @@ impl<'a> Inventory<'a> {
                 }
             }
         }
+        inventory.sort_slices();
         inventory
+    }
+
+    /// Sorts the slices by Service. They are sorted by namespace and name, and names mostly begin with the Service's.
+    fn sort_slices(&mut self) {
+        let key = |slice: &ObjectRef<'a, EndpointSlice>| -> NamespacedName<'a> {
+            (&slice.id.namespace, slice.body.service.as_deref().unwrap_or_default())
+        };
+        self.slices.sort_by_key(key);
+        self.sliced = self.slices.iter().map(key).collect();
     }
 
     fn add(&mut self, object: &'a Object) {
         let Object { id, name, origin, body } = object;
-        let key = (id.namespace.as_str(), id.name.as_str());
         match body {
             Body::AddressPool(body) => self.pools.push(ObjectRef { id, name, origin, body }),
             Body::EgressPolicy(body) => self.policies.push(ObjectRef { id, name, origin, body }),
             Body::EndpointSlice(body) => {
-                if let Some(service) = &body.service {
-                    self.slices_of.entry((key.0, service)).or_default().push(ObjectRef { id, name, origin, body });
+                if body.service.is_some() {
+                    self.slices.push(ObjectRef { id, name, origin, body });
                 }
             }
             Body::Gateway(body) => {
@@ -109,26 +123,26 @@ impl<'a> Inventory<'a> {
             Body::Node(body) => self.nodes.push(ObjectRef { id, name, origin, body }),
             Body::OverlayNode(body) => self.overlay_nodes.push(ObjectRef { id, name, origin, body }),
             Body::Pod(body) => self.pods.push(ObjectRef { id, name, origin, body }),
-            Body::Service(body) => {
-                self.service_indices.insert(key, self.services.len());
-                self.services.push(ObjectRef { id, name, origin, body });
-            }
+            Body::Service(body) => self.services.push(ObjectRef { id, name, origin, body }),
         }
     }
 
     /// A Service by namespace and name.
     pub(super) fn service(&self, key: NamespacedName<'a>) -> Option<ObjectRef<'a, Service>> {
-        self.service_indices.get(&key).map(|&index| self.services[index])
+        let at = self.services.binary_search_by(|service| service.namespaced_name().cmp(&key)).ok()?;
+        self.services.get(at).copied()
     }
 
-    /// The endpoint slices of all Services, unordered.
+    /// The endpoint slices of all Services.
     pub(super) fn slices(&self) -> impl Iterator<Item = &ObjectRef<'a, EndpointSlice>> {
-        self.slices_of.values().flatten()
+        self.slices.iter()
     }
 
     /// The endpoint slices of a Service, even if there is no such Service.
     pub(super) fn slices_of(&self, service: NamespacedName<'a>) -> &[ObjectRef<'a, EndpointSlice>] {
-        self.slices_of.get(&service).map(Vec::as_slice).unwrap_or_default()
+        let first = self.sliced.partition_point(|key| *key < service);
+        let count = self.sliced[first..].partition_point(|key| *key == service);
+        &self.slices[first..first + count]
     }
 
     /// The labels of a namespace; without a manifest, only the name label.

@@ -2,6 +2,7 @@
 
 mod locality;
 mod service;
+mod table;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use vipgate_dataplane::policy::spec::{
 
 pub use self::locality::GatewayLocality;
 pub use self::service::{PlacedBackend, PlacedService};
+pub use self::table::{Difference, Iter, Keyed, Table, differences};
 use super::cluster::Cluster;
 use crate::manifest::UncoveredAction;
 
@@ -21,15 +23,15 @@ use crate::manifest::UncoveredAction;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Placement {
     /// The egress policies, by name.
-    pub policies: Vec<EgressSpec>,
+    pub policies: Table<EgressSpec>,
     /// The shard maps that VIPs and endpoints refer to, by name.
-    pub shard_maps: Vec<ShardMapSpec>,
+    pub shard_maps: Arc<[ShardMapSpec]>,
     /// The assigned VIPs with their shards, by address.
-    pub vips: Vec<VipSpec>,
+    pub vips: Table<VipSpec>,
     /// Every covered pod address, once, with its gateway.
-    pub endpoints: Vec<EndpointSpec>,
+    pub endpoints: Table<EndpointSpec>,
     /// The Services with VIPs, by name.
-    pub services: Vec<PlacedService>,
+    pub services: Table<PlacedService>,
     /// The nodes of the overlay network, by name.
     pub nodes: Vec<NodeSpec>,
     /// The gateways, by name. Empty: each gateway is standalone and owns everything.
@@ -67,10 +69,7 @@ impl Placement {
     /// The gateway that an endpoint is placed on; `None`: any gateway.
     pub fn gateway_of<'a>(&'a self, endpoint: &'a EndpointSpec) -> Option<&'a Arc<str>> {
         let Some(SlotRef { map, slot }) = &endpoint.slot else { return endpoint.gateway.as_ref() };
-        let of_vip = |vip: &IpAddr| {
-            let at = self.vips.binary_search_by_key(vip, |vip| vip.address).ok()?;
-            self.vips[at].shard_map.as_ref().map(|reference| &reference.map)
-        };
+        let of_vip = |vip: &IpAddr| self.vips.get(vip)?.shard_map.as_ref().map(|reference| &reference.map);
         let name = map.as_ref().or_else(|| endpoint.vips.iter().find_map(of_vip))?;
         let at = self.shard_maps.binary_search_by(|map| map.name.cmp(name)).ok()?;
         self.shard_maps[at].order(*slot).first()
@@ -92,10 +91,10 @@ impl Placement {
         let locality = gateway.map(|gateway| gateway.resolve_zone(self.peer(&gateway.name))).unwrap_or_default();
         PolicySet {
             version: version.to_owned(),
-            policies: self.policies.clone(),
-            shard_maps: self.shard_maps.clone(),
-            vips: self.vips.clone(),
-            endpoints: self.endpoints.clone(),
+            policies: self.policies.to_vec(),
+            shard_maps: self.shard_maps.to_vec(),
+            vips: self.vips.to_vec(),
+            endpoints: self.endpoints.to_vec(),
             services: self.services.iter().map(|service| service.for_gateway(&locality)).collect(),
             nodes: self.nodes.clone(),
             cluster: gateway.map(|gateway| self.cluster_of(gateway)).unwrap_or_default(),

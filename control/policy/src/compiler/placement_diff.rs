@@ -153,8 +153,8 @@ impl From<&Placement> for Homes {
         let home = |it| placement.gateway_of(it).cloned();
         Self {
             gateways: placement.peers.clone(),
-            vips: placement.vips.clone(),
-            shard_maps: placement.shard_maps.clone(),
+            vips: placement.vips.to_vec(),
+            shard_maps: placement.shard_maps.to_vec(),
             endpoints: placement.endpoints.iter().map(|it| (it.address, home(it))).collect(),
         }
     }

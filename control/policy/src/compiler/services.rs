@@ -6,61 +6,53 @@ use foldhash::{HashMap, HashMapExt};
 use vipgate_dataplane::policy::spec::ServicePortSpec;
 
 use super::backends::BackendBuilder;
-use super::claim::Inputs;
 use super::inventory::{ObjectRef, age_key};
 use super::vips::{AssignedVip, VipTable};
 use crate::compiler::placement::{PlacedBackend, PlacedService};
 use crate::diagnostic::{Code, Diagnostic};
-use crate::manifest::{Family, Service, TABLE_SIZE_FIELD};
+use crate::manifest::{Family, Service, ServicePort, TABLE_SIZE_FIELD};
 
 /// Maglev slots per backend below which the load of backends differs by more than a tenth.
 const MIN_SLOTS_PER_BACKEND: usize = 20;
 
-/// Services with at least one VIP that is assigned to a gateway, sorted by name.
+/// The VIPs of a Service that are assigned to a gateway, ascending.
+pub(super) fn assigned_vips(service: &Service, vips: &VipTable) -> Vec<IpAddr> {
+    let is_assigned =
+        |vip: &IpAddr| vips.assigned.binary_search_by_key(vip, |AssignedVip { spec, .. }| spec.address).is_ok();
+    let mut assigned: Vec<IpAddr> = service.vips.iter().map(|(_, vip)| *vip).filter(is_assigned).collect();
+    assigned.sort_unstable();
+    assigned
+}
+
+/// Compiles a Service with these assigned VIPs.
 pub(super) fn compile<'a>(
-    sources: &'a Inputs<'a>,
-    vips: &'a VipTable,
+    service: ObjectRef<'a, Service>,
+    assigned: Vec<IpAddr>,
+    builder: &mut BackendBuilder<'a>,
     diagnostics: &mut Vec<Diagnostic>,
-) -> Vec<PlacedService> {
-    check_health_check_ports(&sources.inventory.services, diagnostics);
-    let mut builder = BackendBuilder::new(sources, &vips.endpoint_addresses);
-    let mut compiled = Vec::new();
-    for service in sources.inventory.services.iter().filter(|service| !service.body.vips.is_empty()) {
-        let is_assigned =
-            |vip: &IpAddr| vips.assigned.binary_search_by_key(vip, |AssignedVip { spec, .. }| spec.address).is_ok();
-        let mut assigned: Vec<IpAddr> = service.body.vips.iter().map(|(_, vip)| *vip).filter(is_assigned).collect();
-        if assigned.is_empty() {
-            continue;
-        }
-        assigned.sort_unstable();
-        let backends = builder.backends_of(*service, diagnostics);
-        check_limits(*service, &backends, diagnostics);
-        check_backends(*service, &assigned, &backends, diagnostics);
-        let Service { ports, source_ranges, affinity, table_size, external, internal, .. } = service.body;
-        let port = |it: &crate::manifest::ServicePort| ServicePortSpec {
-            name: it.name.clone(),
-            protocol: it.protocol.number(),
-            port: it.port,
-        };
-        compiled.push(PlacedService {
-            name: service.name.clone(),
-            vips: assigned,
-            ports: ports.iter().map(port).collect(),
-            backends,
-            source_ranges: source_ranges.clone(),
-            affinity: *affinity,
-            table_size: *table_size,
-            external: *external,
-            internal: *internal,
-            health_port: service.body.active_health_check(),
-        });
+) -> PlacedService {
+    let backends = builder.backends_of(service, diagnostics);
+    check_limits(service, &backends, diagnostics);
+    check_backends(service, &assigned, &backends, diagnostics);
+    let Service { ports, source_ranges, affinity, table_size, external, internal, .. } = service.body;
+    let port =
+        |it: &ServicePort| ServicePortSpec { name: it.name.clone(), protocol: it.protocol.number(), port: it.port };
+    PlacedService {
+        name: service.name.clone(),
+        vips: assigned,
+        ports: ports.iter().map(port).collect(),
+        backends,
+        source_ranges: source_ranges.clone(),
+        affinity: *affinity,
+        table_size: *table_size,
+        external: *external,
+        internal: *internal,
+        health_port: service.body.active_health_check(),
     }
-    compiled.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-    compiled
 }
 
 /// Health check ports are unique: they listen on the gateway's own addresses, too. The oldest Service keeps the port.
-fn check_health_check_ports<'a>(services: &[ObjectRef<'a, Service>], diagnostics: &mut Vec<Diagnostic>) {
+pub(super) fn check_health_check_ports<'a>(services: &[ObjectRef<'a, Service>], diagnostics: &mut Vec<Diagnostic>) {
     let mut checked: Vec<_> = services
         .iter()
         .filter(|service| !service.body.vips.is_empty())

@@ -25,7 +25,7 @@ pub(super) struct ShardMap {
     slots_of: HashMap<GatewayId, Vec<u16>>,
 }
 
-/// All shard maps, by name.
+/// Shard maps, by name. The gateways are the same for all: then the name of a map determines its content.
 #[derive(Debug, Default)]
 pub(super) struct ShardMaps(BTreeMap<Arc<str>, ShardMap>);
 
@@ -78,9 +78,19 @@ impl ShardMaps {
         self.0.get(map)?.slot(key, home)
     }
 
+    /// Forgets the maps that aren't used.
+    pub(super) fn retain(&mut self, is_used: impl Fn(&str) -> bool) {
+        self.0.retain(|name, _| is_used(name));
+    }
+
+    /// Their names, ascending.
+    pub(super) fn names(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.0.keys()
+    }
+
     /// The specs, by name.
-    pub(super) fn into_specs(self) -> Vec<ShardMapSpec> {
-        self.0.into_values().map(|map| map.spec).collect()
+    pub(super) fn specs(&self) -> Arc<[ShardMapSpec]> {
+        self.0.values().map(|map| map.spec.clone()).collect()
     }
 }
 

@@ -112,8 +112,11 @@ impl<'a> Index<'a> {
 
 /// The distinct groups of gateways that can own a shard, its home and its backups: sorted names. Few, since most shards
 /// have the same candidates.
-pub fn shard_groups(vips: &[VipSpec], shard_maps: &[ShardMapSpec]) -> BTreeSet<Vec<Arc<str>>> {
-    let listed = vips.iter().filter(|vip| vip.shard_map.is_none()).flat_map(|vip| &vip.shards);
+pub fn shard_groups<'a>(
+    vips: impl IntoIterator<Item = &'a VipSpec>,
+    shard_maps: &'a [ShardMapSpec],
+) -> BTreeSet<Vec<Arc<str>>> {
+    let listed = vips.into_iter().filter(|vip| vip.shard_map.is_none()).flat_map(|vip| &vip.shards);
     let groups = listed
         .map(|shard| order(shard).collect())
         .chain(shard_maps.iter().flat_map(|map| &map.orders).map(|order| order.iter().collect::<Vec<&Arc<str>>>()));

@@ -5,6 +5,7 @@ mod cluster;
 mod determinism;
 mod distribution;
 mod inbound;
+mod incremental;
 mod invalid;
 mod placement_diff;
 mod rebalancing;
@@ -19,6 +20,7 @@ use std::sync::Arc;
 use vipgate_dataplane::policy::spec::{EndpointSpec, PolicySet, SLOTS, ShardMapSpec, VipSpec};
 
 use super::*;
+use crate::diagnostic::sort_and_dedup;
 use crate::fingerprint::Fingerprint;
 use crate::manifest::{Manifests, UncoveredAction, UnsupportedKinds, read};
 use crate::yaml::Source;

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use crate::config::{Config, PolicySource};
 use crate::gateway::background::BackgroundRuntime;
 use crate::gateway::policy_source::{MAX_PENDING_EVENTS, PolicySubscription};
-use crate::source::file_watcher::FileWatcher;
+use crate::source::files::WatchedFiles;
 use crate::xds::client::{Client, ServerStatus};
 use crate::xds::store::PolicyUpdate;
 
@@ -29,8 +29,10 @@ pub(super) struct OpenedSource {
 pub(super) async fn open(config: &Config, background: &BackgroundRuntime) -> OpenedSource {
     match &config.policy {
         PolicySource::Files(paths) => {
-            let follower = Some(FileWatcher::new(paths.clone()));
-            let files = PolicySubscription::files(paths.clone(), config.locality(), config.allow_empty, follower);
+            let names: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+            let files = WatchedFiles::new(paths.clone());
+            let name = names.join(", ");
+            let files = PolicySubscription::files(name, files, config.locality(), config.allow_empty);
             let (subscription, update) = background.run(files).await;
             let description = subscription.files.as_ref().map(|files| files.status.name.clone()).unwrap_or_default();
             OpenedSource { subscription, description, server: None, known: update, client: None }

@@ -344,7 +344,7 @@ fn a_large_policy_is_sent_in_small_responses() {
 fn keys_shared_with_the_publication_are_cheap_and_released_with_the_last_acknowledgment() {
     const ENDPOINTS: u32 = 10_000;
     let publication = many(ENDPOINTS, "Service a/s", &Publication::default());
-    let first = &publication.of_kind(Kind::Endpoint)[0];
+    let first = publication.of_kind(Kind::Endpoint).next().unwrap();
     // It knows one endpoint; all others are sent by key.
     let known = [(first.key.name.to_string(), Content::version_text(first.content.version))];
     let mut stream = DeltaStream::default();

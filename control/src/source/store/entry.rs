@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use vipgate_policy::diagnostic::{Code, Diagnostic, ObjectLocation};
-use vipgate_policy::manifest::{Manifests, Object, ObjectId, UnsupportedKinds, read};
+use vipgate_policy::manifest::{Manifests, Object, ObjectId, Origin, UnsupportedKinds, read};
 use vipgate_policy::yaml::Source;
 
 use crate::source::EntryError;
@@ -43,6 +43,25 @@ pub(super) struct Entry {
     pub(super) in_force: Vec<Arc<Object>>,
     /// Whether `in_force` may differ from `objects`.
     pub(super) in_force_differs: bool,
+}
+
+/// Maximum number of objects of an entry whose unchanged ones stay the same: each keeps the text that it is from.
+const MAX_KEPT_OBJECTS: usize = 8;
+
+/// Whether an object is in the same lines of another version of its text, so that it and its positions are the same.
+fn has_same_text(old: &Object, new: &Object) -> bool {
+    let (Origin { source: before, .. }, Origin { source: after, document, item, line }) = (&old.origin, &new.origin);
+    if item.is_some() || (old.origin.document, old.origin.item, old.origin.line) != (*document, None, *line) {
+        return false;
+    }
+    // Up to the end of the document. One that begins in the line of its marker may begin elsewhere in it.
+    let lines = |source: &'_ Source| -> Option<Vec<String>> {
+        let mut lines = source.text().split_inclusive('\n').skip((*line as usize).saturating_sub(1));
+        let is_marker = |line: &str| line.starts_with("---");
+        let first = lines.next().filter(|line| !is_marker(line))?;
+        Some(std::iter::once(first).chain(lines.take_while(|line| !is_marker(line))).map(str::to_owned).collect())
+    };
+    lines(before).is_some_and(|lines_before| lines(after) == Some(lines_before))
 }
 
 impl Entry {
@@ -84,6 +103,13 @@ impl Entry {
                 retained.insert(object.id.clone());
                 rejected.remove(&object.id);
                 objects.push(object.clone());
+            }
+        }
+        if objects.len() <= MAX_KEPT_OBJECTS {
+            for object in &mut objects {
+                if let Some(same) = self.objects.iter().find(|old| old.id == object.id && has_same_text(old, object)) {
+                    *object = same.clone();
+                }
             }
         }
         let presence = if unattributed { Presence::Unreadable } else { Presence::Read };

@@ -67,8 +67,8 @@ impl LastGood {
     pub(super) fn objects<'a>(
         &'a self,
         sorted: &'a BTreeMap<SortKey, Arc<Object>>,
-    ) -> impl Iterator<Item = &'a Object> {
-        sorted.values().filter_map(|object| self.substitute(object)).map(Arc::as_ref)
+    ) -> impl Iterator<Item = &'a Arc<Object>> {
+        sorted.values().filter_map(|object| self.substitute(object))
     }
 
     /// The objects of one entry after substitution.
@@ -78,6 +78,9 @@ impl LastGood {
 
     /// The object, its replacement, or `None` if it is left out.
     fn substitute<'a>(&'a self, object: &'a Arc<Object>) -> Option<&'a Arc<Object>> {
+        if self.excluded.is_empty() {
+            return Some(object);
+        }
         let location = object.origin.location();
         if self.excluded.contains(&location) { self.replacements.get(&location) } else { Some(object) }
     }

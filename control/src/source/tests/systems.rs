@@ -16,11 +16,11 @@ use crate::policyd::codec::Response;
 use crate::policyd::publication::Publication;
 use crate::policyd::stream::{Acknowledgment, DeltaStream};
 use crate::source::SourceEvent;
-use crate::source::files::FileReader;
+use crate::source::files::{FileReader, WatchedFiles};
 use crate::source::ingest::{SourceIngester, SourceStatus};
 use crate::source::store::ManifestStore;
 use crate::xds::client;
-use crate::xds::resource::Kind;
+use crate::xds::resource::{Kind, encode_all, version_of};
 use crate::xds::store::tests::{PolicyView, builder, policy_view};
 use crate::xds::store::{PolicyUpdate, ResourceStore};
 
@@ -45,8 +45,13 @@ pub(super) struct FileGateway {
 
 impl FileGateway {
     pub(super) async fn start(disk: &Disk, allow_empty: bool) -> Self {
-        let (source, update) =
-            PolicySubscription::files(disk.paths(), GatewayLocality::named(GATEWAY), allow_empty, None).await;
+        let (source, update) = PolicySubscription::files(
+            "of a test".to_owned(),
+            WatchedFiles::unwatched(disk.paths()),
+            GatewayLocality::named(GATEWAY),
+            allow_empty,
+        )
+        .await;
         let mut gateway = Self { source, builder: builder(), in_force: None };
         if let Some(update) = update {
             gateway.apply(&update, &[]);
@@ -100,6 +105,17 @@ impl FileGateway {
     pub(super) fn states(&self) -> [u64; 3] {
         states(self.status())
     }
+}
+
+/// Checks that the resources are those of a placement that is encoded from nothing.
+fn check_encoded(publication: &Publication) {
+    assert_eq!(publication.version, version_of(&publication.placement));
+    let counted = &Kind::ALL[..Kind::COUNTED];
+    let published = counted.iter().flat_map(|kind| publication.of_kind(*kind));
+    let mut published: Vec<_> = published.map(|it| (it.key.clone(), it.content.clone())).collect();
+    published.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+    assert!(published.iter().all(|(key, _)| publication.get(key).is_some_and(|it| it.key == *key)));
+    assert_eq!(published, encode_all(&publication.placement));
 }
 
 /// A policy server and one gateway of it.
@@ -168,6 +184,7 @@ impl ServerGateway {
         let Some(deal) = self.intake.status().compiled.load().placement.clone() else { return };
         if let Some(next) = self.last.next(deal) {
             self.last = Arc::new(next);
+            check_encoded(&self.last);
         }
         if !self.is_subscribed {
             self.is_subscribed = true;

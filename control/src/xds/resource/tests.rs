@@ -13,7 +13,7 @@ use vipgate_dataplane::policy::spec::{
     AddressSelection, Announce, BackendState, BlockSet, EgressSpec, EndpointSpec, Limits, OnExhaustion, Scope,
     ServicePortSpec, ShardSpec, VipSpec,
 };
-use vipgate_policy::compiler::{Cluster, MAX_BACKUPS, Peer, PlacedBackend, PlacedService, Placement};
+use vipgate_policy::compiler::{Cluster, Keyed, MAX_BACKUPS, Peer, PlacedBackend, PlacedService, Placement, Table};
 use vipgate_policy::manifest::{Hints, UncoveredAction};
 
 use super::*;

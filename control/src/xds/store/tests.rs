@@ -19,7 +19,7 @@ use vipgate_dataplane::policy::spec::{
     AddressSelection, Announce, BackendSpec, BlockSet, ClusterSpec, EgressSpec, EndpointSpec, Limits, NetworkSpec,
     OnExhaustion, PolicySet, Scope, ServiceSpec, ShardSpec, VipSpec,
 };
-use vipgate_policy::compiler::{GatewayLocality, PlacedService, Placement};
+use vipgate_policy::compiler::{GatewayLocality, PlacedService, Placement, Table};
 
 use self::generators::SeededRng;
 use super::*;

@@ -137,6 +137,19 @@ impl<'a, 'b> Spreader<'a, 'b> {
         Ok(Assigned { vips: list, gateway, slot })
     }
 
+    /// The names of the shard maps of each of `count` claims, ascending.
+    pub(super) fn maps_of(self, count: usize) -> Vec<Vec<Arc<str>>> {
+        let mut names = vec![Vec::new(); count];
+        for ((index, ..), map) in self.maps {
+            names[index].push(map.name);
+        }
+        for names in &mut names {
+            names.sort_unstable();
+            names.dedup();
+        }
+        names
+    }
+
     /// The VIPs of an endpoint, only those of one gateway or all.
     fn list(&mut self, of: (usize, Family), vips: &FamilyVips<'_>, only_of: Option<GatewayId>) -> Vec<IpAddr> {
         let list = self.lists.entry((of.0, of.1, only_of)).or_insert_with(|| {

@@ -8,8 +8,8 @@ use vipgate_coverage::property;
 use super::*;
 use crate::manifest::UnsupportedKinds;
 
-/// Random documents with overlapping policies, conflicting VIPs, exhausted pools and missing Services.
-pub(super) fn random_documents() -> impl Strategy<Value = Vec<String>> {
+/// A random document; several have overlapping policies, conflicting VIPs, exhausted pools and missing Services.
+pub(super) fn random_document() -> impl Strategy<Value = String> {
     let name = || prop::sample::select(vec!["s", "t", "u"]);
     let created = || {
         prop::sample::select(vec![
@@ -48,8 +48,12 @@ pub(super) fn random_documents() -> impl Strategy<Value = Vec<String>> {
         });
     let pods = ("[x-z]", prop::sample::select(vec!["app: web", "app: db"]), 1_u8..5)
         .prop_map(|(name, labels, last)| pod("a", &name, labels, &format!("10.0.0.{last}")));
-    let document = prop_oneof![services, slices, by_service, by_label, pods];
-    prop::collection::vec(document, 0..12).prop_map(|mut documents| {
+    prop_oneof![services, slices, by_service, by_label, pods]
+}
+
+/// Random documents and a pool.
+pub(super) fn random_documents() -> impl Strategy<Value = Vec<String>> {
+    prop::collection::vec(random_document(), 0..12).prop_map(|mut documents| {
         documents.push(pool("public", "{ranges: [203.0.113.2-203.0.113.4]}"));
         documents
     })

@@ -213,7 +213,8 @@ fn a_gateway_without_shards_gets_the_complete_policy() {
         policy("q", "", "{selectors: [{podSelector: {}}], addresses: [198.51.100.2], gateways: {names: [gw-a, gw-b]}}"),
     ];
     let idle = compiled_for("gw-c", &documents);
-    assert_eq!((&idle.set.vips, &idle.set.endpoints), (&idle.placement.vips, &idle.placement.endpoints));
+    assert_eq!(idle.set.vips, idle.placement.vips.to_vec());
+    assert_eq!(idle.set.endpoints, idle.placement.endpoints.to_vec());
     assert_eq!((idle.set.vips.len(), idle.set.endpoints.len(), messages(&idle)), (3, 3, vec![]));
     assert!(gateways_of(&idle.placement).values().all(|name| name == "gw-a" || name == "gw-b"));
     let gateways = |placement: &Placement, vip: &VipSpec| block_orders(placement, vip).concat();
@@ -364,7 +365,8 @@ fn endpoints_of_a_policy_with_both_kinds_of_vips_are_placed_by_slots() {
     ] {
         let (placement, warnings) = placement(&documents(affinity, limit));
         assert_eq!(warnings, [""; 0]);
-        let [endpoint] = &placement.endpoints[..] else { panic!("one endpoint") };
+        let endpoints = placement.endpoints.to_vec();
+        let [endpoint] = &endpoints[..] else { panic!("one endpoint") };
         let by = if endpoint.slot.is_some() { "slot" } else { "gateway" };
         let got = format!("{by} {}", placement.gateway_of(endpoint).unwrap());
         assert_eq!(got, expected, "{affinity}{limit}: {endpoint:?}");

@@ -60,7 +60,8 @@ fn a_service_has_the_settings_and_backends_of_its_manifests() {
         "apiVersion: v1\nkind: Node\nmetadata: {name: n1, labels: {topology.kubernetes.io/zone: z1}}\n".to_owned(),
     ]);
     assert_eq!(messages(&got), [""; 0]);
-    let [service] = got.placement.services.as_slice() else { panic!("one Service") };
+    let services = got.placement.services.to_vec();
+    let [service] = &services[..] else { panic!("one Service") };
     assert_eq!((&*service.name, &service.vips), ("Service a/s", &vec![ip("203.0.113.1"), ip("2001:db8::1")]));
     let ports: Vec<_> = service.ports.iter().map(|port| (&*port.name, port.protocol, port.port)).collect();
     assert_eq!(ports, [("http", 6, 80), ("dns", 17, 53)]);
@@ -140,7 +141,7 @@ fn services_are_sorted_by_name() {
         service("s", "", 80, &[vip]).replace("namespace: a", &format!("namespace: {namespace}"))
     };
     let got = compiled(&[in_namespace("a", "203.0.113.1"), in_namespace("a-b", "203.0.113.2")]);
-    assert!(got.placement.services.is_sorted_by(|a, b| a.name < b.name), "{:?}", got.placement.services);
+    assert!(got.placement.services.iter().is_sorted_by(|a, b| a.name < b.name), "{:?}", got.placement.services);
 }
 
 #[test]

@@ -13,8 +13,9 @@ fn names(names: &[&str]) -> BTreeSet<Arc<str>> {
 }
 
 fn moves_between(placement: &Placement, before: &BTreeSet<Arc<str>>, after: &BTreeSet<Arc<str>>) -> Vec<ShardMove> {
-    let Placement { vips, shard_maps, endpoints, .. } = placement;
-    shard_moves(Placed { vips, shard_maps, endpoints }, before, after)
+    let (vips, endpoints) = (placement.vips.to_vec(), placement.endpoints.to_vec());
+    let placed = Placed { vips: &vips, shard_maps: &placement.shard_maps, endpoints: &endpoints };
+    shard_moves(placed, before, after)
 }
 
 /// Also in the other direction: a gateway that becomes active takes over only shards that it precedes the owner of.

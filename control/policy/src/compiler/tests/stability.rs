@@ -22,9 +22,13 @@ fn check_order(added: &str, before: &[Arc<str>], after: &[Arc<str>]) -> TestCase
 }
 
 /// Elements of both lists with the same key.
-fn both<'a, T, K: Ord>(before: &'a [T], after: &'a [T], key: impl Fn(&T) -> K) -> Vec<(&'a T, &'a T)> {
-    let before: BTreeMap<K, &T> = before.iter().map(|it| (key(it), it)).collect();
-    after.iter().filter_map(|it| Some((*before.get(&key(it))?, it))).collect()
+fn both<'a, T: 'a, K: Ord>(
+    before: impl IntoIterator<Item = &'a T>,
+    after: impl IntoIterator<Item = &'a T>,
+    key: impl Fn(&T) -> K,
+) -> Vec<(&'a T, &'a T)> {
+    let before: BTreeMap<K, &T> = before.into_iter().map(|it| (key(it), it)).collect();
+    after.into_iter().filter_map(|it| Some((*before.get(&key(it))?, it))).collect()
 }
 
 /// Except L2 VIPs of several in a group, which are spread anew, and those that may have backups in one zone only.
@@ -58,7 +62,7 @@ fn an_added_or_removed_gateway_moves_nothing_before_it_is_active() {
                 coverage.count(format!("{what} {}", if *new[0] == *added { "moves to it" } else { "stays" }));
             }
         }
-        for (old, new) in both(&before.shard_maps, &after.shard_maps, |map| map.name.clone()) {
+        for (old, new) in both(&*before.shard_maps, &*after.shard_maps, |map| map.name.clone()) {
             coverage.add("a map of a place", u64::from(new.name.contains(" zone ")));
             for slot in 0..SLOTS as u16 {
                 check_order(added, old.order(slot), new.order(slot))?;

@@ -219,11 +219,11 @@ pub(super) fn any_placement() -> impl Strategy<Value = Placement> {
     let others = (each(name(), node), cluster(), each(name(), shard_map));
     let parts = (each(name(), policy), vips, endpoints, each(name(), service), each(name(), peer), others);
     parts.prop_map(|(policies, vips, endpoints, services, peers, (nodes, cluster, shard_maps))| Placement {
-        policies,
-        shard_maps,
-        vips,
-        endpoints,
-        services,
+        policies: Vec::into(policies),
+        shard_maps: Vec::into(shard_maps),
+        vips: Vec::into(vips),
+        endpoints: Vec::into(endpoints),
+        services: Vec::into(services),
         nodes,
         peers,
         cluster,

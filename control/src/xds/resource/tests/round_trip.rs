@@ -6,13 +6,15 @@ use super::*;
 /// Decodes all resources of a placement.
 fn decode_all(resources: &[(Key, Content)]) -> Result<Placement, ResourceError> {
     let mut placement = Placement::default();
+    let (mut policies, mut vips, mut endpoints, mut services) = (vec![], vec![], vec![], vec![]);
+    let mut shard_maps = vec![];
     for (key, content) in resources {
         match decode(key.kind, &key.name, &content.body)? {
-            Decoded::EgressPolicy(policy) => placement.policies.push(policy),
-            Decoded::ShardMap(map) => placement.shard_maps.push(map),
-            Decoded::Vip(vip) => placement.vips.push(vip),
-            Decoded::Endpoint(endpoint) => placement.endpoints.push(endpoint),
-            Decoded::Service(service) => placement.services.push(service),
+            Decoded::EgressPolicy(policy) => policies.push(policy),
+            Decoded::ShardMap(map) => shard_maps.push(map),
+            Decoded::Vip(vip) => vips.push(vip),
+            Decoded::Endpoint(endpoint) => endpoints.push(endpoint),
+            Decoded::Service(service) => services.push(service),
             Decoded::Gateway(peer) => placement.peers.push(peer),
             Decoded::OverlayNode(node) => placement.nodes.push(node),
             Decoded::Cluster(cluster) => placement.cluster = Some(cluster),
@@ -20,9 +22,9 @@ fn decode_all(resources: &[(Key, Content)]) -> Result<Placement, ResourceError> 
         }
     }
     // Resources are sorted by name, placements by address.
-    placement.vips.sort_by_key(|vip| vip.address);
-    placement.endpoints.sort_by_key(|endpoint| endpoint.address);
-    Ok(placement)
+    let (policies, vips, endpoints) = (policies.into(), vips.into(), endpoints.into());
+    let (shard_maps, services) = (shard_maps.into(), services.into());
+    Ok(Placement { policies, shard_maps, vips, endpoints, services, ..placement })
 }
 
 fn encode_again(decoded: &Decoded) -> (Key, Content) {

@@ -99,7 +99,7 @@ fn shard_map(variant: u16) -> ShardMapSpec {
 const SHARD_MAP: &str = "all/0";
 
 /// Any placement in which endpoints have only VIPs of which their gateway owns a shard.
-pub(super) fn any_placement() -> impl Strategy<Value = Placement> {
+pub(crate) fn any_placement() -> impl Strategy<Value = Placement> {
     let policies = prop::collection::vec(prop::option::weighted(0.8, 0..3_u32), POLICIES.len());
     let vips = (0..3_u16, prop::collection::vec(prop::option::of((0..6_usize, 0..3_u16)), VIPS.len()));
     let endpoints = prop::collection::vec(
@@ -157,6 +157,7 @@ pub(super) fn any_placement() -> impl Strategy<Value = Placement> {
         let nodes = peers.iter().map(node).collect();
         let has_map = vips.iter().any(|vip| vip.shard_map.is_some());
         let shard_maps = has_map.then(|| shard_map(map_variant)).into_iter().collect();
+        let (policies, vips) = (Vec::into(policies), Vec::into(vips));
         Placement { policies, shard_maps, vips, endpoints, services, nodes, peers, cluster }
     })
 }

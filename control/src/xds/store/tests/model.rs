@@ -141,7 +141,7 @@ fn vip(address: &str, gateway: Option<&str>) -> ServerPolicy {
         shards: gateway.map(shard).into_iter().collect(),
         shard_map: None,
     };
-    ServerPolicy::of(&Placement { vips: vec![vip], ..Placement::default() })
+    ServerPolicy::of(&Placement { vips: vec![vip].into(), ..Placement::default() })
 }
 
 /// The old owner, the new one, and all others, which forward packets to the owner.

@@ -29,8 +29,8 @@ fn on_node(node: &str) -> GatewayLocality {
 
 #[test]
 fn an_update_has_added_changed_and_removed_services() {
-    let with = |backends: &[u8]| Placement { services: vec![service(backends)], ..sample_placement(2) };
-    let none = Placement { services: vec![], ..sample_placement(2) };
+    let with = |backends: &[u8]| Placement { services: vec![service(backends)].into(), ..sample_placement(2) };
+    let none = Placement { services: Table::default(), ..sample_placement(2) };
     let added = change(&on_node("n1"), &none, &with(&[1, 2]));
     assert_eq!((added.services.len(), added.removed.services.len()), (1, 0));
     let changed = change(&on_node("n1"), &with(&[1, 2]), &with(&[2]));
@@ -66,8 +66,8 @@ fn a_zone_change_of_the_gateway_reevaluates_its_services() {
     let without_peer = change(&on_node("n1"), &at("z1"), &Placement { peers: vec![], ..sample_placement(2) });
     assert_eq!(without_peer.services.iter().map(eligible).collect::<Vec<_>>(), [(vec![1], vec![1, 2], 1)]);
     // Services that are changed or removed anyway are in the change once.
-    let changed = change(&on_node("n1"), &at("z1"), &Placement { services: vec![service(&[1])], ..at("z2") });
+    let changed = change(&on_node("n1"), &at("z1"), &Placement { services: vec![service(&[1])].into(), ..at("z2") });
     assert_eq!(changed.services.len(), 1);
-    let removed = change(&on_node("n1"), &at("z1"), &Placement { services: vec![], ..at("z2") });
+    let removed = change(&on_node("n1"), &at("z1"), &Placement { services: Table::default(), ..at("z2") });
     assert_eq!((removed.services.len(), removed.removed.services.len()), (0, 1));
 }

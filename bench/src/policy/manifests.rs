@@ -1,4 +1,4 @@
-//! Manifest files of the policy server benchmark: one file per Service.
+//! Manifest files of the policy server benchmarks: one file per Service.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -9,7 +9,8 @@ use vipgate::source::manifest_files::compile_files;
 use vipgate::xds::resource::version_of;
 use vipgate_policy::manifest::UnsupportedKinds;
 
-use crate::policy::churn::{endpoint_address, vip_address};
+use super::PolicySize;
+use super::churn::{endpoint_address, vip_address};
 
 /// The manifest files.
 #[derive(Debug)]
@@ -24,8 +25,13 @@ pub(super) struct Manifests {
 }
 
 impl Manifests {
-    /// Writes all manifests into a new subdirectory of `parent`; endpoints are spread over the Services.
-    pub(super) fn write(parent: &Path, services: u32, endpoints: u32) -> Result<Self> {
+    /// Writes all manifests into a new subdirectory of `parent`; endpoints are spread over the Services. Without
+    /// `gateways`, each gateway is standalone.
+    pub(super) fn write(
+        parent: &Path,
+        PolicySize { vips: services, endpoints }: PolicySize,
+        gateways: u32,
+    ) -> Result<Self> {
         let endpoints_of = |service: u32| (service..endpoints).step_by(services as usize).collect();
         let manifests = Self {
             directory: parent.join("manifests"),
@@ -38,6 +44,9 @@ impl Manifests {
             manifests.directory.join("namespace.yaml"),
             "apiVersion: v1\nkind: Namespace\nmetadata: {name: bench}\n",
         )?;
+        if gateways > 0 {
+            fs::write(manifests.directory.join("gateways.yaml"), gateway_manifests(gateways))?;
+        }
         for service in 0..manifests.services.len() {
             fs::write(manifests.path(service), manifests.text(service))?;
         }
@@ -94,6 +103,20 @@ impl Manifests {
     }
 }
 
+fn gateway_manifests(count: u32) -> String {
+    let mut text = String::new();
+    for number in 0..count {
+        let _ = write!(
+            text,
+            "---\napiVersion: vipgate.io/v1alpha1\nkind: Gateway\nmetadata: {{name: gw-{number}}}\n\
+             spec: {{peerAddress: 10.2.{}.{}}}\n",
+            number / 250,
+            number % 250 + 1
+        );
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -101,7 +124,7 @@ mod tests {
     #[test]
     fn manifests_compile_to_the_configured_size_before_and_after_changes() {
         let directory = tempfile::tempdir().unwrap();
-        let mut manifests = Manifests::write(directory.path(), 7, 50).unwrap();
+        let mut manifests = Manifests::write(directory.path(), PolicySize { vips: 7, endpoints: 50 }, 3).unwrap();
         let mut versions = vec![manifests.expected_version().unwrap()];
         for change in 0..9 {
             manifests.change_one(change).unwrap();
@@ -109,6 +132,7 @@ mod tests {
             let (placement, warnings) =
                 compile_files(std::slice::from_ref(&manifests.directory), UnsupportedKinds::Ignore).accept().unwrap();
             assert_eq!((placement.policies.len(), placement.vips.len(), placement.endpoints.len()), (7, 7, 50));
+            assert_eq!(placement.peers.len(), 3);
             assert!(warnings.is_empty(), "{warnings:?}");
         }
         versions.sort();
@@ -119,7 +143,7 @@ mod tests {
     #[test]
     fn changes_skip_services_without_endpoints() {
         let directory = tempfile::tempdir().unwrap();
-        let mut manifests = Manifests::write(directory.path(), 5, 2).unwrap();
+        let mut manifests = Manifests::write(directory.path(), PolicySize { vips: 5, endpoints: 2 }, 0).unwrap();
         let before = manifests.expected_version().unwrap();
         manifests.change_one(4).unwrap();
         assert_ne!(manifests.expected_version().unwrap(), before);

@@ -1,0 +1,70 @@
+//! What differs between the objects of two compilations.
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+
+use foldhash::HashSet;
+
+use super::inventory::NamespacedName;
+use crate::manifest::{Body, EndpointSlice, Kind, Object};
+
+/// The differences between two lists of objects.
+#[derive(Debug, Default)]
+pub(super) struct Changes<'a> {
+    /// Services whose manifests or endpoint slices differ.
+    pub(super) services: HashSet<NamespacedName<'a>>,
+    /// `EgressPolicy` manifests that differ, as the names of their policies.
+    pub(super) policies: HashSet<&'a str>,
+    /// Endpoint slices that differ, before and after.
+    pub(super) slices: Vec<&'a EndpointSlice>,
+    /// Whether pods, nodes or namespaces differ: they decide about the addresses, names and localities of others.
+    pub(super) has_pods: bool,
+    /// Whether gateways, or the zones of their nodes, differ.
+    pub(super) has_gateways: bool,
+    /// Whether anything but endpoint slices and overlay nodes differs.
+    pub(super) concerns_vips: bool,
+}
+
+impl<'a> Changes<'a> {
+    /// The differences between two lists of objects, both in the order of the inventory.
+    pub(super) fn between(old: &'a [Arc<Object>], new: &'a [Arc<Object>]) -> Self {
+        let mut changes = Self::default();
+        let (mut old, mut new) = (old.iter().peekable(), new.iter().peekable());
+        loop {
+            let ordering = match (old.peek(), new.peek()) {
+                (None, None) => return changes,
+                (Some(a), Some(b)) if Arc::ptr_eq(a, b) => {
+                    old.next();
+                    new.next();
+                    continue;
+                }
+                (Some(a), Some(b)) => a.id.cmp(&b.id),
+                (Some(_), None) => Ordering::Less,
+                (None, Some(_)) => Ordering::Greater,
+            };
+            if ordering != Ordering::Greater {
+                old.next().into_iter().for_each(|object| changes.add(object));
+            }
+            if ordering != Ordering::Less {
+                new.next().into_iter().for_each(|object| changes.add(object));
+            }
+        }
+    }
+
+    fn add(&mut self, object: &'a Object) {
+        let key = (object.id.namespace.as_str(), object.id.name.as_str());
+        self.concerns_vips |= !matches!(object.id.kind, Kind::EndpointSlice | Kind::OverlayNode);
+        match &object.body {
+            Body::Service(_) => drop(self.services.insert(key)),
+            Body::EndpointSlice(slice) => {
+                self.services.extend(slice.service.as_deref().map(|service| (key.0, service)));
+                self.slices.push(slice);
+            }
+            Body::EgressPolicy(_) => drop(self.policies.insert(&object.name)),
+            Body::Gateway(_) => self.has_gateways = true,
+            Body::Node(_) => (self.has_pods, self.has_gateways) = (true, true),
+            Body::Pod(_) | Body::Namespace(_) => self.has_pods = true,
+            Body::AddressPool(_) | Body::OverlayNode(_) => {}
+        }
+    }
+}

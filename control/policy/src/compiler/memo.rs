@@ -1,0 +1,173 @@
+//! What a compiler remembers of the previous compilation, so that it compiles only what a change concerns.
+//!
+//! ```text
+//!   objects -> inventory -> claims ------------> VIPs -----------------> endpoints ---------> Services
+//!              all, cheap   all, without the     all, unless only        of the claims that   that a change
+//!                           covered addresses    endpoint slices differ  a change concerns    concerns
+//! ```
+//! Each part has its diagnostics with it. Shard maps stay until a gateway differs, as long as a VIP or an endpoint uses
+//! them. The result equals a compilation without memory.
+
+mod endpoints;
+mod services;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use foldhash::HashSet;
+use vipgate_dataplane::policy::spec::{ShardMapSpec, VipSpec};
+
+use self::endpoints::EndpointMemo;
+use self::services::ServiceMemo;
+use super::changes::Changes;
+use super::claim::{self, Claim, Inputs};
+use super::placement::Table;
+use super::vips::{self, AssignedVip, VipTable};
+use super::{Compiled, Gateways, Inventory, Placement, Pods, Pools, ShardMaps, Slices, cluster, overlay};
+use crate::diagnostic::{Diagnostic, sort_and_dedup};
+use crate::manifest::Object;
+
+/// The previous compilation.
+#[derive(Debug, Default)]
+pub(super) struct Memo {
+    /// Of the same gateways, maps with the same name are equal.
+    shard_maps: ShardMaps,
+    vips: Option<VipMemo>,
+    endpoints: EndpointMemo,
+    services: ServiceMemo,
+    placement: Placement,
+}
+
+/// The VIP table with its diagnostics.
+struct VipMemo {
+    table: VipTable,
+    diagnostics: Vec<Diagnostic>,
+    /// The VIPs of all Services and policies.
+    all: HashSet<IpAddr>,
+    /// The names of the VIPs' shard maps.
+    maps: HashSet<Arc<str>>,
+}
+
+impl std::fmt::Debug for VipMemo {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("VipMemo").field("vips", &self.table.assigned.len()).finish_non_exhaustive()
+    }
+}
+
+/// What differs in the VIP table.
+#[derive(Debug, Default)]
+struct VipChanges {
+    /// Whether it was compiled again.
+    is_new: bool,
+    /// VIPs that were added, removed, or have other owners.
+    vips: HashSet<IpAddr>,
+    /// Whether other VIPs are endpoint addresses, by mistake.
+    endpoint_addresses: bool,
+}
+
+/// What differs from the previous compilation.
+struct Differences<'a> {
+    changes: &'a Changes<'a>,
+    vips: &'a VipChanges,
+}
+
+impl Memo {
+    /// Compiles objects, which differ from those of the previous compilation by `changes`.
+    pub(super) fn compile<'a>(&mut self, sorted: impl Iterator<Item = &'a Object>, changes: &Changes<'a>) -> Compiled {
+        let mut diagnostics = Vec::new();
+        let sink = &mut diagnostics;
+        let inventory = Inventory::new(sorted, sink);
+        let gateways = Gateways::new(&inventory, sink);
+        let pods = Pods::new(&inventory, sink);
+        let slices = Slices::new(&inventory, &pods);
+        let pools = Pools::new(&inventory, sink);
+        let sources =
+            Inputs { inventory: &inventory, gateways: &gateways, pods: &pods, slices: &slices, pools: &pools };
+        let claims = claim::collect(&sources, sink);
+        if changes.has_gateways {
+            self.shard_maps = ShardMaps::default();
+        }
+        let (vips, vip_changes) = self.compile_vips(&sources, &claims, changes);
+        sink.extend(vips.diagnostics.iter().cloned());
+        let differences = Differences { changes, vips: &vip_changes };
+        let previous = (&self.placement, &mut self.shard_maps);
+        let (policies, endpoints) =
+            self.endpoints.compile(previous, claims, &sources, (&vips.table, &differences), sink);
+        let services = self.services.compile(&self.placement, &sources, (&vips.table, &differences), sink);
+        let placement = Placement {
+            policies,
+            shard_maps: self.compile_shard_maps(&vips, changes),
+            vips: self.compile_specs(&vips.table, &vip_changes),
+            endpoints,
+            services,
+            nodes: overlay::compile(&inventory, sink),
+            peers: gateways.peers(),
+            cluster: cluster::compile(&inventory, sink),
+        };
+        self.vips = Some(vips);
+        self.placement = placement.clone();
+        sort_and_dedup(&mut diagnostics);
+        Compiled { placement, diagnostics }
+    }
+
+    /// The shard maps of the placement; forgets the others.
+    fn compile_shard_maps(&mut self, vips: &VipMemo, changes: &Changes<'_>) -> Arc<[ShardMapSpec]> {
+        self.shard_maps.retain(|name| vips.maps.contains(name) || self.endpoints.has_map(name));
+        let previous = &self.placement.shard_maps;
+        let is_same = !changes.has_gateways && self.shard_maps.names().eq(previous.iter().map(|map| &map.name));
+        if is_same { previous.clone() } else { self.shard_maps.specs() }
+    }
+
+    /// The VIPs of the placement.
+    fn compile_specs(&self, table: &VipTable, changes: &VipChanges) -> Table<VipSpec> {
+        let previous = &self.placement.vips;
+        if !changes.is_new {
+            return previous.clone();
+        }
+        previous.replaced(table.assigned.iter().map(|vip| vip.spec.clone()).collect())
+    }
+
+    /// The VIP table; the previous one if only endpoint slices differ, and none of their addresses is a VIP.
+    fn compile_vips(
+        &mut self,
+        sources: &Inputs<'_>,
+        claims: &[Claim<'_>],
+        changes: &Changes<'_>,
+    ) -> (VipMemo, VipChanges) {
+        let mut slices = changes.slices.iter().flat_map(|slice| &slice.endpoints);
+        let is_same = |previous: &mut VipMemo| {
+            !changes.concerns_vips && !slices.any(|endpoint| previous.all.contains(&endpoint.address))
+        };
+        let mut previous = self.vips.take();
+        if let Some(previous) = previous.take_if(is_same) {
+            return (previous, VipChanges::default());
+        }
+        let mut diagnostics = Vec::new();
+        let table = vips::compile(sources, claims, &mut self.shard_maps, &mut diagnostics);
+        let of_services = sources.inventory.services.iter().flat_map(|service| &service.body.vips);
+        let all = of_services.chain(claims.iter().flat_map(|claim| &claim.vips)).map(|(_, vip)| *vip).collect();
+        let maps = table.assigned.iter().filter_map(|vip| Some(vip.spec.shard_map.as_ref()?.map.clone())).collect();
+        let changes = VipChanges::between(previous.as_ref().map(|previous| &previous.table), &table);
+        (VipMemo { table, diagnostics, all, maps }, changes)
+    }
+}
+
+impl VipChanges {
+    fn between(old: Option<&VipTable>, new: &VipTable) -> Self {
+        let is_same = |a: &AssignedVip, b: &AssignedVip| a.spec == b.spec && a.owners == b.owners;
+        let mut vips = HashSet::default();
+        let mut old_vips = old.map(|old| old.assigned.as_slice()).unwrap_or_default().iter().peekable();
+        for vip in &new.assigned {
+            while let Some(removed) = old_vips.next_if(|old| old.spec.address < vip.spec.address) {
+                vips.insert(removed.spec.address);
+            }
+            let before = old_vips.next_if(|old| old.spec.address == vip.spec.address);
+            if before.is_none_or(|before| !is_same(before, vip)) {
+                vips.insert(vip.spec.address);
+            }
+        }
+        vips.extend(old_vips.map(|removed| removed.spec.address));
+        let endpoint_addresses = old.is_none_or(|old| old.endpoint_addresses != new.endpoint_addresses);
+        Self { is_new: true, vips, endpoint_addresses }
+    }
+}
