@@ -12,7 +12,7 @@ use vipgate_policy::yaml::{self, MAX_ALIAS_BYTES, MAX_ALIAS_VALUES, Node, Source
 use super::network;
 use super::xds::describe;
 use crate::config::{Config, PolicydConfig};
-use crate::xds::resource::{Content, encode_all, settings, version_of};
+use crate::xds::resource::{Content, counts, encode_all, settings, version_of};
 use crate::xds::store::{ResourceStore, StoredResource};
 
 /// Time limit of one input, even on a busy machine and without optimization.
@@ -73,7 +73,7 @@ fn check_applicable(placement: &Placement) {
     let mut book = ResourceStore::default();
     let resources = encode_all(placement);
     let sum = resources.iter().fold(0_u64, |sum, (_, content)| sum.wrapping_add(content.version));
-    let (key, content, settings_version) = settings(placement.counts(), sum);
+    let (key, content, settings_version) = settings(counts(&resources), sum);
     assert_eq!(settings_version, version);
     let held =
         |content: Content| StoredResource { version: Content::version_text(content.version), body: content.body };

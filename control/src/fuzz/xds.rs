@@ -36,6 +36,10 @@ pub fn xds(mut data: &[u8]) {
         if !book.is_complete() {
             continue;
         }
+        if book.check_services().is_err() {
+            book.discard();
+            continue;
+        }
         let previous = describe(&builder.snapshot().policy);
         let update = book.update_for(&viewer);
         match builder.with_change(&update.change) {
@@ -87,7 +91,8 @@ fn reencode(decoded: &Decoded) -> Option<(Key, Content)> {
         Decoded::ShardMap(map) => encode::shard_map(map),
         Decoded::Vip(vip) => encode::vip(vip),
         Decoded::Endpoint(endpoint) => encode::endpoint(endpoint),
-        Decoded::Service(service) => encode::service(service),
+        Decoded::BackendSlice(slice) => encode::backend_slice(slice),
+        Decoded::Service(service) => encode::service_resource(service),
         Decoded::Gateway(peer) => encode::gateway(peer),
         Decoded::OverlayNode(node) => encode::overlay_node(node),
         Decoded::Cluster(cluster) => encode::cluster(cluster),

@@ -3,6 +3,7 @@
 
 mod resources;
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
@@ -16,7 +17,8 @@ use vipgate_policy::compiler::{Placement, shard_groups};
 
 use self::resources::Resources;
 use crate::membership::authority::ShardGroup;
-use crate::xds::resource::{Content, Key, Kind, settings};
+use crate::xds::resource::slices::slice_key;
+use crate::xds::resource::{Content, Key, Kind, encode, settings};
 
 /// Maximum size of the resources in one response, bytes: bounds the memory that a stream needs for a response, and how
 /// long it blocks others.
@@ -96,6 +98,21 @@ impl Publication {
     pub fn get(&self, key: &Key) -> Option<&PublishedResource> {
         // A name that isn't in canonical form doesn't match.
         self.resources.get(&self.placement, key).filter(|it| *it.key.name == *key.name)
+    }
+
+    /// The resource with this key as a client without backend slices gets it: a Service with all its backends.
+    pub fn get_whole(&self, key: &Key) -> Option<Cow<'_, PublishedResource>> {
+        let published = self.get(key)?;
+        if !self.has_slices(key) {
+            return Some(Cow::Borrowed(published));
+        }
+        let (key, content) = encode::whole_service(self.placement.services.get(&key.name)?);
+        Some(Cow::Owned(PublishedResource { key, content, changed_in: published.changed_in }))
+    }
+
+    /// Whether this is a Service with backend slices.
+    fn has_slices(&self, key: &Key) -> bool {
+        key.kind == Kind::Service && self.get(&slice_key(&key.name, 0)).is_some()
     }
 
     /// The resources of a kind, in the order of the placement.

@@ -16,6 +16,7 @@ use tonic::Status;
 use self::pending::{Batch, Contents, KeyList, NAME_OVERHEAD, PendingResponse, SHARED_KEY_BYTES};
 use super::codec::Response;
 use super::publication::{EncodedResponse, Publication, PublishedResource};
+use crate::xds::resource::slices::parse_name;
 use crate::xds::resource::{Content, Key, Kind};
 
 /// Maximum number of unacknowledged responses; a client that exceeds it gets no further update.
@@ -107,6 +108,9 @@ pub enum Acknowledgment {
 #[derive(Debug, Default)]
 pub struct DeltaStream {
     subscriptions: BTreeMap<Kind, Subscription>,
+    /// Whether Services are sent with all their backends: the client wasn't subscribed to backend slices when it
+    /// subscribed to Services. Then it gets no slices.
+    has_whole_services: bool,
     /// The publication that was sent last, or is being sent.
     publication: Option<Arc<Publication>>,
     /// Its responses that haven't been encoded yet.
@@ -170,6 +174,9 @@ impl DeltaStream {
         let (mut subscribe, mut unsubscribe) = (BTreeSet::from_iter(subscribe), BTreeSet::from_iter(unsubscribe));
         let (adds_wildcard, removes_wildcard) = (subscribe.remove(WILDCARD), unsubscribe.remove(WILDCARD));
         let is_first = !self.subscriptions.contains_key(&kind);
+        if is_first && kind == Kind::Service {
+            self.has_whole_services = !self.subscriptions.contains_key(&Kind::BackendSlice);
+        }
         let subscription = self.subscriptions.entry(kind).or_default();
         // The first request of a type without names is a wildcard subscription; later names are added to it.
         let wants_all = adds_wildcard || is_first && subscribe.is_empty() && !removes_wildcard;
@@ -209,14 +216,16 @@ impl DeltaStream {
             return Err(Status::resource_exhausted(format!("more than {MAX_IN_FLIGHT} unacknowledged responses")));
         }
         let wants_all = self.subscriptions.values().all(|subscription| subscription.all);
-        let batch = if wants_all && !self.has_rejected() && old.number + 1 == new.number {
+        let has_slices = |it: &Publication| it.count(Kind::BackendSlice) > 0;
+        let is_shared = !self.has_whole_services || !has_slices(old) && !has_slices(new);
+        let batch = if wants_all && is_shared && !self.has_rejected() && old.number + 1 == new.number {
             let keys = KeyList { list: new.changed_keys.clone(), bytes: new.changed_keys.len() * SHARED_KEY_BYTES };
             let is_subscribed = |response: &&EncodedResponse| self.subscriptions.contains_key(&response.kind);
             Batch::encoded(new.delta().iter().filter(is_subscribed), &Contents::Keys(Arc::new(keys)))
         } else {
             let list = self.changed_keys(old, new);
             let bytes = list.len() * SHARED_KEY_BYTES + self.resend_bytes;
-            Batch::of_keys(new, KeyList { list, bytes })
+            Batch::of_keys(new, KeyList { list, bytes }, self.has_whole_services)
         };
         check_limit(self.held_bytes() + batch.bytes)?;
         Ok(Some(Update { publication: new.clone(), batch }))
@@ -260,6 +269,11 @@ impl DeltaStream {
         keys.extend(self.resend.iter().cloned());
         for kind in &self.resend_kinds {
             keys.extend(new.of_kind(*kind).map(|it| it.key.clone()));
+        }
+        if self.has_whole_services {
+            let slices = keys.extract_if(.., |key| key.kind == Kind::BackendSlice);
+            let services: Vec<Key> = slices.filter_map(|key| service_key(&key)).collect();
+            keys.extend(services);
         }
         keys.retain(|key| self.subscriptions.get(&key.kind).is_some_and(|subscription| subscription.includes(key)));
         keys.sort_unstable();
@@ -323,13 +337,13 @@ impl DeltaStream {
 
     /// Sends all resources of a kind, except those whose version the client knows.
     fn push_all(&mut self, kind: Kind, publication: &Publication, known: &HashMap<String, String>) {
-        let all = || publication.of_kind(kind);
-        let is_unknown =
-            |it: &&PublishedResource| known.get(&*it.key.name).is_none_or(|version| !is_version(version, &it.content));
+        let all = || publication.of_kind(kind).filter(|_| self.sends(kind));
+        let is_unknown = |it: &&PublishedResource| self.is_unknown(it, publication, known);
         let present: Vec<&PublishedResource> = all().filter(is_unknown).collect();
         let exists = |name: &str| publication.get(&Key { kind, name: name.into() }).is_some();
         let removed: Vec<String> = known.keys().filter(|name| !exists(name)).cloned().collect();
-        if present.len() == publication.count(kind) && removed.is_empty() {
+        let is_shared = !self.has_whole_services || !matches!(kind, Kind::Service | Kind::BackendSlice);
+        if is_shared && present.len() == publication.count(kind) && removed.is_empty() {
             // Encoded once for all streams.
             self.push(Batch::encoded(publication.full(kind).iter(), &Contents::All(kind)));
             return;
@@ -349,14 +363,26 @@ impl DeltaStream {
     ) {
         let (mut present, mut removed) = (Vec::new(), Vec::new());
         for name in names {
-            match publication.get(&Key { kind, name: name.as_str().into() }) {
-                Some(it) if known.get(&name).is_some_and(|version| is_version(version, &it.content)) => {}
+            match publication.get(&Key { kind, name: name.as_str().into() }).filter(|_| self.sends(kind)) {
+                Some(it) if !self.is_unknown(it, publication, known) => {}
                 Some(it) => present.push(it),
                 // A name that doesn't exist is sent as removed.
                 None => removed.push(name),
             }
         }
         self.push_resources(kind, publication, &present, &removed);
+    }
+
+    /// Whether the client gets resources of this kind.
+    fn sends(&self, kind: Kind) -> bool {
+        kind != Kind::BackendSlice || !self.has_whole_services
+    }
+
+    /// Whether the client doesn't know this version of a resource.
+    fn is_unknown(&self, it: &PublishedResource, publication: &Publication, known: &HashMap<String, String>) -> bool {
+        let Some(version) = known.get(&*it.key.name) else { return true };
+        let whole = publication.get_whole(&it.key).filter(|_| self.has_whole_services);
+        !is_version(version, whole.as_deref().map_or(&it.content, |whole| &whole.content))
     }
 
     fn push_resources(
@@ -370,7 +396,7 @@ impl DeltaStream {
         let list = present.iter().map(|it| it.key.clone()).chain(removed.iter().map(key)).collect();
         let bytes =
             present.len() * SHARED_KEY_BYTES + removed.iter().map(|name| name.len() + NAME_OVERHEAD).sum::<usize>();
-        self.push(Batch::of_keys(publication, KeyList { list, bytes }));
+        self.push(Batch::of_keys(publication, KeyList { list, bytes }, self.has_whole_services));
     }
 
     /// Replies to a request for an unknown type, which has no resources. A bounded number of the requested names is
@@ -391,6 +417,12 @@ impl DeltaStream {
         self.push(Batch::without_ack(response.encode_to_vec().into()));
         Ok(())
     }
+}
+
+/// The Service of a backend slice.
+fn service_key(slice: &Key) -> Option<Key> {
+    let (service, _) = parse_name(&slice.name)?;
+    Some(Key { kind: Kind::Service, name: service.into() })
 }
 
 fn check_limit(held: usize) -> Result<(), Status> {

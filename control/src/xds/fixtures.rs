@@ -15,7 +15,7 @@ use vipgate_dataplane::policy::spec::{
 use vipgate_policy::compiler::{Cluster, Peer, PlacedBackend, PlacedService, Placement};
 use vipgate_policy::manifest::{DEFAULT_TABLE_SIZE, Hints};
 
-use super::resource::{Content, Key, Kind, encode_all, settings};
+use super::resource::{Content, Key, Kind, counts, encode_all, settings};
 use crate::xds::store::StoredResource;
 
 pub(super) fn ip(text: &str) -> IpAddr {
@@ -115,6 +115,17 @@ pub(super) fn service(backends: &[u8]) -> PlacedService {
     }
 }
 
+/// A Service with this many backends, two per zone.
+pub(crate) fn large_service(backends: u32) -> PlacedService {
+    let template = service(&[1]);
+    let backend = |n: u32| {
+        let address = IpAddr::from(std::net::Ipv4Addr::from_bits(0x0a01_0000 + n));
+        let (name, zone) = (format!("a/pod-{n}").into(), Some(format!("z{}", n / 2).into()));
+        PlacedBackend { address, name, zone, hints: None, ..template.backends[0].clone() }
+    };
+    PlacedService { backends: (0..backends).map(backend).collect(), ..template.clone() }
+}
+
 pub(super) fn resource(key: &Key, stored: &StoredResource) -> Resource {
     let body = Any { type_url: key.kind.type_url().to_owned(), value: stored.body.to_vec() };
     let name = key.name.to_string();
@@ -149,7 +160,7 @@ impl ServerPolicy {
     pub(crate) fn of(placement: &Placement) -> Self {
         let encoded = encode_all(placement);
         let sum = encoded.iter().fold(0_u64, |sum, (_, content)| sum.wrapping_add(content.version));
-        let (key, content, version) = settings(placement.counts(), sum);
+        let (key, content, version) = settings(counts(&encoded), sum);
         let stored =
             |content: Content| StoredResource { version: Content::version_text(content.version), body: content.body };
         let encoded = encoded.into_iter().chain([(key, content)]);

@@ -3,13 +3,16 @@
 
 mod decode;
 pub mod encode;
+pub mod slices;
+
 use std::fmt;
 use std::sync::Arc;
 
 use prost::bytes::Bytes;
 
+pub(super) use self::decode::field_error;
 pub use self::decode::{Decoded, ResourceError, decode};
-pub use self::encode::{encode_all, settings, version_of};
+pub use self::encode::{counts, encode_all, settings, version_of};
 
 /// The name of the one resource of kind [`Kind::Settings`].
 pub const SETTINGS: &str = "settings";
@@ -33,6 +36,8 @@ pub enum Kind {
     Vip,
     /// `Endpoint`.
     Endpoint,
+    /// `BackendSlice`.
+    BackendSlice,
     /// `Service`.
     Service,
     /// `Gateway`.
@@ -47,11 +52,12 @@ pub enum Kind {
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::EgressPolicy,
         Self::ShardMap,
         Self::Vip,
         Self::Endpoint,
+        Self::BackendSlice,
         Self::Service,
         Self::Gateway,
         Self::OverlayNode,
@@ -73,6 +79,7 @@ impl Kind {
             Self::OverlayNode => 6,
             Self::Cluster => 7,
             Self::ShardMap => 8,
+            Self::BackendSlice => 9,
         }
     }
 
@@ -83,6 +90,7 @@ impl Kind {
             Self::ShardMap => "type.googleapis.com/vipgate.policy.v1.ShardMap",
             Self::Vip => "type.googleapis.com/vipgate.policy.v1.Vip",
             Self::Endpoint => "type.googleapis.com/vipgate.policy.v1.Endpoint",
+            Self::BackendSlice => "type.googleapis.com/vipgate.policy.v1.BackendSlice",
             Self::Service => "type.googleapis.com/vipgate.policy.v1.Service",
             Self::Gateway => "type.googleapis.com/vipgate.policy.v1.Gateway",
             Self::OverlayNode => "type.googleapis.com/vipgate.policy.v1.OverlayNode",

@@ -6,7 +6,9 @@
 //!                  \-> StageError --------------------------------> discard   (nothing has changed)
 //! ```
 
-use std::collections::BTreeMap;
+mod services;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -42,6 +44,14 @@ pub enum StageError {
     /// A resource has no body, or a body of another type than its response.
     #[error("resource {key}: {reason}")]
     InvalidEnvelope {
+        /// The resource.
+        key: Key,
+        /// The reason.
+        reason: String,
+    },
+    /// A resource doesn't fit to others of the same policy.
+    #[error("resource {key}: {reason}")]
+    Inconsistent {
         /// The resource.
         key: Key,
         /// The reason.
@@ -185,9 +195,19 @@ impl ResourceStore {
             overlay_nodes,
             clusters,
             shard_maps,
+            backend_slices,
         } = self.staged_settings()?;
-        let expected: [u64; Kind::COUNTED] =
-            [*egress_policies, *shard_maps, *vips, *endpoints, *services, *gateways, *overlay_nodes, *clusters];
+        let expected: [u64; Kind::COUNTED] = [
+            *egress_policies,
+            *shard_maps,
+            *vips,
+            *endpoints,
+            *backend_slices,
+            *services,
+            *gateways,
+            *overlay_nodes,
+            *clusters,
+        ];
         let mut counts = Kind::ALL.into_iter().zip(expected).zip(self.counts_after());
         let ((kind, expected), actual) = counts.find(|((_, expected), actual)| *expected != *actual as u64)?;
         Some(format!("expects {expected} {} resources, got {actual}", kind.name()))
@@ -234,8 +254,12 @@ impl ResourceStore {
                     Decoded::ShardMap(map) => change.shard_maps.push(map.clone()),
                     Decoded::Vip(vip) => change.vips.push(vip.clone()),
                     Decoded::Endpoint(endpoint) => change.endpoints.push(endpoint.clone()),
-                    Decoded::Service(service) => change.services.push(service.for_gateway(&after)),
-                    Decoded::Gateway(_) | Decoded::OverlayNode(_) | Decoded::Cluster(_) | Decoded::Settings(_) => {}
+                    Decoded::BackendSlice(_)
+                    | Decoded::Service(_)
+                    | Decoded::Gateway(_)
+                    | Decoded::OverlayNode(_)
+                    | Decoded::Cluster(_)
+                    | Decoded::Settings(_) => {}
                 },
                 None if current.is_none() => {}
                 None => match key.kind {
@@ -244,15 +268,17 @@ impl ResourceStore {
                     Kind::Vip => change.removed.vips.extend(key.name.parse::<IpAddr>()),
                     Kind::Endpoint => change.removed.endpoints.extend(key.name.parse::<IpAddr>()),
                     Kind::Service => change.removed.services.push(key.name.clone()),
-                    Kind::Gateway | Kind::OverlayNode | Kind::Cluster | Kind::Settings => {}
+                    Kind::BackendSlice | Kind::Gateway | Kind::OverlayNode | Kind::Cluster | Kind::Settings => {}
                 },
             }
         }
+        let services = self.staged_services();
+        change.services.extend(services.iter().filter_map(|name| Some(self.service_after(name)?.for_gateway(&after))));
         change.nodes = self.nodes_after();
         change.cluster = self.cluster_after(gateway, peers.get(name));
         if before != after {
             // The node and zone decide which backends the gateway may choose.
-            self.reevaluate_services(&before, &after, &mut change);
+            self.reevaluate_services(&before, &after, &services, &mut change);
         }
         PolicyUpdate { update_count: 1, change, peers: peers.into_values().collect() }
     }
@@ -315,15 +341,17 @@ impl ResourceStore {
     }
 
     /// Adds the unchanged Services whose eligible backends change with the gateway's node or zone.
-    fn reevaluate_services(&self, before: &GatewayLocality, after: &GatewayLocality, change: &mut PolicyChange) {
+    fn reevaluate_services(
+        &self,
+        before: &GatewayLocality,
+        after: &GatewayLocality,
+        staged: &BTreeSet<Arc<str>>,
+        change: &mut PolicyChange,
+    ) {
         let from = Key { kind: Kind::Service, name: "".into() };
-        for (key, current) in self.resources.range(from..).take_while(|(key, _)| key.kind == Kind::Service) {
-            let is_unchanged = match self.staged.get(key) {
-                None => true,
-                Some(staged) => staged.as_ref().is_some_and(|staged| staged.body == current.body),
-            };
-            // Resources in force have been decoded before: this can't fail.
-            if is_unchanged && let Ok(Decoded::Service(service)) = decode(key.kind, &key.name, &current.body) {
+        let all = self.resources.range(from..).take_while(|(key, _)| key.kind == Kind::Service);
+        for (key, _) in all.filter(|(key, _)| !staged.contains(&key.name)) {
+            if let Some(service) = self.service_after(&key.name) {
                 let (old, new) = (service.for_gateway(before), service.for_gateway(after));
                 change.services.extend((old != new).then_some(new));
             }

@@ -87,8 +87,9 @@ fn etcd_and_files_give_the_same_policy_and_etcd_may_fail() {
     assert_eq!(wait_in_step(&testbed, 1), version);
     assert_eq!(in_force(&testbed), from_files);
     let responses = |server: &Policyd| server.metric("vipgate_policyd_responses_total", "");
-    // The settings, which complete the update, and empty responses for shard maps, gateways, nodes and cluster addresses.
-    assert!((responses(&first) - 5.0).abs() < 0.5, "known resources were sent again: {}", responses(&first));
+    // The settings, which complete the update, and empty responses for shard maps, slices, gateways, nodes and cluster
+    // addresses.
+    assert!((responses(&first) - 6.0).abs() < 0.5, "known resources were sent again: {}", responses(&first));
     of_files.kill();
     traffic.end_after_outage();
 
@@ -135,7 +136,7 @@ fn etcd_and_files_give_the_same_policy_and_etcd_may_fail() {
     testbed.stop("KILL");
     testbed.start_gateway(&server_config(&testbed, &more, 2));
     assert_eq!(wait_in_step(&testbed, 2), version);
-    assert!((responses(&second) - 5.0).abs() < 0.5, "known resources were sent again: {}", responses(&second));
+    assert!((responses(&second) - 6.0).abs() < 0.5, "known resources were sent again: {}", responses(&second));
     traffic.end_after_outage();
     let traffic = Traffic::start(&testbed);
     first.kill();

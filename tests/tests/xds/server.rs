@@ -47,7 +47,7 @@ pub(crate) fn send(peer: &mut XdsPeer, nonce: u32, kind: &str, resources: &[Valu
 }
 
 /// Number of resource types.
-const TYPES: usize = 9;
+const TYPES: usize = 10;
 
 /// Receives the subscriptions of a new stream, by resource type.
 pub(crate) fn subscriptions(peer: &XdsPeer) -> BTreeMap<String, Value> {

@@ -107,6 +107,7 @@ impl EncodedPolicy {
                 count(Kind::ShardMap),
                 count(Kind::Vip),
                 count(Kind::Endpoint),
+                count(Kind::BackendSlice),
                 count(Kind::Service),
                 count(Kind::Gateway),
                 count(Kind::OverlayNode),

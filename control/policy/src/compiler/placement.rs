@@ -58,14 +58,6 @@ pub struct Peer {
 }
 
 impl Placement {
-    /// Numbers of policies, shard maps, VIPs, endpoints, Services, gateways, overlay nodes and cluster resources (0 or 1).
-    pub fn counts(&self) -> [usize; 8] {
-        let Self { policies, shard_maps, vips, endpoints, services, nodes, peers, cluster } = self;
-        let cluster = cluster.as_slice().len();
-        let maps = shard_maps.len();
-        [policies.len(), maps, vips.len(), endpoints.len(), services.len(), peers.len(), nodes.len(), cluster]
-    }
-
     /// The gateway that an endpoint is placed on; `None`: any gateway.
     pub fn gateway_of<'a>(&'a self, endpoint: &'a EndpointSpec) -> Option<&'a Arc<str>> {
         let Some(SlotRef { map, slot }) = &endpoint.slot else { return endpoint.gateway.as_ref() };

@@ -1,12 +1,14 @@
 //! The encoded resources of a placement, in chunks like its tables: what two placements share is neither compared nor
 //! encoded again.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use vipgate_policy::compiler::{Difference, Keyed, Placement, Table, differences};
+use vipgate_policy::compiler::{Difference, Keyed, PlacedService, Placement, Table, differences};
 
 use super::PublishedResource;
+use crate::xds::resource::slices::parse_name;
 use crate::xds::resource::{CLUSTER, Content, Key, Kind, SETTINGS, encode};
 
 /// All resources of a publication.
@@ -17,6 +19,8 @@ pub(super) struct Resources {
     vips: Chunks,
     endpoints: Chunks,
     services: Chunks,
+    /// The backend slices by Service, in the order of their numbers.
+    slices: Slices,
     gateways: Vec<PublishedResource>,
     nodes: Vec<PublishedResource>,
     cluster: Option<PublishedResource>,
@@ -24,6 +28,8 @@ pub(super) struct Resources {
     /// The wrapping sum of the versions of all resources but the settings.
     pub(super) version_sum: u64,
 }
+
+type Slices = BTreeMap<Arc<str>, Arc<[PublishedResource]>>;
 
 /// The resources of a table, in chunks of the same sizes.
 #[derive(Clone, Debug, Default)]
@@ -42,6 +48,7 @@ impl Resources {
             shard_maps: diff.list(&self.shard_maps, (&old.shard_maps, &new.shard_maps), encode::shard_map),
             vips: diff.table(&self.vips, (&old.vips, &new.vips), encode::vip),
             endpoints: diff.table(&self.endpoints, (&old.endpoints, &new.endpoints), encode::endpoint),
+            slices: diff.slices(&self.slices, &old.services, &new.services),
             services: diff.table(&self.services, (&old.services, &new.services), encode::service),
             gateways: diff.list(&self.gateways, (&old.peers, &new.peers), encode::gateway),
             nodes: diff.list(&self.nodes, (&old.nodes, &new.nodes), encode::overlay_node),
@@ -63,16 +70,19 @@ impl Resources {
         match self.parts(kind) {
             Parts::Chunks(chunks) => chunks.count,
             Parts::List(list) => list.len(),
+            Parts::Slices(slices) => slices.values().map(|slices| slices.len()).sum(),
         }
     }
 
     /// The resources of a kind.
     pub(super) fn of_kind(&self, kind: Kind) -> impl Iterator<Item = &PublishedResource> + Clone {
-        let (chunks, list) = match self.parts(kind) {
-            Parts::Chunks(chunks) => (chunks.chunks.as_slice(), [].as_slice()),
-            Parts::List(list) => ([].as_slice(), list),
+        let (chunks, list, slices) = match self.parts(kind) {
+            Parts::Chunks(chunks) => (chunks.chunks.as_slice(), [].as_slice(), None),
+            Parts::List(list) => ([].as_slice(), list, None),
+            Parts::Slices(slices) => ([].as_slice(), [].as_slice(), Some(slices)),
         };
-        chunks.iter().flat_map(|chunk| chunk.iter()).chain(list)
+        let slices = slices.into_iter().flat_map(|slices| slices.values().flat_map(|slices| slices.iter()));
+        chunks.iter().flat_map(|chunk| chunk.iter()).chain(list).chain(slices)
     }
 
     /// The resource with this key, or one with another spelling of its name. `placement` is that of the resources.
@@ -86,6 +96,10 @@ impl Resources {
             }
             Kind::Vip => self.vips.at(placement.vips.find(&address()?)?),
             Kind::Endpoint => self.endpoints.at(placement.endpoints.find(&address()?)?),
+            Kind::BackendSlice => {
+                let (service, number) = parse_name(name)?;
+                self.slices.get(service)?.get(number as usize)
+            }
             Kind::Service => self.services.at(placement.services.find(name)?),
             Kind::Gateway => self.gateways.get(placement.peers.binary_search_by(|it| (*it.name).cmp(name)).ok()?),
             Kind::OverlayNode => self.nodes.get(placement.nodes.binary_search_by(|it| (*it.name).cmp(name)).ok()?),
@@ -100,6 +114,7 @@ impl Resources {
             Kind::ShardMap => Parts::List(&self.shard_maps),
             Kind::Vip => Parts::Chunks(&self.vips),
             Kind::Endpoint => Parts::Chunks(&self.endpoints),
+            Kind::BackendSlice => Parts::Slices(&self.slices),
             Kind::Service => Parts::Chunks(&self.services),
             Kind::Gateway => Parts::List(&self.gateways),
             Kind::OverlayNode => Parts::List(&self.nodes),
@@ -113,6 +128,7 @@ impl Resources {
 enum Parts<'a> {
     Chunks(&'a Chunks),
     List(&'a [PublishedResource]),
+    Slices(&'a Slices),
 }
 
 impl Chunks {
@@ -143,9 +159,8 @@ impl Diff {
                 Difference::Shared(before) => chunks.extend(encoded.chunks.get(before).cloned()),
                 Difference::Kept(at) => open.extend(encoded.at(at).cloned()),
                 Difference::Changed(item, at) => {
-                    encoded.at(at).into_iter().for_each(|replaced| self.remove(replaced, false));
                     let resource = self.encode(item, &encode);
-                    open.push(self.add(resource));
+                    open.push(self.replace(encoded.at(at), resource));
                 }
                 Difference::Added(item) => {
                     let resource = self.encode(item, &encode);
@@ -179,15 +194,7 @@ impl Diff {
             while let Some(removed) = before.next_if(|it| it.key < resource.key) {
                 self.remove(removed, true);
             }
-            match before.next_if(|it| it.key == resource.key) {
-                Some(same) if same.content == resource.content => {
-                    resources.push(same.clone());
-                    continue;
-                }
-                Some(changed) => self.remove(changed, false),
-                None => {}
-            }
-            resources.push(self.add(resource));
+            resources.push(self.replace(before.next_if(|it| it.key == resource.key), resource));
         }
         before.for_each(|removed| self.remove(removed, true));
         resources
@@ -196,6 +203,43 @@ impl Diff {
     fn encode<T>(&self, item: &T, encode: impl Fn(&T) -> (Key, Content)) -> PublishedResource {
         let (key, content) = encode(item);
         PublishedResource { key, content, changed_in: self.number }
+    }
+
+    /// The backend slices of the second table's Services; `encoded` are those of the first one.
+    fn slices(&mut self, encoded: &Slices, old: &Table<PlacedService>, new: &Table<PlacedService>) -> Slices {
+        let mut slices = encoded.clone();
+        differences(old, new, |_, difference| match difference {
+            Difference::Shared(_) | Difference::Kept(_) => {}
+            Difference::Changed(service, _) | Difference::Added(service) => {
+                let before = slices.remove(&service.name).unwrap_or_default();
+                let encoded = encode::slices(service);
+                before.iter().skip(encoded.len()).for_each(|removed| self.remove(removed, true));
+                let each = encoded.into_iter().enumerate().map(|(number, (key, content))| {
+                    let resource = PublishedResource { key, content, changed_in: self.number };
+                    self.replace(before.get(number), resource)
+                });
+                let after: Arc<[PublishedResource]> = each.collect();
+                if !after.is_empty() {
+                    slices.insert(service.name.clone(), after);
+                }
+            }
+            Difference::Removed((chunk, at)) => {
+                let removed = slices.remove(&old.chunks()[chunk][at].name);
+                removed.iter().flat_map(|slices| slices.iter()).for_each(|removed| self.remove(removed, true));
+            }
+        });
+        slices
+    }
+
+    /// The resource in place of the previous one, which stays if it has the same content.
+    fn replace(&mut self, before: Option<&PublishedResource>, resource: PublishedResource) -> PublishedResource {
+        if let Some(before) = before {
+            if before.content == resource.content {
+                return before.clone();
+            }
+            self.remove(before, false);
+        }
+        self.add(resource)
     }
 
     fn add(&mut self, resource: PublishedResource) -> PublishedResource {

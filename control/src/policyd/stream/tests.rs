@@ -2,13 +2,14 @@
 
 use envoy_types::pb::google::rpc;
 use vipgate_dataplane::policy::spec::EndpointSpec;
-use vipgate_policy::compiler::Placement;
+use vipgate_policy::compiler::{PlacedService, Placement};
 use vipgate_policy::diagnostic::Diagnostic;
 
 use super::*;
 use crate::source::SourceUpdate;
 use crate::source::store::ManifestStore;
-use crate::xds::resource::SETTINGS;
+use crate::xds::fixtures::large_service;
+use crate::xds::resource::{Decoded, SETTINGS, decode, encode};
 
 /// The publication after `previous`, of Services with one pod each: `(number, last byte of the VIP)`.
 fn publication(previous: &Publication, tenants: &[(u8, u8)]) -> Arc<Publication> {
@@ -439,4 +440,86 @@ fn unknown_types_have_no_resources_and_unknown_nonces_are_ignored() {
     assert_eq!(stream.handle_request(stray, &first).unwrap(), Acknowledgment::None);
     assert_eq!(stream.in_force(), 0);
     assert!(first.get(&Key { kind: Kind::Settings, name: SETTINGS.into() }).is_some());
+}
+
+/// A publication of one Service.
+fn of_service(previous: &Publication, service: PlacedService) -> Arc<Publication> {
+    let placement = Placement { services: vec![service].into(), ..Placement::default() };
+    Arc::new(previous.next(Arc::new(placement)).expect("something differs"))
+}
+
+#[test]
+fn a_changed_backend_sends_one_slice_of_its_service() {
+    let first = of_service(&Publication::default(), large_service(5000));
+    let mut client = Client::default();
+    client.subscribe_all(&first);
+    client.assert_holds(&first);
+    assert_eq!((first.count(Kind::BackendSlice), first.count(Kind::Service)), (79, 1));
+    client.accept_all(&first);
+    let mut changed = large_service(5000);
+    changed.backends[1234].weight = 7;
+    let second = of_service(&first, changed);
+    let slices = second.changed_keys.iter().filter(|key| key.kind == Kind::BackendSlice).count();
+    assert_eq!((slices, second.changed_keys.len()), (1, 2), "a slice and the Settings");
+    let whole: usize = encode::whole_service(&large_service(5000)).1.body.len();
+    let update: usize = second.delta().iter().map(|response| response.bytes.len()).sum();
+    assert!(whole > 200_000 && update < 10_000, "{whole} bytes, {update} bytes for the change");
+    client.publish(&second);
+    client.assert_holds(&second);
+    client.accept_all(&second);
+    // The Service is gone, and its slices.
+    let none = Arc::new(second.next(Arc::default()).expect("something differs"));
+    client.publish(&none);
+    client.assert_holds(&none);
+    assert_eq!((none.count(Kind::BackendSlice), client.held.len()), (0, 1));
+}
+
+/// Older gateways don't know backend slices.
+#[test]
+fn a_client_without_backend_slices_gets_whole_services() {
+    let services = |stream: &mut DeltaStream| -> Vec<usize> {
+        let responses = std::iter::from_fn(|| stream.next_response());
+        let responses = responses.map(|it| DeltaDiscoveryResponse::decode(it.bytes).unwrap());
+        let backends = |resource: envoy_types::pb::envoy::service::discovery::v3::Resource| {
+            let body = resource.resource.unwrap();
+            let kind = Kind::from_type_url(&body.type_url).unwrap();
+            assert_ne!(kind, Kind::BackendSlice);
+            match decode(kind, &resource.name, &body.value).unwrap() {
+                Decoded::Service(service) => Some(service.service.backends.len()),
+                _ => None,
+            }
+        };
+        responses.flat_map(|it| it.resources).filter_map(backends).collect()
+    };
+    let first = of_service(&Publication::default(), large_service(300));
+    let mut stream = DeltaStream::default();
+    for kind in Kind::ALL.into_iter().filter(|kind| *kind != Kind::BackendSlice) {
+        let request = DeltaDiscoveryRequest { type_url: kind.type_url().to_owned(), ..Default::default() };
+        stream.handle_request(request, &first).unwrap();
+    }
+    assert_eq!(services(&mut stream), [300]);
+    let mut changed = large_service(300);
+    changed.backends[7].weight = 7;
+    let mut last = first;
+    for (service, expected) in
+        [(changed, 300), (large_service(301), 301), (large_service(9), 9), (large_service(400), 400)]
+    {
+        let next = of_service(&last, service);
+        let update = stream.update(&next).unwrap().unwrap();
+        stream.publish(update);
+        assert_eq!(services(&mut stream), [expected]);
+        last = next;
+    }
+    // It reconnects with the version that it has.
+    let version = Content::version_text(encode::whole_service(&large_service(400)).1.version);
+    for (version, expected) in [(version, vec![]), ("1".to_owned(), vec![400])] {
+        let mut stream = DeltaStream::default();
+        let request = DeltaDiscoveryRequest {
+            type_url: Kind::Service.type_url().to_owned(),
+            initial_resource_versions: [("Service a/s".to_owned(), version)].into(),
+            ..Default::default()
+        };
+        stream.handle_request(request, &last).unwrap();
+        assert_eq!(services(&mut stream), expected);
+    }
 }

@@ -301,7 +301,7 @@ impl Stream<'_> {
         match self.request_apply(1).await? {
             Ok(()) => self.accept(),
             Err(rejection) => {
-                // No event: the gateway has reported it already.
+                // No event: it has been reported already.
                 self.reject(&rejection);
             }
         }
@@ -310,6 +310,12 @@ impl Stream<'_> {
 
     /// Sends the staged update, made of `updates` updates, to the gateway and waits for the outcome.
     async fn request_apply(&mut self, updates: u64) -> Result<Result<(), Rejection>, ClientStopped> {
+        if let Err(error) = self.client.store.check_services() {
+            if updates == 1 {
+                self.report(&error.to_string()).await;
+            }
+            return Ok(Err(Rejection { resource: None, reason: error.to_string() }));
+        }
         let update = PolicyUpdate { update_count: updates, ..self.client.store.update_for(&self.client.gateway) };
         let (sender, receiver) = oneshot::channel();
         self.client.events.send(ClientEvent::Update(Box::new(update), sender)).await.map_err(|_| ClientStopped)?;

@@ -18,10 +18,11 @@ use vipgate_dataplane::policy::spec::{
     AddressSelection, Announce, EgressSpec, EndpointSpec, Limits, NodeSpec, OnExhaustion, ShardMapSpec, VipSpec,
 };
 use vipgate_dataplane::wire::ethernet;
-use vipgate_policy::compiler::{Cluster, Peer, PlacedService};
+use vipgate_policy::compiler::{Cluster, Peer};
 use vipgate_policy::manifest::{UncoveredAction, unusable_address};
 
 use super::super::proto;
+use super::slices::{BackendSlice, ServiceResource};
 use super::{CLUSTER, Kind, SETTINGS, printable};
 
 /// Maximum number of entries of a list: VIPs of an endpoint, prefixes of a policy, shards of a VIP.
@@ -42,8 +43,10 @@ pub enum Decoded {
     Vip(VipSpec),
     /// An endpoint.
     Endpoint(EndpointSpec),
+    /// A part of a Service's backends.
+    BackendSlice(BackendSlice),
     /// A Service.
-    Service(PlacedService),
+    Service(ServiceResource),
     /// A gateway.
     Gateway(Peer),
     /// A node of the overlay network.
@@ -76,7 +79,7 @@ pub enum ResourceError {
     },
 }
 
-fn field_error(field: impl Into<String>, reason: impl Into<String>) -> ResourceError {
+pub(in crate::xds) fn field_error(field: impl Into<String>, reason: impl Into<String>) -> ResourceError {
     ResourceError::Field { field: field.into(), reason: printable(&reason.into()) }
 }
 
@@ -93,6 +96,7 @@ pub fn decode(kind: Kind, name: &str, body: &[u8]) -> Result<Decoded, ResourceEr
         Kind::ShardMap => placement::shard_map(name, &message(kind, body)?).map(Decoded::ShardMap),
         Kind::Vip => vip(name, &message(kind, body)?).map(Decoded::Vip),
         Kind::Endpoint => endpoint(name, &message(kind, body)?).map(Decoded::Endpoint),
+        Kind::BackendSlice => service::slice(name, &message(kind, body)?).map(Decoded::BackendSlice),
         Kind::Service => service::service(name, &message(kind, body)?).map(Decoded::Service),
         Kind::Gateway => gateway(name, &message(kind, body)?).map(Decoded::Gateway),
         Kind::OverlayNode => overlay_node(name, &message(kind, body)?).map(Decoded::OverlayNode),

@@ -15,17 +15,18 @@ use vipgate_policy::compiler::{Cluster, Peer, Placement};
 use vipgate_policy::fingerprint::{Fingerprint, mix};
 use vipgate_policy::manifest::UncoveredAction;
 
-pub use self::service::service;
+pub use self::service::{backend_slice, service, service_resource, slices, whole_service};
 use super::super::proto;
 use super::{CLUSTER, Content, Key, Kind, SETTINGS};
 
 /// All resources of a placement except Settings, sorted by key.
 pub fn encode_all(placement: &Placement) -> Vec<(Key, Content)> {
-    let mut all = Vec::with_capacity(placement.counts().iter().sum());
+    let mut all = Vec::new();
     all.extend(placement.policies.iter().map(egress_policy));
     all.extend(placement.shard_maps.iter().map(shard_map));
     all.extend(placement.vips.iter().map(vip));
     all.extend(placement.endpoints.iter().map(endpoint));
+    all.extend(placement.services.iter().flat_map(slices));
     all.extend(placement.services.iter().map(service));
     all.extend(placement.peers.iter().map(gateway));
     all.extend(placement.nodes.iter().map(overlay_node));
@@ -44,19 +45,30 @@ pub fn settings(counts: [usize; Kind::COUNTED], sum: u64) -> (Key, Content, Stri
         shard_maps: counts[1] as u64,
         vips: counts[2] as u64,
         endpoints: counts[3] as u64,
-        services: counts[4] as u64,
-        gateways: counts[5] as u64,
-        overlay_nodes: counts[6] as u64,
-        clusters: counts[7] as u64,
+        backend_slices: counts[4] as u64,
+        services: counts[5] as u64,
+        gateways: counts[6] as u64,
+        overlay_nodes: counts[7] as u64,
+        clusters: counts[8] as u64,
     };
     let (key, content) = resource(Kind::Settings, SETTINGS.into(), &message);
     (key, content, version)
 }
 
+/// Numbers of resources of the kinds that Settings count.
+pub fn counts(resources: &[(Key, Content)]) -> [usize; Kind::COUNTED] {
+    let mut counts = [0; Kind::ALL.len()];
+    for (key, _) in resources {
+        counts[key.kind as usize] += 1;
+    }
+    std::array::from_fn(|i| counts[i])
+}
+
 /// The version of a placement: the same on every server, and on a gateway that compiles its own policy.
 pub fn version_of(placement: &Placement) -> String {
-    let sum = encode_all(placement).iter().fold(0_u64, |sum, (_, content)| sum.wrapping_add(content.version));
-    settings(placement.counts(), sum).2
+    let all = encode_all(placement);
+    let sum = all.iter().fold(0_u64, |sum, (_, content)| sum.wrapping_add(content.version));
+    settings(counts(&all), sum).2
 }
 
 fn resource(kind: Kind, name: Arc<str>, message: &impl Message) -> (Key, Content) {

@@ -6,6 +6,7 @@ pub(crate) mod generators;
 mod model;
 mod rejected;
 mod services;
+mod slices;
 mod without_settings;
 
 use std::collections::BTreeSet;

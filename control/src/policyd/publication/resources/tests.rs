@@ -8,6 +8,7 @@ use vipgate_policy::compiler::shard_groups;
 
 use super::super::Publication;
 use super::*;
+use crate::xds::fixtures::large_service;
 use crate::xds::resource::{encode_all, version_of};
 use crate::xds::store::tests::generators::any_placement;
 
@@ -19,6 +20,12 @@ fn encoded(placement: &Placement) -> BTreeMap<Key, Content> {
 fn differing(before: &Placement, after: &Placement) -> BTreeSet<Key> {
     let (before, after) = (encoded(before), encoded(after));
     before.keys().chain(after.keys()).filter(|key| before.get(key) != after.get(key)).cloned().collect()
+}
+
+/// The placement with another Service, which has slices.
+fn with_service(placement: &Placement, backends: u32) -> Placement {
+    let services = placement.services.iter().cloned().chain([large_service(backends)]).collect();
+    Placement { services, ..placement.clone() }
 }
 
 /// A placement with the same content, which shares with the previous one what doesn't differ.
@@ -35,15 +42,17 @@ fn sharing(old: &Placement, new: &Placement) -> Placement {
 
 #[test]
 fn a_publication_has_the_resources_of_its_placement_and_lists_those_that_differ() {
-    let step = (any_placement(), prop::bool::weighted(0.8), any::<prop::sample::Index>());
+    let service = prop::option::of(prop::sample::select(vec![300_u32, 321, 700]));
+    let step = (any_placement(), service, prop::bool::weighted(0.8), any::<prop::sample::Index>());
     let steps = prop::collection::vec(step, 1..8);
     let mut classes: Vec<&str> = Kind::ALL[..Kind::COUNTED].iter().map(|kind| kind.name()).collect();
     classes.extend(["nothing differs", "removed", "shard groups stay"]);
     property(ProptestConfig::with_cases(96), &steps, &classes, |steps, coverage| {
         let mut published = vec![Publication::default()];
-        for (placement, differs, earlier) in steps {
+        for (placement, service, differs, earlier) in steps {
             let last = published.last().unwrap();
             let placement = if differs { placement } else { (*last.placement).clone() };
+            let placement = service.map_or(placement.clone(), |backends| with_service(&placement, backends));
             let placement = Arc::new(sharing(&last.placement, &placement));
             let keys = differing(&last.placement, &placement);
             let Some(next) = last.next(placement.clone()) else {

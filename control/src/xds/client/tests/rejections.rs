@@ -1,7 +1,10 @@
 //! Rejected updates and their NACKs.
 
+use vipgate_policy::compiler::Placement;
+
 use super::*;
-use crate::xds::resource::Key;
+use crate::xds::fixtures::{large_service, responses};
+use crate::xds::resource::{Key, settings};
 use crate::xds::store::StoredResource;
 
 /// A response with an invalid endpoint: its address is multicast.
@@ -151,4 +154,29 @@ fn a_rejection_names_its_resource_once() {
     ] {
         assert_eq!(Key { kind, name: name.into() }.to_string(), expected);
     }
+}
+
+#[tokio::test]
+async fn a_missing_backend_slice_rejects_the_update_with_the_name_of_its_service() {
+    let two = ServerPolicy::of(&sample_placement(2));
+    let mut pair = Pair::synced(&two).await;
+    let services = vec![large_service(300)].into();
+    let large = ServerPolicy::of(&Placement { services, ..sample_placement(2) });
+    let mut changes = large.diff(&two);
+    changes.retain(|(key, _)| &*key.name != "Service a/s#3" && key.kind != Kind::Settings);
+    for response in responses(&changes) {
+        pair.stream.send(response).await;
+    }
+    let counts = [1, 1, 1, 2, 4, 1, 1, 1, 1];
+    let (settings_key, content, _) = settings(counts, 1);
+    let stored = StoredResource { version: "1".to_owned(), body: content.body };
+    pair.stream.send(response(Kind::Settings, &[(settings_key, Some(stored))])).await;
+    let reason = "resource Service a/s: has 5 backend slices, but number 3 is missing";
+    assert_eq!(pair.gateway.next_rejection().await, reason);
+    for nonce in ["n9", "n10", "n11"] {
+        assert_eq!(pair.stream.expect_nack(nonce).await, reason);
+    }
+    pair.stream.send_diff(&large, &two).await;
+    let update = pair.gateway.apply_next().await;
+    assert_eq!((update.change.services.len(), update.change.services[0].backends.len()), (1, 300));
 }

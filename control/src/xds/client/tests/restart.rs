@@ -116,7 +116,7 @@ async fn a_write_error_of_the_cache_is_reported() {
     std::fs::remove_dir_all(dir).unwrap();
     pair.stream.send_diff(&one, &ServerPolicy::default()).await;
     pair.gateway.apply_next().await;
-    for _ in Kind::ALL {
+    for _ in SENT_KINDS {
         pair.stream.expect_ack().await;
     }
     let error = pair.gateway.status.load().cache_error.clone().unwrap();

@@ -1,4 +1,4 @@
-//! Decodes a Service.
+//! Decodes a Service and its backend slices.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -9,14 +9,22 @@ use vipgate_policy::compiler::{PlacedBackend, PlacedService};
 use vipgate_policy::manifest::{Hints, MAX_WEIGHT, Protocol};
 
 use super::super::super::proto;
+use super::super::slices::{BackendSlice, MAX_SLICES, ServiceResource, parse_name};
 use super::{
     ResourceError, check_entry_count, check_len, check_name, field_error, parse_address, parse_enum, parse_limit,
     parse_prefixes, parse_text,
 };
 
 /// Decodes a Service.
-pub(super) fn service(name: &str, message: &proto::Service) -> Result<PlacedService, ResourceError> {
+pub(super) fn service(name: &str, message: &proto::Service) -> Result<ServiceResource, ResourceError> {
     check_name(&message.name, name)?;
+    if message.backend_slices > MAX_SLICES {
+        let reason = format!("is {}, the maximum is {MAX_SLICES}", message.backend_slices);
+        return Err(field_error("backend_slices", reason));
+    }
+    if message.backend_slices > 0 && !message.backends.is_empty() {
+        return Err(field_error("backends", "isn't empty, but the Service has backend slices"));
+    }
     check_entry_count(&message.vips, "vips")?;
     check_len(&message.ports, "ports", PlacedService::MAX_PORTS)?;
     check_len(&message.backends, "backends", PlacedService::MAX_BACKENDS)?;
@@ -31,7 +39,7 @@ pub(super) fn service(name: &str, message: &proto::Service) -> Result<PlacedServ
     let backends = message.backends.iter().enumerate();
     let backends: Vec<_> = backends.map(|(i, it)| backend(i, it, ports.len())).collect::<Result<_, _>>()?;
     let backend = |i: usize| format!("backends[{i}].address");
-    Ok(PlacedService {
+    let service = PlacedService {
         name: parse_text("name", name)?,
         vips: ascending(vips.collect::<Result<_, _>>()?, |vip: &IpAddr| *vip, |i| format!("vips[{i}]"))?,
         ports,
@@ -46,7 +54,28 @@ pub(super) fn service(name: &str, message: &proto::Service) -> Result<PlacedServ
         external: scope("external_traffic_policy", message.external_traffic_policy)?,
         internal: scope("internal_traffic_policy", message.internal_traffic_policy)?,
         health_port: (health_port > 0).then_some(health_port),
-    })
+    };
+    Ok(ServiceResource { service, slices: message.backend_slices })
+}
+
+/// Decodes a part of a Service's backends. How many ports they must have, the Service says.
+pub(super) fn slice(name: &str, message: &proto::BackendSlice) -> Result<BackendSlice, ResourceError> {
+    let Some((service, number)) = parse_name(name).filter(|(service, _)| !service.is_empty()) else {
+        let reason = format!("`{name}` isn't the name of a Service with `#` and a number below {MAX_SLICES}");
+        return Err(field_error("name", reason));
+    };
+    if message.service != service {
+        return Err(field_error("service", format!("is `{}`, but the resource is of `{service}`", message.service)));
+    }
+    check_entry_count(&message.backends, "backends")?;
+    for (i, it) in message.backends.iter().enumerate() {
+        check_len(&it.ports, &format!("backends[{i}].ports"), PlacedService::MAX_PORTS)?;
+    }
+    let backends = message.backends.iter().enumerate();
+    let backends: Vec<_> = backends.map(|(i, it)| backend(i, it, it.ports.len())).collect::<Result<_, _>>()?;
+    let address = |i: usize| format!("backends[{i}].address");
+    let backends = ascending(backends, |it: &PlacedBackend| it.address, address)?;
+    Ok(BackendSlice { service: parse_text("service", service)?, number, backends })
 }
 
 /// Checks for strictly ascending order, so without duplicates.

@@ -1,4 +1,4 @@
-//! Encodes a Service.
+//! Encodes a Service and its backend slices.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -7,22 +7,53 @@ use vipgate_dataplane::policy::spec::{BackendState, Scope, ServicePortSpec};
 use vipgate_policy::compiler::{PlacedBackend, PlacedService};
 
 use super::super::super::proto;
+use super::super::slices::{BackendSlice, ServiceResource, backend_slices, slice_count, slice_key};
 use super::super::{Content, Key, Kind};
 use super::resource;
 
-/// Encodes a Service.
+/// Encodes a Service: with its backends, or the number of their slices.
 pub fn service(service: &PlacedService) -> (Key, Content) {
+    let slices = slice_count(service.backends.len());
+    encode(service, if slices > 0 { &[] } else { &service.backends }, slices)
+}
+
+/// Encodes a Service with all its backends, for clients that don't know slices.
+pub fn whole_service(service: &PlacedService) -> (Key, Content) {
+    encode(service, &service.backends, 0)
+}
+
+/// Encodes a decoded Service.
+pub fn service_resource(resource: &ServiceResource) -> (Key, Content) {
+    encode(&resource.service, &resource.service.backends, resource.slices)
+}
+
+/// Encodes the slices of a Service, in the order of their numbers.
+pub fn slices(service: &PlacedService) -> Vec<(Key, Content)> {
+    backend_slices(service).iter().map(backend_slice).collect()
+}
+
+/// Encodes a slice.
+pub fn backend_slice(slice: &BackendSlice) -> (Key, Content) {
+    let message = proto::BackendSlice {
+        service: slice.service.to_string(),
+        backends: slice.backends.iter().map(backend).collect(),
+    };
+    resource(Kind::BackendSlice, slice_key(&slice.service, slice.number).name, &message)
+}
+
+fn encode(service: &PlacedService, backends: &[PlacedBackend], slices: u32) -> (Key, Content) {
     let message = proto::Service {
         name: service.name.to_string(),
         vips: service.vips.iter().map(IpAddr::to_string).collect(),
         ports: service.ports.iter().map(port).collect(),
-        backends: service.backends.iter().map(backend).collect(),
+        backends: backends.iter().map(backend).collect(),
         source_ranges: service.source_ranges.iter().map(ToString::to_string).collect(),
         affinity_seconds: service.affinity.unwrap_or(0),
         table_size: service.table_size,
         external_traffic_policy: traffic_policy(service.external).into(),
         internal_traffic_policy: traffic_policy(service.internal).into(),
         health_check_port: service.health_port.unwrap_or(0).into(),
+        backend_slices: slices,
     };
     resource(Kind::Service, service.name.clone(), &message)
 }

@@ -176,6 +176,11 @@ fn the_unchanged_resources_are_valid() {
         (Kind::ShardMap, "m", shard_map().encode_to_vec()),
         (Kind::Endpoint, "10.0.0.1", endpoint().encode_to_vec()),
         (Kind::Gateway, "g1", gateway().encode_to_vec()),
+        (
+            Kind::BackendSlice,
+            "s#0",
+            proto::BackendSlice { service: "s".to_owned(), ..Default::default() }.encode_to_vec(),
+        ),
         (Kind::Settings, "settings", proto::Settings::default().encode_to_vec()),
     ];
     for (kind, name, body) in valid {

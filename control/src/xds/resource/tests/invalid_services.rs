@@ -4,6 +4,7 @@ use prost::Message;
 
 use super::super::super::proto;
 use super::*;
+use crate::xds::resource::slices::ServiceResource;
 
 fn port(name: &str, protocol: u32, port: u32) -> proto::ServicePort {
     proto::ServicePort { name: name.to_owned(), protocol, port }
@@ -42,6 +43,7 @@ fn error_with(change: impl FnOnce(&mut proto::Service)) -> String {
 fn the_unchanged_service_is_valid() {
     let decoded = decode(Kind::Service, "s", &service().encode_to_vec());
     let Ok(Decoded::Service(decoded)) = decoded else { panic!("{decoded:?}") };
+    let ServiceResource { service: decoded, slices: 0 } = decoded else { panic!("{decoded:?}") };
     assert_eq!((decoded.vips.len(), decoded.backends.len(), &*decoded.backends[0].ports), (2, 2, &[8080_u16, 0][..]));
     assert_eq!((decoded.affinity, decoded.health_port), (None, None));
     assert_eq!((decoded.external, decoded.internal), (Scope::Cluster, Scope::Cluster));

@@ -46,16 +46,17 @@ fn settings_of_the_last_update_do_not_complete_the_next() {
 #[test]
 fn wrong_counts_are_incomplete() {
     let cases = [
-        ([1, 1, 1, 2, 1, 1, 1, 1], None),
-        ([0, 1, 1, 2, 1, 1, 1, 1], Some("expects 0 EgressPolicy resources, got 1")),
-        ([1, 2, 1, 2, 1, 1, 1, 1], Some("expects 2 ShardMap resources, got 1")),
-        ([1, 1, 2, 2, 1, 1, 1, 1], Some("expects 2 Vip resources, got 1")),
-        ([1, 1, 1, 1, 1, 1, 1, 1], Some("expects 1 Endpoint resources, got 2")),
-        ([1, 1, 1, 3, 1, 1, 1, 1], Some("expects 3 Endpoint resources, got 2")),
-        ([1, 1, 1, 2, 2, 1, 1, 1], Some("expects 2 Service resources, got 1")),
-        ([1, 1, 1, 2, 1, 0, 1, 1], Some("expects 0 Gateway resources, got 1")),
-        ([1, 1, 1, 2, 1, 1, 0, 1], Some("expects 0 OverlayNode resources, got 1")),
-        ([1, 1, 1, 2, 1, 1, 1, 0], Some("expects 0 Cluster resources, got 1")),
+        ([1, 1, 1, 2, 0, 1, 1, 1, 1], None),
+        ([0, 1, 1, 2, 0, 1, 1, 1, 1], Some("expects 0 EgressPolicy resources, got 1")),
+        ([1, 2, 1, 2, 0, 1, 1, 1, 1], Some("expects 2 ShardMap resources, got 1")),
+        ([1, 1, 2, 2, 0, 1, 1, 1, 1], Some("expects 2 Vip resources, got 1")),
+        ([1, 1, 1, 1, 0, 1, 1, 1, 1], Some("expects 1 Endpoint resources, got 2")),
+        ([1, 1, 1, 3, 0, 1, 1, 1, 1], Some("expects 3 Endpoint resources, got 2")),
+        ([1, 1, 1, 2, 1, 1, 1, 1, 1], Some("expects 1 BackendSlice resources, got 0")),
+        ([1, 1, 1, 2, 0, 2, 1, 1, 1], Some("expects 2 Service resources, got 1")),
+        ([1, 1, 1, 2, 0, 1, 0, 1, 1], Some("expects 0 Gateway resources, got 1")),
+        ([1, 1, 1, 2, 0, 1, 1, 0, 1], Some("expects 0 OverlayNode resources, got 1")),
+        ([1, 1, 1, 2, 0, 1, 1, 1, 0], Some("expects 0 Cluster resources, got 1")),
     ];
     for (counts, mismatch) in cases {
         let mut store = staged(&sample_placement(2));
@@ -75,12 +76,12 @@ fn counts_are_those_after_the_update() {
     let second = response(Kind::Endpoint, &[same(3)]);
     store.stage(first).unwrap();
     store.stage(second).unwrap();
-    store.stage(settings_with([1, 1, 1, 3, 1, 1, 1, 1])).unwrap();
+    store.stage(settings_with([1, 1, 1, 3, 0, 1, 1, 1, 1])).unwrap();
     assert!(!store.is_complete());
-    store.stage(settings_with([1, 1, 1, 2, 1, 1, 1, 1])).unwrap();
+    store.stage(settings_with([1, 1, 1, 2, 0, 1, 1, 1, 1])).unwrap();
     assert!(store.is_complete());
     store.commit();
-    store.stage(settings_with([1, 1, 1, 2, 1, 1, 1, 1])).unwrap();
+    store.stage(settings_with([1, 1, 1, 2, 0, 1, 1, 1, 1])).unwrap();
     assert!(store.is_complete());
 }
 

@@ -1,0 +1,81 @@
+use std::collections::BTreeSet;
+
+use prost::Message as _;
+
+use super::super::{Content, Decoded, decode, encode};
+use super::*;
+use crate::xds::fixtures::large_service;
+use crate::xds::proto;
+
+#[test]
+fn a_small_service_has_its_backends_and_a_large_one_has_slices() {
+    assert_eq!([0, 1, 256, 257, 5000, 65_535].map(slice_count), [0, 0, 0, 5, 79, 1024]);
+    for count in [256, 257, 300, 5000] {
+        let service = large_service(count);
+        let (key, Content { body, .. }) = encode::service(&service);
+        let Ok(Decoded::Service(decoded)) = decode(Kind::Service, &key.name, &body) else { panic!("{key}") };
+        assert_eq!(encode::service_resource(&decoded), encode::service(&service));
+        let slices = backend_slices(&service);
+        assert_eq!((decoded.slices as usize, decoded.slices), (slices.len(), slice_count(count as usize)));
+        let mut backends = decoded.service.backends;
+        assert_eq!(backends.is_empty(), decoded.slices > 0);
+        for (slice, (key, content)) in slices.into_iter().zip(encode::slices(&service)) {
+            assert_eq!(decode(Kind::BackendSlice, &key.name, &content.body), Ok(Decoded::BackendSlice(slice.clone())));
+            assert_eq!(
+                (parse_name(&key.name), slice.backends.len() < 200),
+                (Some(("Service a/s", slice.number)), true)
+            );
+            backends.extend(slice.backends);
+        }
+        backends.sort_by_key(|backend| backend.address);
+        assert_eq!(backends, service.backends);
+        let (key, Content { body, .. }) = encode::whole_service(&service);
+        let Ok(Decoded::Service(whole)) = decode(Kind::Service, &key.name, &body) else { panic!("{key}") };
+        assert_eq!(whole, ServiceResource { service, slices: 0 });
+    }
+}
+
+#[test]
+fn one_slice_more_divides_one_slice() {
+    let addresses: Vec<IpAddr> = large_service(3000).backends.iter().map(|backend| backend.address).collect();
+    for count in 1..200 {
+        let mut divided = BTreeSet::new();
+        for address in &addresses {
+            let (before, after) = (slice_of(*address, count), slice_of(*address, count + 1));
+            assert!(before < count);
+            if before != after {
+                assert_eq!(after, count);
+                divided.insert(before);
+            }
+        }
+        assert!(divided.len() <= 1, "{count}: {divided:?}");
+    }
+}
+
+#[test]
+fn invalid_slices_and_their_services_are_rejected_with_field_and_reason() {
+    let backend = |address: &str| proto::Backend { address: address.to_owned(), ports: vec![80], ..Default::default() };
+    let slice = |service: &str, backends: &[&str]| {
+        let backends = backends.iter().map(|address| backend(address)).collect();
+        proto::BackendSlice { service: service.to_owned(), backends }.encode_to_vec()
+    };
+    let error = |kind, name: &str, body: &[u8]| decode(kind, name, body).unwrap_err().to_string();
+    for name in ["s", "s#", "s#-1", "s#01", "s#4096", "#1"] {
+        let reason = error(Kind::BackendSlice, name, &slice("s", &[]));
+        assert_eq!(reason, format!("name: `{name}` isn't the name of a Service with `#` and a number below 4096"));
+    }
+    assert_eq!(error(Kind::BackendSlice, "s#1", &slice("t", &[])), "service: is `t`, but the resource is of `s`");
+    let unordered = slice("s", &["10.0.0.2", "10.0.0.1"]);
+    assert_eq!(error(Kind::BackendSlice, "s#1", &unordered), "backends[1].address: is not in ascending order");
+    let many: Vec<String> = (0..4097_u16).map(|n| format!("10.0.{}.{}", n >> 8, n & 255)).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    assert_eq!(error(Kind::BackendSlice, "s#1", &slice("s", &many)), "backends: has 4097 entries, the maximum is 4096");
+    let service = |backend_slices, backends| {
+        let (name, ports) = ("s".to_owned(), vec![proto::ServicePort { protocol: 6, port: 80, ..Default::default() }]);
+        proto::Service { name, ports, backend_slices, backends, table_size: 7, ..Default::default() }.encode_to_vec()
+    };
+    assert!(decode(Kind::Service, "s", &service(4096, vec![])).is_ok());
+    assert_eq!(error(Kind::Service, "s", &service(4097, vec![])), "backend_slices: is 4097, the maximum is 4096");
+    let both = service(1, vec![backend("10.0.0.1")]);
+    assert_eq!(error(Kind::Service, "s", &both), "backends: isn't empty, but the Service has backend slices");
+}
