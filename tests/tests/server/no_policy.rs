@@ -70,8 +70,9 @@ fn a_gateway_without_policy_drops_until_the_server_is_reachable() {
             fs::remove_file(&cache).unwrap();
         }
         testbed.spawn_gateway("");
-        let has_tried = || testbed.log().contains("policy_server_unreachable");
-        assert!(wait_for(Duration::from_secs(20), has_tried), "{}", testbed.log());
+        // The client may fail before the main thread has logged that there is no policy.
+        let is_closed = || ["policy_server_unreachable", "no_policy"].iter().all(|event| testbed.log().contains(event));
+        assert!(wait_for(Duration::from_secs(20), is_closed), "{}", testbed.log());
         check_reports_no_policy(&testbed, damaged);
         // Packets wait in the rings until there is a policy: then those of p4 are dropped.
         testbed.accounting.expect(["no_policy"]);
