@@ -16,7 +16,6 @@ pub mod kernel;
 pub mod lab;
 pub mod listener;
 pub mod logging;
-pub mod membership;
 pub mod metric;
 pub mod metrics;
 pub mod natlog;
@@ -31,3 +30,5 @@ pub mod state;
 pub mod systemd;
 pub mod text_file;
 pub mod xds;
+
+pub use vipgate_membership as membership;

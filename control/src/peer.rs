@@ -22,13 +22,9 @@ mod workers;
 /// Items used by fuzz targets.
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz {
-    #[cfg(test)]
-    pub(crate) use super::frame::MAX_FRAME_BYTES;
     pub(crate) use super::frame::{encode as write_frame, read as read_frame};
     pub(crate) use crate::peer::record::{decode, encode};
     pub(crate) use crate::peer::replication::numbered::decode as decode_numbered;
-    #[cfg(test)]
-    pub(crate) use crate::peer::replication::numbered::encode as encode_numbered;
 }
 
 /// Generated protobuf messages.
@@ -164,6 +160,7 @@ impl Peers {
         let pump = SendLoop::new(config.workers.clone(), config.waker.clone(), config.sends_at_once, board.clone());
         let shared = Arc::new(SharedState {
             view: watch::Sender::new(Arc::default()),
+            promised_view: watch::Sender::new(Arc::default()),
             status: board,
             sync_rounds: SyncRounds::default(),
             apply_locks: ApplyLocks::default(),
@@ -187,8 +184,22 @@ impl Peers {
         self.local_addr
     }
 
+    /// Sets the view by which heartbeats of peers are echoed: the latest one that this gateway has received, be it
+    /// applied or not. An echo is a promise that the peer stays the owner of its shards for a TTL. Older views are
+    /// ignored.
+    pub fn set_promised_view(&self, view: &Arc<PeerView>) {
+        self.shared.promised_view.send_if_modified(|promised| {
+            let is_new = view.number >= promised.number && *view != *promised;
+            if is_new {
+                promised.clone_from(view);
+            }
+            is_new
+        });
+    }
+
     /// Applies a membership view: opens and closes links. Older views are ignored.
     pub fn set_view(&self, view: &Arc<PeerView>) {
+        self.set_promised_view(view);
         if view.number < self.shared.view.borrow().number {
             return;
         }

@@ -1,12 +1,13 @@
 //! Policy protocol: vipgate resources over Envoy's delta discovery service (xDS, `DeltaAggregatedResources`).
 //!
 //! `resource` encodes and decodes resources. Gateway side: `client` runs the stream, `store` holds the resources,
-//! `cache` persists them.
+//! `cache` persists them. `membership_message` has views and heartbeats.
 
 pub mod cache;
 pub mod client;
 #[cfg(test)]
 pub(crate) mod fixtures;
+pub mod membership_message;
 pub mod resource;
 pub mod store;
 pub mod tls;

@@ -80,10 +80,12 @@ mod target {
                             owner: source,
                             round,
                             view: 1,
+                            policy: "".into(),
                             acknowledged_epoch: gateway.builder.snapshot().policy.members().replication_epoch(),
                             cursor,
                             removed: 0,
                             outdated: false,
+                            has_other_policy: false,
                             kept: false,
                         };
                         assert!(gateway.commands[worker].send(Command::PurgeStandby { chunk, reply }).is_ok());

@@ -123,7 +123,7 @@ fn link(peer: &PeerStatus, now: Tick) -> proto::Link {
         queued_bytes: replication.queued_bytes as u64,
         resyncs: replication.resyncs,
         released: replication.released.as_ref().map_or(0, |release| release.view),
-        released_by: replication.peer_released_view.unwrap_or(0),
+        released_by: replication.peer_released.as_ref().map_or(0, |release| release.view),
         version: peer.version,
     }
 }

@@ -198,6 +198,7 @@ mod tests {
     use vipgate_policy::yaml::Source;
 
     use super::*;
+    use crate::membership::authority::UnavailableLimit;
     use crate::schema::Published;
     use crate::schema::tests::accepts;
 
@@ -207,13 +208,16 @@ mod tests {
         let accepted =
             |text: &str| accepts(Published::PolicydYaml, &Source::new("d.yaml", text.to_owned()).documents().0[0]);
         for (limit, expected) in [
-            ("1", MaxUnavailable::Count(1)),
-            ("0", MaxUnavailable::Count(0)),
-            ("25%", MaxUnavailable::Percent(25)),
-            ("\"100%\"", MaxUnavailable::Percent(100)),
+            ("1", UnavailableLimit::Count(1)),
+            ("0", UnavailableLimit::Count(0)),
+            ("25%", UnavailableLimit::Percent(25)),
+            ("\"100%\"", UnavailableLimit::Percent(100)),
         ] {
             let text = text(limit);
-            assert_eq!(PolicydConfig::parse("d.yaml", &text).unwrap().membership.max_unavailable, Some(expected));
+            assert_eq!(
+                PolicydConfig::parse("d.yaml", &text).unwrap().membership.max_unavailable,
+                Some(MaxUnavailable(expected))
+            );
             assert!(accepted(&text), "{text}");
         }
         for limit in ["-1", "101%", "\"25\"", "1.5", "half", "\"%\""] {

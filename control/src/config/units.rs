@@ -9,6 +9,8 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::membership::authority::UnavailableLimit;
+
 /// An inclusive port range, never empty. Displays as `1024-65535`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortRange {
@@ -27,22 +29,7 @@ impl PortRange {
 
 /// How many gateways may be unavailable: a number, or a percentage of all. Written as `1` or `25%`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MaxUnavailable {
-    /// A number of gateways.
-    Count(u32),
-    /// A percentage of the policy's gateways, at most 100.
-    Percent(u32),
-}
-
-impl MaxUnavailable {
-    /// The limit for a policy with `total` gateways. Percentages are rounded up, as in a PodDisruptionBudget.
-    pub fn of(self, total: usize) -> usize {
-        match self {
-            Self::Count(count) => count as usize,
-            Self::Percent(percent) => (total * percent as usize).div_ceil(100),
-        }
-    }
-}
+pub struct MaxUnavailable(pub UnavailableLimit);
 
 impl FromStr for MaxUnavailable {
     type Err = UnitError;
@@ -50,7 +37,9 @@ impl FromStr for MaxUnavailable {
     fn from_str(text: &str) -> Result<Self, UnitError> {
         let digits = text.strip_suffix('%').filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
         let percent = digits.and_then(|digits| digits.parse().ok()).filter(|percent| *percent <= 100);
-        percent.map(Self::Percent).ok_or_else(|| UnitError::MaxUnavailable(text.to_owned()))
+        percent
+            .map(|percent| Self(UnavailableLimit::Percent(percent)))
+            .ok_or_else(|| UnitError::MaxUnavailable(text.to_owned()))
     }
 }
 
@@ -67,7 +56,9 @@ impl<'de> Deserialize<'de> for MaxUnavailable {
 
             fn visit_u64<E: serde::de::Error>(self, count: u64) -> Result<Self::Value, E> {
                 let count = u32::try_from(count);
-                count.map(MaxUnavailable::Count).map_err(|_| E::custom("more than 4294967295 gateways"))
+                count
+                    .map(|count| MaxUnavailable(UnavailableLimit::Count(count)))
+                    .map_err(|_| E::custom("more than 4294967295 gateways"))
             }
 
             fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Self::Value, E> {

@@ -253,13 +253,13 @@ fn frames() {
     let sessions = |number, records: &[ReplicationRecord]| {
         write_frame(Kind::Sessions(Sessions { number, sessions: records.iter().map(encode).collect() }))
     };
-    let begin = |number, round| write_frame(Kind::SyncBegin(SyncBegin { number, round, view: 1 }));
-    let end = |number, round| write_frame(Kind::SyncEnd(SyncEnd { number, round }));
+    let begin = |number, round| write_frame(Kind::SyncBegin(SyncBegin { number, round, view: 1, applied: None }));
+    let end = |number, round| write_frame(Kind::SyncEnd(SyncEnd { number, round, policy: String::new() }));
     let relayed_view = RelayedView { view: view().encode_to_vec() };
     let others = [
         write_frame(Kind::RelayedView(relayed_view)),
         write_frame(Kind::Ack(Ack { number: 1, refused: false })),
-        write_frame(Kind::Released(Released { number: 9, view: 1, policy: String::new() })),
+        write_frame(Kind::Released(Released { number: 9, view: 1, ..Released::default() })),
     ];
     let seeds = vec![
         ("round", [begin(1, 9), sessions(2, &[v4(20_480), v6]), end(3, 9), sessions(4, &[ended])].concat()),

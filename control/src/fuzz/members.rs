@@ -63,7 +63,7 @@ pub fn members(mut data: &[u8]) {
 fn apply_heartbeat(state: &mut MembershipState, now: Instant, heartbeat: &Heartbeat, sequence: u64) {
     // Servers store no secrets, neither the process's own nor its predecessor's.
     let stored = Heartbeat { predecessor: None, ..heartbeat.clone() };
-    assert_eq!(Heartbeat::from_stored(heartbeat.to_proto(sequence)), Ok(stored), "round trip of a heartbeat");
+    assert_eq!(proto::Heartbeat::of(heartbeat, sequence).into_stored(), Ok(stored), "round trip of a heartbeat");
     let _ = state.heartbeat(now, heartbeat);
     state.decide(now);
     if let Some(lease) = state.grant(now, &heartbeat.gateway, heartbeat.incarnation) {

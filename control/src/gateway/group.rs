@@ -4,6 +4,7 @@
 mod refused_drain;
 mod tunnel_authentication;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -50,6 +51,10 @@ pub(super) struct Group {
     policy_version: Arc<str>,
     /// The view that all workers use.
     applied: u64,
+    /// The version of the policy that all workers use.
+    applied_policy: Arc<str>,
+    /// What peers have been sent as released.
+    releases: BTreeMap<Arc<str>, Release>,
     /// The view of the last change of active members that was published.
     active_since: u64,
     refused_drains: RefusedDrains,
@@ -152,6 +157,8 @@ impl Group {
             pending: None,
             policy_version: "".into(),
             applied: 0,
+            applied_policy: "".into(),
+            releases: BTreeMap::new(),
             active_since: 0,
             refused_drains: RefusedDrains::default(),
             lease_valid: true,
@@ -237,8 +244,9 @@ impl Group {
         if *self.policy_version != *policy.version() {
             self.policy_version = policy.version().into();
         }
-        self.state.set_policy(gateways, &self.policy_version, Instant::now());
-        self.state.set_awaits_policy_release(policy.awaits_policy_release());
+        let now = Instant::now();
+        self.state.set_policy(gateways, &self.policy_version, now);
+        self.state.set_awaits_policy_release(policy.awaits_policy_release(), now);
     }
 
     /// Starts or ends draining.
@@ -267,6 +275,10 @@ impl Group {
     pub(super) fn update(&mut self, now: Instant) -> MembersSpec {
         if let Some(client) = &mut self.client {
             let status: MembershipStatus = client.status.borrow_and_update().clone();
+            if let Some(links) = &self.links {
+                // First, since from here on the TTL of leases under earlier views runs.
+                links.peers.set_promised_view(&Arc::new(peer::PeerView::of(&status.view)));
+            }
             self.state.set_status(&status, now);
             self.tunnels.update(self.state.name(), &status.view, now, status.ttl);
         }
@@ -276,6 +288,10 @@ impl Group {
             for gateway in self.state.sync_targets(now) {
                 links.peers.request_sync(&gateway);
             }
+        }
+        if self.pending.is_none() && self.applied > 0 {
+            // A peer has applied a policy since.
+            self.send_releases();
         }
         self.lease.set_required(self.state.needs_lease());
         if let Some(until) = self.state.lease_from_peers() {
@@ -304,11 +320,31 @@ impl Group {
                 links.peers.set_view(&view);
                 links.view = view;
             }
-            for peer in self.state.peers() {
-                if needs_sync {
-                    links.peers.resync(peer);
-                }
-                links.peers.release(peer, Release { view: number, policy: self.policy_version.clone() });
+            if needs_sync {
+                self.state.peers().for_each(|peer| links.peers.resync(peer));
+            }
+            if self.applied_policy != self.policy_version {
+                self.applied_policy.clone_from(&self.policy_version);
+                // Peers that were ahead: by the policy from before, this gateway may have removed what they count on here.
+                let status = links.status.borrow().clone();
+                let is_ahead =
+                    |peer: &&Arc<str>| status.peers.get(*peer).is_some_and(|it| it.replication.has_other_policy);
+                self.state.peers().filter(is_ahead).for_each(|peer| links.peers.request_sync(peer));
+            }
+        }
+        self.send_releases();
+    }
+
+    /// Sends peers what this gateway has released, as far as they don't have it: behind what they have to get first.
+    fn send_releases(&mut self) {
+        let Some(links) = &self.links else { return };
+        let is_peer = |name: &Arc<str>| self.state.view().member(name).is_some();
+        self.releases.retain(|name, _| is_peer(name));
+        for peer in self.state.peers() {
+            let release = self.state.release_for(peer, self.applied);
+            if self.releases.get(peer) != Some(&release) {
+                links.peers.release(peer, release.clone());
+                self.releases.insert(peer.clone(), release);
             }
         }
     }

@@ -14,8 +14,9 @@ use vipgate_dataplane::replication::lease;
 
 use super::{HeartbeatClient, RETRY_DELAY, ReportedState, StreamEnd};
 use crate::membership::status::Authority;
-use crate::membership::view::{Heartbeat, InvalidMessage, MembershipView};
+use crate::membership::view::{Heartbeat, MembershipView};
 use crate::xds::client::{describe_status, open_channel};
+use crate::xds::membership_message::InvalidMessage;
 use crate::xds::proto;
 use crate::xds::proto::membership_client::MembershipClient;
 
@@ -163,7 +164,7 @@ impl HeartbeatStream<'_> {
         let message = proto::Heartbeat {
             secret: config.secret.bytes().to_owned(),
             predecessor: config.predecessor.as_ref().map(|it| it.bytes().to_owned()).unwrap_or_default(),
-            ..heartbeat.to_proto(self.sequence)
+            ..proto::Heartbeat::of(&heartbeat, self.sequence)
         };
         if self.heartbeats.try_send(message).is_ok() {
             if self.unacked.len() == MAX_UNACKED {

@@ -21,8 +21,9 @@ use super::proto::{Echo, Heartbeat, Hello, RelayedView};
 use crate::membership;
 use crate::membership::group_state::ReceivedEcho;
 use crate::membership::replication::WINDOW;
-use crate::peer::replication::receiver::RecordReceiver;
+use crate::peer::replication::receiver::{RETRY_DELAY, RecordReceiver};
 use crate::peer::replication::send_loop::{LinkHandle, SendCommand};
+use crate::xds::membership_message::check_number;
 use crate::xds::proto;
 
 /// Heartbeat intervals without a frame after which the link is down.
@@ -122,11 +123,14 @@ impl<S: LinkStream> Link<S> {
             events: shared.events.clone(),
             view: shared.view.subscribe(),
             outgoing: urgent.clone(),
+            // Another one at each end, so that rounds in both directions that have met don't meet again.
+            retry_delay: if shared.config.name < peer { RETRY_DELAY } else { RETRY_DELAY * 3 / 2 },
         };
         let now = (shared.config.clock)();
         shared.status.update(&peer, |peer| {
             (peer.linked, peer.since, peer.version) = (true, Some(now), version);
             (peer.replication.in_sync_from, peer.replication.in_sync_to) = (false, false);
+            (peer.replication.synced_frame, peer.replication.applied) = (None, 0);
         });
         let link = LinkHandle { id, incarnation, bulk, urgent: urgent.clone(), stop };
         shared.send_command(SendCommand::LinkUp { peer: peer.clone(), link }).await;
@@ -218,9 +222,9 @@ impl LinkTasks<'_> {
         Err(LinkError::HeartbeatTimeout((heartbeat * MAX_MISSED_HEARTBEATS).as_millis()))
     }
 
-    /// Echoes a heartbeat if its sender is active in our view.
+    /// Echoes a heartbeat if its sender is active in the latest view that we have received.
     fn echo(&self, heartbeat: &Heartbeat) -> Result<(), LinkError> {
-        let view = self.shared.view.borrow().clone();
+        let view = self.shared.promised_view.borrow().clone();
         if !view.is_active(self.peer) {
             return Ok(());
         }
@@ -247,7 +251,7 @@ impl LinkTasks<'_> {
     async fn on_relayed_view(&self, relayed_view: &RelayedView) -> Result<(), LinkError> {
         let view =
             proto::View::decode(&*relayed_view.view).map_err(|error| LinkError::InvalidFrame(error.to_string()))?;
-        let view = membership::MembershipView::try_from(view).and_then(|view| view.check_number().map(|()| view));
+        let view = membership::MembershipView::try_from(view).and_then(|view| check_number(&view).map(|()| view));
         let view = view.map_err(|error| LinkError::InvalidFrame(error.to_string()))?;
         // Without a receiver, the event isn't needed.
         let _ =

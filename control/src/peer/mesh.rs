@@ -41,6 +41,8 @@ const SEND_BUFFER_BYTES: u32 = 256 << 10;
 pub(super) struct SharedState {
     pub(super) config: PeerConfig,
     pub(super) view: watch::Sender<Arc<PeerView>>,
+    /// The view by which heartbeats are echoed.
+    pub(super) promised_view: watch::Sender<Arc<PeerView>>,
     pub(super) status: StatusPublisher,
     pub(super) sync_rounds: SyncRounds,
     pub(super) apply_locks: ApplyLocks,

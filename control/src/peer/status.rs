@@ -55,8 +55,7 @@ impl From<&PeerStatus> for PeerState {
             echo_sent_at: status.echo_sent_at,
             sync_view: status.replication.in_sync_from.then_some(status.replication.sync_view),
             in_sync_to: status.replication.in_sync_to,
-            released_view: status.replication.peer_released_view,
-            released_policy: status.replication.peer_released_policy.clone(),
+            released: status.replication.peer_released.clone(),
             acknowledged_policy: status.replication.released.as_ref().map(|release| release.policy.clone()),
         }
     }
@@ -73,6 +72,12 @@ pub struct ReplicationStatus {
     pub in_sync_to: bool,
     /// The replication epoch of the last full sync that the peer has completely acknowledged; 0: none.
     pub acknowledged_epoch: u64,
+    /// Sending: the last frame of that sync, while `in_sync_to` holds.
+    pub synced_frame: Option<u64>,
+    /// Receiving: the last frame that is applied.
+    pub applied: u64,
+    /// Receiving: the last full sync was by another policy than this gateway's, so it has removed nothing.
+    pub has_other_policy: bool,
     /// Records sent, including those of full syncs.
     pub sent: u64,
     /// Records received and applied.
@@ -85,10 +90,8 @@ pub struct ReplicationStatus {
     pub resyncs: u64,
     /// The last release of moved shards by this gateway that the peer has acknowledged.
     pub released: Option<Release>,
-    /// The highest view whose moved shards the peer has released.
-    pub peer_released_view: Option<u64>,
-    /// The version of the policy whose moved shards the peer has released last.
-    pub peer_released_policy: Option<Arc<str>>,
+    /// What the peer has released last, and the highest view.
+    pub peer_released: Option<Release>,
 }
 
 /// Publishes the status; used by all parts of the links.
@@ -118,6 +121,18 @@ impl StatusPublisher {
     /// The epoch of the last full sync that a peer has acknowledged.
     pub(super) fn acknowledged_epoch(&self, name: &str) -> u64 {
         acknowledged_epoch(&self.0.borrow(), name)
+    }
+
+    /// Whether a peer has acknowledged a full sync that ended with this frame or an earlier one, with no records missing
+    /// since.
+    pub(super) fn is_synced_by(&self, name: &str, frame: u64) -> bool {
+        let synced = self.0.borrow().peers.get(name).and_then(|peer| peer.replication.synced_frame);
+        synced.is_some_and(|end| end <= frame)
+    }
+
+    /// The last frame of a peer that is applied.
+    pub(super) fn applied(&self, name: &str) -> u64 {
+        self.0.borrow().peers.get(name).map_or(0, |peer| peer.replication.applied)
     }
 
     /// Waits until the peer has acknowledged a full sync of a later epoch.

@@ -66,7 +66,7 @@ fn peers() -> BTreeMap<Arc<str>, PeerStatus> {
         received: 80,
         queued_bytes: 4096,
         resyncs: 2,
-        released: Some(Release { view: 14, policy: "".into() }),
+        released: Some(Release { view: 14, ..Release::default() }),
         ..ReplicationStatus::default()
     };
     let up = PeerStatus {

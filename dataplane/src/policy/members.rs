@@ -51,6 +51,16 @@ pub enum PolicyRelease {
     Version(Arc<str>),
 }
 
+impl PolicyRelease {
+    /// It is unknown by the next policy. That may have a version that was in force before: what was released then counts
+    /// no longer.
+    pub fn forget(&mut self) {
+        if let Self::Version(version) = self {
+            *version = "".into();
+        }
+    }
+}
+
 /// Authentication of tunnel packets between this gateway and another one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Authentication {
@@ -208,19 +218,28 @@ impl Members {
         self.is(home, |member| member.may_open)
     }
 
+    /// The version of the policy in force.
+    pub fn policy_version(&self) -> &Arc<str> {
+        &self.policy_version
+    }
+
     /// Sets the version of the policy in force.
     pub(super) fn set_policy_version(&mut self, version: &str) {
         if *self.policy_version != *version {
             self.policy_version = version.into();
+            self.list.iter_mut().filter_map(|member| member.policy_release.as_mut()).for_each(PolicyRelease::forget);
         }
     }
 
     /// Whether any other gateway still has to release what the policy in force takes from it: not only the former owner
-    /// of a shard has sessions of its endpoints. A gateway that is inactive owns nothing.
+    /// of a shard has sessions of its endpoints. A gateway that is inactive owns nothing, once it has released its
+    /// shards by the view that makes it inactive.
     pub(super) fn awaits_policy_release(&self) -> bool {
         let awaits = |member: &Member| match &member.policy_release {
             None | Some(PolicyRelease::NotAwaited) => false,
-            Some(PolicyRelease::Version(version)) => member.active && *version != self.policy_version,
+            Some(PolicyRelease::Version(version)) => {
+                !member.may_open || (member.active && *version != self.policy_version)
+            }
         };
         self.ids().filter(|id| self.this != Some(*id)).any(|id| self.is(id, awaits))
     }

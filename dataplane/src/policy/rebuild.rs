@@ -97,6 +97,10 @@ impl<'a> Rebuild<'a> {
         for id in affected_vips {
             self.update_guaranteed(id);
         }
+        if self.policy.awaits_release {
+            // Others may have released this version already.
+            self.update_owners();
+        }
     }
 
     /// All sessions are revalidated: any pod may have another node now.
@@ -256,8 +260,13 @@ impl<'a> Rebuild<'a> {
 
     /// Applies new gateway states: shards may change owner.
     pub(super) fn set_members(&mut self, spec: &MembersSpec) {
-        let members = Arc::new(self.policy.members.with_states(spec));
-        self.policy.members = members.clone();
+        self.policy.members = Arc::new(self.policy.members.with_states(spec));
+        self.update_owners();
+    }
+
+    /// Assigns the owners of all shards by the members and what they have released.
+    fn update_owners(&mut self) {
+        let members = self.policy.members.clone();
         self.policy.awaits_release &= members.awaits_policy_release();
         self.update_shard_maps(&members);
         let after = |vip: &Vip| match vip.shards.map_id() {
@@ -268,6 +277,7 @@ impl<'a> Rebuild<'a> {
             self.policy.vips().filter_map(|vip| Some((vip.ports.id, vip.shards.with_map(after(vip)?)))).collect();
         for (id, shards) in changed {
             self.starts_epoch |= shards.starts_epoch(&members);
+            self.policy.awaits_release |= shards.map().awaits_release();
             self.replace_shards(id, shards);
         }
     }

@@ -18,7 +18,8 @@ pub struct Shard {
     pub may_open: bool,
     /// The ports that this gateway allocates from: others than its previous owner's.
     pub stripe: Stripe,
-    /// The former owner, if policy has moved the shard here and that one hasn't released it yet.
+    /// The former owner, if the shard has moved here, and that one or another gateway hasn't released by the same policy
+    /// yet: by another one, it may derive another owner.
     former_owner: Option<GatewayId>,
     /// The other gateway that must have all its sessions: the owner, or, if this gateway owns it, the next in line for
     /// failover.
@@ -36,7 +37,9 @@ impl Shard {
     pub(super) fn new(order: Box<[GatewayId]>, members: &Members) -> Self {
         let mut shard = Self::unassigned(order);
         shard.assign_owner(members);
-        // It has no sessions yet, so no replica lacks any.
+        // It has no sessions yet, so nobody has to release any, and no replica lacks any.
+        shard.former_owner = None;
+        shard.await_release(members);
         (shard.replica_since, shard.active_others_since) = (1, 1);
         shard
     }
@@ -45,8 +48,13 @@ impl Shard {
     pub(super) fn replacing(order: Box<[GatewayId]>, before: &Self, members: &Members) -> Self {
         let mut shard = Self { order, ..before.clone() };
         shard.assign_owner(members);
-        if let (Owner::Other(former), Owner::This) = (before.owner, shard.owner) {
-            shard.former_owner = Some(former);
+        if before.owner == Owner::This && shard.owner != Owner::This {
+            // The new owner gets what was never sent with a full round, which a new epoch begins.
+            shard.active_others_since = members.replication_epoch() + 1;
+        }
+        if before.awaits_release() && shard.owner == Owner::This {
+            // Its former home hasn't released it yet by a view.
+            shard.former_owner = before.former_owner.or(before.home());
             shard.await_release(members);
         }
         shard
@@ -92,19 +100,29 @@ impl Shard {
             (self.owner, self.may_open, self.stripe) = (Owner::This, true, Stripe::ALL);
             return;
         };
-        let was_owner = self.owner == Owner::This && self.stripe != Stripe::ALL;
+        let (was_owner, before) = (self.owner == Owner::This && self.stripe != Stripe::ALL, self.owner);
         let owner = self.order.iter().copied().find(|&id| members.is_active(id));
         self.owner = match owner {
             Some(id) if id == this => Owner::This,
             Some(id) => Owner::Other(id),
             None => Owner::Unowned,
         };
-        if self.owner == Owner::This && !was_owner {
+        if self.owner == Owner::This && !self.may_open {
+            // Also while it awaits releases: what the former owner hasn't sent may be lost by another change.
             self.stripe = Stripe::for_epoch(members.active_changes());
         }
+        if self.owner == Owner::This && !was_owner {
+            self.stripe = Stripe::for_epoch(members.active_changes());
+            self.former_owner = match before {
+                Owner::Other(former) => Some(former),
+                Owner::This | Owner::Unowned => self.home(),
+            };
+        }
         self.await_release(members);
+        // A new owner has sessions that a previous process, whose sessions the replica has, didn't have.
+        let is_new_owner = self.owner == Owner::This && !was_owner;
         let replica = self.replica(members);
-        if replica != self.replica {
+        if replica != self.replica || is_new_owner {
             (self.replica, self.replica_since) = (replica, members.replication_epoch() + 1);
         }
         let active_others = {
@@ -139,6 +157,16 @@ impl Shard {
             // Only the first one: an inactive gateway before an active one gets records, too, and those sent only to it
             // are missing on the active one.
             Owner::This => self.others(members).next().filter(|&id| members.is_active(id)),
+            Owner::Unowned => None,
+        }
+    }
+
+    /// The other gateway that owns it now, or would own it if this one stopped. Only what that one has acknowledged is
+    /// safe: while the channel to it is down, sessions are sent to others.
+    pub fn successor(&self) -> Option<GatewayId> {
+        match self.owner {
+            Owner::Other(owner) => Some(owner),
+            Owner::This => self.active_others[0],
             Owner::Unowned => None,
         }
     }

@@ -158,7 +158,7 @@ impl ShardMap {
         self.list.iter().any(|shard| shard.starts_epoch(members))
     }
 
-    /// Whether any shard awaits its release by policy.
+    /// Whether any shard awaits releases by policy.
     pub(super) fn awaits_release(&self) -> bool {
         self.list.iter().any(|shard| shard.former_owner().is_some())
     }

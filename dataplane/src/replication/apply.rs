@@ -30,7 +30,9 @@ pub fn list_records(sessions: &mut Sessions, chunk: &mut RecordChunk, policy: &P
     let (epoch, since) = (policy.members().replication_epoch(), policy.members().active_since());
     chunk.observed = (epoch, since);
     let (begun_by, expected) = chunk.expected;
-    if since > begun_by || expected.is_some_and(|expected| epoch != expected) {
+    let version = policy.members().policy_version();
+    let has_other_policy = chunk.policy.replace(version.clone()).is_some_and(|expected| expected != *version);
+    if since > begun_by || has_other_policy || expected.is_some_and(|expected| epoch != expected) {
         return;
     }
     let v4_slots = u64::from(u32::table(sessions).slots());
@@ -72,11 +74,12 @@ fn list_family<A: SessionFamily>(
             continue;
         }
         chunk.records.push(A::record(sessions.record(slot, now)));
-        let target_is_active = policy.members().is_active(chunk.target);
+        let is_safe =
+            targets::replicated_shard(&entry, policy).and_then(|(_, it)| it.successor()) == Some(chunk.target);
         for at in [slot, entry.twin()] {
             let entry = A::table_mut(sessions).entry_mut(at);
             entry.note_sent();
-            if target_is_active {
+            if is_safe {
                 entry.note_acknowledged();
             }
         }
@@ -133,16 +136,20 @@ impl RecordApplier<'_> {
         if owner == Owner::Other(self.source) && record.state == RecordState::Open {
             self.remove_conflicting(record);
         }
+        if owner == Owner::This && record.state == RecordState::Open && !self.supersedes_conflicting(record) {
+            return Ok(());
+        }
         let Some(vip) = self.policy.vip(entry.transport_addresses()[2].0) else {
             return Err(RecordRejected::NoCapacity);
         };
         let known = self.sessions.find(self.sessions.hash(&record.origin), &record.origin);
-        // Several gateways send records of a shard that has become this gateway's; its former owner has the latest
-        // ones.
-        if owner == Owner::This && known.is_some_and(|slot| self.is_older(record, slot)) {
-            return Ok(());
-        }
         let was_active = known.is_some_and(|slot| A::table(self.sessions).entry(slot).is_active());
+        // Of a shard that has moved: its former owner doesn't know that yet, or its next one already does, and the owner may
+        // lack the session. Like one of this gateway itself, it goes to the owner with the next full round, and no round
+        // of the owner removes it until then.
+        let is_from_owner = !matches!(owner, Owner::Other(other) if other != self.source);
+        let standby = known.map(|slot| A::table(self.sessions).entry(slot)).filter(|entry| entry.is_standby());
+        let round = if is_from_owner { round } else { standby.map_or(0, Entry::sync_round) };
         let slot = match self.sessions.apply_record(record, round, owner == Owner::This, self.now)? {
             Applied::Inserted(slot) => slot,
             result => {
@@ -196,13 +203,32 @@ impl RecordApplier<'_> {
         }
     }
 
-    /// Whether a record is older than the standby session that it would update.
+    /// Several gateways send records of a shard that has become this gateway's. Of a session, and of standby sessions
+    /// that use its pod's or its VIP's port, the one that was seen last counts: the others' gateways haven't learned of
+    /// their end. A port that is quarantined here may have been allocated again by another gateway, which owned the
+    /// shard meanwhile. Removes what a record supersedes; false: the record itself is superseded.
+    fn supersedes_conflicting<A: SessionFamily>(&mut self, record: &FamilyRecord<A>) -> bool {
+        for tuple in [record.origin, record.translated.reversed()] {
+            let Some(slot) = self.sessions.find(self.sessions.hash(&tuple), &tuple) else { continue };
+            let (slot, _) = self.sessions.slot_pair::<A>(slot);
+            let entry = *A::table(self.sessions).entry(slot);
+            if entry.is_standby() && self.is_older(record, slot) {
+                return false;
+            }
+            let is_same = (entry.key(), entry.translated()) == (record.origin, record.translated);
+            let has_quarantined_port = entry.flags().has(Flags::QUARANTINED) && entry.key() != record.origin;
+            if !is_same && (entry.is_standby() || has_quarantined_port) {
+                let ended = self.sessions.remove::<A>(slot);
+                accounting::release_port(self.policy, self.ports, &ended);
+            }
+        }
+        true
+    }
+
+    /// Whether a record's session was seen before a session here.
     fn is_older<A: SessionFamily>(&self, record: &FamilyRecord<A>, slot: Slot) -> bool {
         let table = A::table(self.sessions);
         let entry = table.entry(slot);
-        if record.state != RecordState::Open || !entry.is_standby() || entry.translated() != record.translated {
-            return false;
-        }
         let known = entry.last_seen().later(table.entry(entry.twin()).last_seen());
         let [original, reply] = &record.directions;
         let record_seen = Tick(self.now.0.wrapping_sub(original.idle_ms.min(reply.idle_ms)));
@@ -217,11 +243,16 @@ impl RecordApplier<'_> {
 
 /// Removes the standby sessions of an owner's shards that its last full round did not contain, and advances the chunk's
 /// cursor. They may be open: this gateway need not be a replica target any more. The active members must not have
-/// changed since the round began: the owner had no reason to list sessions of shards that it got later.
+/// changed since the round began: the owner had no reason to list sessions of shards that it got later. Nor must its
+/// policy be another one: by a later policy it may own no longer what it owns by the one here, and lists nothing of it.
 pub fn purge((sessions, ports): (&mut Sessions, &mut Allocator), chunk: &mut PurgeChunk, policy: &Policy) {
     let Some(cursor) = chunk.cursor else { return };
     if policy.members().active_since() > chunk.view {
         (chunk.cursor, chunk.outdated) = (None, true);
+        return;
+    }
+    if !chunk.policy.is_empty() && chunk.policy != *policy.members().policy_version() {
+        (chunk.cursor, chunk.has_other_policy) = (None, true);
         return;
     }
     let v4_slots = u64::from(u32::table(sessions).slots());

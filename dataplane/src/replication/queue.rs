@@ -218,11 +218,11 @@ impl ReplicationQueue {
             let is_acknowledged = |sent: &Sent| self.sender.acknowledged(sent.to) >= sent.number;
             let Some(sent) = self.unacknowledged.front().copied().filter(is_acknowledged) else { break };
             self.unacknowledged.pop_front();
-            // An inactive gateway can't reuse the port, so its acknowledgement proves nothing.
-            if !policy.members().is_active(sent.to) {
-                continue;
+            if sent.is_v6 {
+                mark_acknowledged::<V6>(sent, sessions, policy);
+            } else {
+                mark_acknowledged::<u32>(sent, sessions, policy);
             }
-            if sent.is_v6 { mark_acknowledged::<V6>(sent, sessions) } else { mark_acknowledged::<u32>(sent, sessions) }
         }
     }
 
@@ -325,13 +325,17 @@ impl ReplicationQueue {
     }
 }
 
-fn mark_acknowledged<A: SessionFamily>(sent: Sent, sessions: &mut Sessions) {
+/// Notes that the gateway that would own a session next has it. The acknowledgement of any other one proves nothing: it
+/// can't reuse the port.
+fn mark_acknowledged<A: SessionFamily>(sent: Sent, sessions: &mut Sessions, policy: &Policy) {
     if !A::table(sessions).is_occupied(sent.slot) {
         return;
     }
     let (origin, twin) = sessions.slot_pair::<A>(sent.slot);
     let is_same = sessions.hash(&A::table(sessions).entry(origin).key()) as u32 == sent.hash;
-    if is_same && !A::table(sessions).entry(origin).is_standby() {
+    let entry = A::table(sessions).entry(origin);
+    let successor = targets::replicated_shard(entry, policy).and_then(|(_, shard)| shard.successor());
+    if is_same && !entry.is_standby() && successor == Some(sent.to) {
         for at in [origin, twin] {
             A::table_mut(sessions).entry_mut(at).note_acknowledged();
         }

@@ -1,5 +1,7 @@
 //! Full replication rounds: slices of a listing of records, and of a purge of what a round didn't name.
 
+use std::sync::Arc;
+
 use crate::flow::ids::GatewayId;
 use crate::session::record::ReplicationRecord;
 
@@ -17,6 +19,9 @@ pub struct RecordChunk {
     /// The membership view at the start of the round, and the replication epoch of its earlier slices. A worker that
     /// has another epoch or a later view lists nothing and marks no session as sent.
     pub expected: (u64, Option<u64>),
+    /// The version of the policy by which the round's earlier slices were listed, and the result: the worker's. A worker
+    /// that has another one lists nothing, either.
+    pub policy: Option<Arc<str>>,
     /// The result: the worker's replication epoch, and the membership view since which the active members are the same.
     pub observed: (u64, u64),
 }
@@ -30,6 +35,8 @@ pub struct PurgeChunk {
     pub round: u8,
     /// The membership view of that round.
     pub view: u64,
+    /// The version of the owner's policy in that round; empty: unknown.
+    pub policy: Arc<str>,
     /// The replication epoch of our last round that the owner had acknowledged in full before it began its own; 0 if
     /// there is none.
     pub acknowledged_epoch: u64,
@@ -39,6 +46,8 @@ pub struct PurgeChunk {
     pub removed: u64,
     /// The active members have changed since the round: nothing more is removed, and a new full round is needed.
     pub outdated: bool,
+    /// The worker's policy has another version: nothing is removed, and a full round is needed once both are the same.
+    pub has_other_policy: bool,
     /// Sessions that the owner may not have received were kept: a new full round is needed once it has them.
     pub kept: bool,
 }

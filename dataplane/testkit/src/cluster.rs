@@ -372,7 +372,7 @@ impl Cluster {
         // Rounds are numbered 1 to 15; 0 means none.
         self.round = self.round % 15 + 1;
         let target = self.gateways[from].builder.gateway_id(&name(to)).unwrap();
-        let (mut all, mut epoch) = (Vec::new(), 0);
+        let (mut all, mut epoch, mut policy) = (Vec::new(), 0, None);
         for worker in 0..self.gateways[from].workers.len() {
             let mut cursor = Some(0);
             while cursor.is_some() {
@@ -380,11 +380,19 @@ impl Cluster {
                 let acknowledged_epoch = self.acknowledged_epoch(from, to);
                 let records = Vec::with_capacity(64);
                 let expected = (self.active_since, None);
-                let chunk = RecordChunk { target, acknowledged_epoch, cursor, records, expected, observed: (0, 0) };
+                let chunk = RecordChunk {
+                    target,
+                    acknowledged_epoch,
+                    cursor,
+                    records,
+                    expected,
+                    policy: policy.clone(),
+                    observed: (0, 0),
+                };
                 self.gateways[from].commands[worker].send(Command::ListRecords { chunk, reply }).unwrap();
                 self.gateways[from].turn();
                 let chunk = response.try_recv().unwrap();
-                (cursor, epoch) = (chunk.cursor, chunk.observed.0);
+                (cursor, epoch, policy) = (chunk.cursor, chunk.observed.0, chunk.policy);
                 all.extend(chunk.records);
             }
         }
@@ -410,14 +418,17 @@ impl Cluster {
             while cursor.is_some() {
                 let (reply, response) = bounded(1);
                 let (round, acknowledged_epoch) = (self.round, self.acknowledged_epoch(to, from));
+                let policy = self.gateways[from].builder.snapshot().policy.members().policy_version().clone();
                 let chunk = PurgeChunk {
                     owner,
                     round,
                     view,
+                    policy,
                     acknowledged_epoch,
                     cursor,
                     removed: 0,
                     outdated: false,
+                    has_other_policy: false,
                     kept: false,
                 };
                 self.gateways[to].commands[worker].send(Command::PurgeStandby { chunk, reply }).unwrap();

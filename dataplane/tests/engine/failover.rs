@@ -1,6 +1,7 @@
 //! Failover: when a gateway fails or returns, another one continues its sessions from replicated standby sessions.
 
 mod first_reply;
+mod policy_moves;
 mod shard_moves;
 
 use std::collections::BTreeSet;

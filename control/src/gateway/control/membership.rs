@@ -68,6 +68,8 @@ impl ControlLoop {
         }
         if group.is_pending() && self.reconciler.is_converged() {
             group.mark_applied();
+            // A view that has come meanwhile, and changes nothing.
+            *is_due = group.has_unapplied_view();
         }
         group.publish_desired_state();
         group.log_lease_changes();
@@ -83,7 +85,10 @@ impl ControlLoop {
         let is_new_epoch = std::mem::replace(replication_epoch, epoch) != epoch;
         match result {
             // Peers wait for what the new policy gives to them.
-            JobResult::Policy => group.mark_pending(is_new_epoch),
+            JobResult::Policy => {
+                published.gateways.iter_mut().for_each(|member| member.policy_release.forget());
+                group.mark_pending(is_new_epoch);
+            }
             JobResult::Members(spec) => {
                 let needs_sync = is_new_epoch || active(&spec) != active(published);
                 tracing::info!(event = "group", serving = ?active(&spec), "membership changed");

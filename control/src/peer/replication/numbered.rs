@@ -14,10 +14,14 @@ pub(crate) fn encode(frame: NumberedFrame) -> Vec<u8> {
         NumberedFrame::Sessions { number, records } => {
             Kind::Sessions(Sessions { number, sessions: records.iter().map(record::encode).collect() })
         }
-        NumberedFrame::SyncBegin { number, round, view } => Kind::SyncBegin(SyncBegin { number, round, view }),
-        NumberedFrame::SyncEnd { number, round } => Kind::SyncEnd(SyncEnd { number, round }),
-        NumberedFrame::Released { number, release: Release { view, policy } } => {
-            Kind::Released(Released { number, view, policy: policy.to_string() })
+        NumberedFrame::SyncBegin { number, round, view, applied } => {
+            Kind::SyncBegin(SyncBegin { number, round, view, applied })
+        }
+        NumberedFrame::SyncEnd { number, round, policy } => {
+            Kind::SyncEnd(SyncEnd { number, round, policy: policy.to_string() })
+        }
+        NumberedFrame::Released { number, release: Release { view, policy, applied, seen } } => {
+            Kind::Released(Released { number, view, policy: policy.to_string(), applied, seen })
         }
     })
 }
@@ -35,13 +39,15 @@ pub(crate) fn decode(kind: &Kind) -> Result<NumberedFrame, LinkError> {
             let records: Result<Vec<_>, _> = frame.sessions.iter().map(record::decode).collect();
             NumberedFrame::Sessions { number: frame.number, records: records?.into_iter().flatten().collect() }
         }
-        Kind::SyncBegin(SyncBegin { number, round, view }) => {
-            NumberedFrame::SyncBegin { number: *number, round: *round, view: *view }
+        Kind::SyncBegin(SyncBegin { number, round, view, applied }) => {
+            NumberedFrame::SyncBegin { number: *number, round: *round, view: *view, applied: *applied }
         }
-        Kind::SyncEnd(SyncEnd { number, round }) => NumberedFrame::SyncEnd { number: *number, round: *round },
-        Kind::Released(Released { number, view, policy }) => NumberedFrame::Released {
+        Kind::SyncEnd(SyncEnd { number, round, policy }) => {
+            NumberedFrame::SyncEnd { number: *number, round: *round, policy: policy.as_str().into() }
+        }
+        Kind::Released(Released { number, view, policy, applied, seen }) => NumberedFrame::Released {
             number: *number,
-            release: Release { view: *view, policy: policy.as_str().into() },
+            release: Release { view: *view, policy: policy.as_str().into(), applied: *applied, seen: *seen },
         },
         Kind::Hello(_)
         | Kind::Farewell(_)

@@ -11,6 +11,7 @@ use vipgate_dataplane::replication::round::PurgeChunk;
 use vipgate_dataplane::session::record::ReplicationRecord;
 use vipgate_dataplane::worker::command::Command;
 
+use crate::membership::replication::Release;
 use crate::membership::replication::receive_state::{Action, ReceiveState};
 use crate::membership::replication::sync_rounds::SyncRounds;
 use crate::peer::PeerEvent;
@@ -25,9 +26,9 @@ use crate::peer::workers::{ApplyGuard, ApplyLocks, WorkerRequest, Workers, reque
 /// Timeout for receiving the view that the peer uses already.
 const VIEW_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Delay of the full sync that is requested after records were rejected for lack of capacity. Doubles each time, up to
-/// a minute: the table may stay full.
-const RETRY_DELAY: Duration = Duration::from_secs(1);
+/// Delay of the full sync that is requested after records were rejected for lack of capacity, or a round couldn't remove
+/// what it hadn't listed. Doubles each time, up to a minute: the table may stay full.
+pub(crate) const RETRY_DELAY: Duration = Duration::from_secs(1);
 const MAX_RETRY_DELAY: Duration = Duration::from_mins(1);
 
 /// Schedules full syncs after rejected records.
@@ -35,14 +36,15 @@ const MAX_RETRY_DELAY: Duration = Duration::from_mins(1);
 struct RetrySchedule {
     due: Option<Instant>,
     delay: Duration,
+    min_delay: Duration,
     /// During a round: whether records were rejected since its start. The full sync is requested after its end, since a
     /// request would abort it.
     in_round: Option<bool>,
 }
 
 impl RetrySchedule {
-    fn new() -> Self {
-        Self { due: None, delay: RETRY_DELAY, in_round: None }
+    fn new(min_delay: Duration) -> Self {
+        Self { due: None, delay: min_delay, min_delay, in_round: None }
     }
 
     fn rejected(&mut self, now: Instant) {
@@ -64,7 +66,7 @@ impl RetrySchedule {
         if self.in_round.take() == Some(true) {
             self.rejected(now);
         } else {
-            self.delay = (self.delay / 2).max(RETRY_DELAY);
+            self.delay = (self.delay / 2).max(self.min_delay);
         }
     }
 
@@ -82,6 +84,8 @@ impl RetrySchedule {
 struct RoundState {
     /// The epoch of the last full sync that the peer had acknowledged when the round began.
     acknowledged_epoch: u64,
+    /// The last frame of this gateway that the peer had applied then; `None`: unknown.
+    applied: Option<u64>,
     /// The same for a round that had to keep sessions that it didn't list.
     kept_in: Option<u64>,
     retry: RetrySchedule,
@@ -93,8 +97,19 @@ struct Purged {
     removed: u64,
     /// The active members have changed since the round began.
     outdated: bool,
-    /// Sessions were kept that the peer may not have received yet.
-    kept: bool,
+    /// The peer has another policy.
+    has_other_policy: bool,
+    /// Why sessions were kept that the round didn't list; `None`: none were.
+    kept: Option<Kept>,
+}
+
+/// Why a purge has kept sessions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kept {
+    /// The peer may not have received them yet.
+    Unacknowledged,
+    /// A full sync of this gateway, which may have listed them, hadn't reached the peer when its round began.
+    SyncInFlight,
 }
 
 /// Applies the records received over one link.
@@ -110,6 +125,8 @@ pub(crate) struct RecordReceiver<'a> {
     pub(crate) view: watch::Receiver<Arc<PeerView>>,
     /// Queue for acknowledgements and sync requests.
     pub(crate) outgoing: mpsc::Sender<Vec<u8>>,
+    /// The delay of the first full sync that is requested after records were rejected.
+    pub(crate) retry_delay: Duration,
 }
 
 impl RecordReceiver<'_> {
@@ -124,7 +141,8 @@ impl RecordReceiver<'_> {
     async fn process(&self, frames: &mut mpsc::Receiver<Kind>) -> Result<(), LinkError> {
         let guard = self.apply_locks.lock(&self.peer).await;
         let mut inbound = ReceiveState::new(self.peer.clone(), self.sync_rounds.clone());
-        let mut round = RoundState { acknowledged_epoch: 0, kept_in: None, retry: RetrySchedule::new() };
+        let retry = RetrySchedule::new(self.retry_delay);
+        let mut round = RoundState { acknowledged_epoch: 0, applied: None, kept_in: None, retry };
         let mut evicted = self.evicted();
         loop {
             let kind = tokio::select! {
@@ -148,40 +166,51 @@ impl RecordReceiver<'_> {
             let mut rejected = now_evicted - std::mem::replace(&mut evicted, now_evicted);
             let (number, action) = inbound.process(numbered::decode(&kind)?)?;
             match action {
-                Action::BeginRound { view } => self.begin_round(view, &mut round).await?,
+                Action::BeginRound { view, applied } => self.begin_round(view, applied, &mut round).await?,
                 Action::Apply { records, round } => {
                     let count = records.len() as u64;
                     rejected += self.apply(records, round, &guard).await?;
                     self.update_status(|status| status.received += count);
                 }
-                Action::Purge { round: number, view, needs_resync } => {
-                    let purged = self.purge(number, view, round.acknowledged_epoch, &guard).await?;
-                    if !purged.outdated && !purged.kept {
+                Action::Purge { round: number, view, policy, needs_resync } => {
+                    // What a full sync of this gateway lists may still be on its way, though workers treat it as sent.
+                    let in_flight = round.applied.is_some_and(|frame| !self.status.is_synced_by(&self.peer, frame));
+                    let epoch = if in_flight { 0 } else { round.acknowledged_epoch };
+                    let mut purged = self.purge(number, (view, policy), epoch, &guard).await?;
+                    if in_flight {
+                        purged.kept = purged.kept.map(|_| Kept::SyncInFlight);
+                    }
+                    if !purged.outdated && !purged.has_other_policy && purged.kept.is_none() {
                         inbound.end_round(number);
                     }
                     self.end_round(view, needs_resync, purged, &mut round).await?;
                 }
-                Action::Released(release) => {
-                    self.update_status(|status| {
-                        status.peer_released_view = status.peer_released_view.max(Some(release.view));
-                        status.peer_released_policy = Some(release.policy.clone());
-                    });
-                    self.emit(PeerEvent::Released { gateway: self.peer.clone(), release }).await;
-                }
+                Action::Released(release) => self.released(release).await,
             }
             if rejected > 0 {
                 tracing::debug!(event = "records_rejected", gateway = &*self.peer, rejected);
                 round.retry.rejected(Instant::now());
             }
+            self.update_status(|status| status.applied = number);
             self.send(Kind::Ack(Ack { number, refused: rejected > 0 }))?;
         }
     }
 
+    /// The peer has released shards.
+    async fn released(&self, release: Release) {
+        self.update_status(|status| {
+            let view = status.peer_released.take().map_or(0, |last| last.view).max(release.view);
+            status.peer_released = Some(Release { view, ..release.clone() });
+        });
+        self.emit(PeerEvent::Released { gateway: self.peer.clone(), release }).await;
+    }
+
     /// A sync round begins under a view.
-    async fn begin_round(&self, view: u64, round: &mut RoundState) -> Result<(), LinkError> {
+    async fn begin_round(&self, view: u64, applied: Option<u64>, round: &mut RoundState) -> Result<(), LinkError> {
         self.update_status(|status| status.in_sync_from = false);
         self.wait_for_view(view).await?;
         (round.acknowledged_epoch, round.kept_in) = (self.status.acknowledged_epoch(&self.peer), None);
+        round.applied = applied;
         round.retry.round_begins();
         let acknowledged_epoch = round.acknowledged_epoch;
         tracing::debug!(event = "round_begins", gateway = &*self.peer, view, acknowledged_epoch);
@@ -199,13 +228,19 @@ impl RecordReceiver<'_> {
     ) -> Result<(), LinkError> {
         tracing::debug!(event = "round_ends", gateway = &*self.peer, view, again = needs_resync, ?purged);
         round.retry.round_ends(Instant::now());
+        if purged.has_other_policy || purged.kept == Some(Kept::SyncInFlight) {
+            // Not at once: one of both gets the other one's policy later, or never; and rounds in both directions would
+            // meet again and again.
+            round.retry.rejected(Instant::now());
+        }
         self.update_status(|status| {
             // Kept sessions don't matter here: none of the peer's sessions is missing.
             status.in_sync_from = !purged.outdated && !needs_resync;
+            status.has_other_policy = purged.has_other_policy;
             status.sync_view = view;
             status.purged += purged.removed;
         });
-        if purged.kept && !purged.outdated {
+        if purged.kept == Some(Kept::Unacknowledged) && !purged.outdated {
             // An immediate full sync would list the same sessions: the peer must get the kept ones first.
             round.kept_in = Some(round.acknowledged_epoch);
         } else if needs_resync || purged.outdated {
@@ -266,7 +301,7 @@ impl RecordReceiver<'_> {
     async fn purge(
         &self,
         round: u8,
-        view: u64,
+        (view, policy): (u64, Arc<str>),
         acknowledged_epoch: u64,
         guard: &ApplyGuard,
     ) -> Result<Purged, LinkError> {
@@ -278,10 +313,12 @@ impl RecordReceiver<'_> {
                 owner,
                 round,
                 view,
+                policy: policy.clone(),
                 acknowledged_epoch,
                 cursor: Some(0),
                 removed: 0,
                 outdated: false,
+                has_other_policy: false,
                 kept: false,
             };
             while chunk.cursor.is_some() {
@@ -293,7 +330,8 @@ impl RecordReceiver<'_> {
             }
             purged.removed += chunk.removed;
             purged.outdated |= chunk.outdated;
-            purged.kept |= chunk.kept;
+            purged.has_other_policy |= chunk.has_other_policy;
+            purged.kept = purged.kept.or(chunk.kept.then_some(Kept::Unacknowledged));
         }
         Ok(purged)
     }

@@ -77,8 +77,8 @@ struct Peer {
     last_request: u64,
 }
 
-/// `in_sync_to`, `released` and `acknowledged_epoch` as last published.
-type PublishedStatus = (bool, Option<Release>, u64);
+/// `in_sync_to`, `synced_frame`, `released` and `acknowledged_epoch` as last published.
+type PublishedStatus = (bool, Option<u64>, Option<Release>, u64);
 
 impl Peer {
     fn new(workers: usize, acknowledged_epoch: u64) -> Self {
@@ -313,7 +313,10 @@ impl SendLoop {
         peers.sort_by_key(|(_, peer)| peer.last_request);
         for (name, peer) in peers {
             peer.resolve_id(name, &*self.workers);
+            peer.outbound.set_applied(self.status.applied(name));
             while let Some(request) = peer.outbound.next_request() {
+                // Before the worker lists: what it lists is on its way from then on.
+                self.status.update(name, |status| status.replication.synced_frame = None);
                 let Some(target) = peer.id else {
                     // Nothing is replicated to a gateway that isn't in the policy.
                     peer.outbound.request_sent();
@@ -328,7 +331,7 @@ impl SendLoop {
                 self.requests += 1;
                 peer.last_request = self.requests;
                 let (workers, name) = (self.workers.clone(), name.clone());
-                let acknowledged_epoch = peer.outbound.acknowledged_epoch;
+                let (acknowledged_epoch, policy) = (peer.outbound.acknowledged_epoch, peer.outbound.round_policy());
                 self.replies.spawn(async move {
                     let chunk = RecordChunk {
                         target,
@@ -336,6 +339,7 @@ impl SendLoop {
                         cursor: Some(request.cursor),
                         records: Vec::with_capacity(MAX_RECORDS_APPLIED),
                         expected: request.expected,
+                        policy,
                         observed: (0, 0),
                     };
                     let command = move |reply: Sender<RecordChunk>| Command::ListRecords { chunk, reply };
@@ -351,7 +355,7 @@ impl SendLoop {
         match reply {
             Ok(chunks) => {
                 for chunk in chunks {
-                    peer.outbound.check_ownership(request, chunk.observed);
+                    peer.outbound.check_ownership(request, chunk.observed, &chunk.policy.unwrap_or_default());
                     peer.outbound.add_chunk(request, &chunk.records, chunk.cursor);
                 }
             }
@@ -378,12 +382,13 @@ impl SendLoop {
     fn publish_status(&mut self, all: bool) {
         for (name, peer) in &mut self.peers {
             let outbound = &peer.outbound;
-            let now = (outbound.in_sync(), outbound.released.clone(), outbound.acknowledged_epoch);
+            let (synced_frame, epoch) = (outbound.synced_frame(), outbound.acknowledged_epoch);
+            let now = (outbound.in_sync(), synced_frame, outbound.released.clone(), epoch);
             if all || now != peer.published {
                 peer.published = now.clone();
                 self.status.update(name, |status| {
                     let status = &mut status.replication;
-                    (status.in_sync_to, status.released, status.acknowledged_epoch) = now;
+                    (status.in_sync_to, status.synced_frame, status.released, status.acknowledged_epoch) = now;
                     (status.sent, status.queued_bytes, status.resyncs) =
                         (outbound.sent, outbound.queued(), outbound.resyncs);
                 });

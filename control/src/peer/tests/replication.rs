@@ -44,7 +44,7 @@ async fn each_peer_gets_the_sessions_it_is_the_replica_target_of() {
     wait_until("standby sessions", || b.workers.standby().len() == 300 && c.workers.standby().len() == 600).await;
     // A release: first the queued records, then the Released frame.
     (900..1000).for_each(|number| a.workers.open(number, B));
-    let release = crate::peer::Release { view: 5, policy: "v1".into() };
+    let release = crate::peer::Release { view: 5, policy: "v1".into(), ..crate::peer::Release::default() };
     a.peers.release("b", release.clone());
     let mut events = b.events;
     loop {
@@ -57,7 +57,7 @@ async fn each_peer_gets_the_sessions_it_is_the_replica_target_of() {
     assert_eq!(b.workers.standby().len(), 400, "all records arrive before the Released frame");
     a.wait_until("b", "release acknowledged", |peer| peer.replication.released.as_ref().is_some_and(|it| it.view == 5))
         .await;
-    assert_eq!(b.peers.status().borrow().peers["a"].replication.peer_released_view, Some(5));
+    assert_eq!(b.peers.status().borrow().peers["a"].replication.peer_released.as_ref().map(|it| it.view), Some(5));
 }
 
 #[tokio::test(flavor = "multi_thread")]

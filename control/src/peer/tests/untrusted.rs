@@ -189,7 +189,7 @@ async fn invalid_frames_end_the_link_and_are_counted() {
     assert!(matches!(error_after(true, &ack).await, LinkError::ProtocolViolation(_)));
     let relayed_view = frame::encode(Kind::RelayedView(RelayedView { view: vec![0xff; 9] }));
     assert!(matches!(error_after(true, &relayed_view).await, LinkError::InvalidFrame(_)));
-    let end = frame::encode(Kind::SyncEnd(SyncEnd { number: 1, round: 3 }));
+    let end = frame::encode(Kind::SyncEnd(SyncEnd { number: 1, round: 3, policy: String::new() }));
     assert!(matches!(error_after(true, &end).await, LinkError::ProtocolViolation(_)));
 }
 
@@ -273,7 +273,7 @@ async fn a_sender_that_exceeds_the_window_is_rejected() {
     let (gateway, identity) = gateway_with_peer();
     let mut stream = connect(&identity, &gateway).await.unwrap();
     stream.write_all(&hello("a", 7)).await.unwrap();
-    let mut flood = frame::encode(Kind::SyncBegin(SyncBegin { number: 1, round: 1, view: 0 }));
+    let mut flood = frame::encode(Kind::SyncBegin(SyncBegin { number: 1, round: 1, view: 0, applied: None }));
     (2..2000).for_each(|number| flood.extend(frame::encode(Kind::Sessions(Sessions { number, sessions: Vec::new() }))));
     // The connection may be closed before everything is written.
     let _ = stream.write_all(&flood).await;

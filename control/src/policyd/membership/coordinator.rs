@@ -95,7 +95,7 @@ pub fn open(
     stats: Arc<Stats>,
 ) -> MembershipHandle {
     let mut state = MembershipState::new(leases.ttl);
-    state.set_max_unavailable(limits.max_unavailable);
+    state.set_max_unavailable(limits.max_unavailable.map(|limit| limit.0));
     match source {
         PolicydSource::Etcd(etcd) => start_with(state, EtcdStore::open(etcd, leases.ttl), published, stats),
         PolicydSource::Files(_) | PolicydSource::Kubernetes(_) => start_with(state, MemoryStore, published, stats),

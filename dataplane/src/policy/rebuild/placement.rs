@@ -91,6 +91,7 @@ impl Rebuild<'_> {
             maps.filter_map(|(at, named)| Some((at, named.as_ref()?.map.with_members(members)?))).collect();
         for (at, map) in changed {
             self.starts_epoch |= map.starts_epoch(members);
+            self.policy.awaits_release |= map.awaits_release();
             if let Some(named) = &mut Arc::make_mut(&mut self.policy.shard_maps)[at] {
                 named.map = Arc::new(map);
             }

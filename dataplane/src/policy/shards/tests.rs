@@ -25,9 +25,9 @@ fn members(active: &str, released: &str) -> Members {
         active_since: 1,
         active_changes: 1,
     };
-    let mut members = Members::default().with_states(&spec);
+    let mut members = Members::default();
     members.set_policy_version("v2");
-    members
+    members.with_states(&spec)
 }
 
 /// A map whose slots have these orders in turn.

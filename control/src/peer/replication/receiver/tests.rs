@@ -88,6 +88,7 @@ impl Scenario {
             events,
             view,
             outgoing: sender,
+            retry_delay: RETRY_DELAY,
         };
         let (frames, received) = mpsc::channel(16);
         tokio::select! {
@@ -124,11 +125,11 @@ impl Scenario {
     }
 
     async fn begin(&mut self) {
-        self.frame(|number| Kind::SyncBegin(SyncBegin { number, round: 1, view: 8 }), false).await;
+        self.frame(|number| Kind::SyncBegin(SyncBegin { number, round: 1, view: 8, applied: None }), false).await;
     }
 
     async fn end(&mut self) {
-        self.frame(|number| Kind::SyncEnd(SyncEnd { number, round: 1 }), false).await;
+        self.frame(|number| Kind::SyncEnd(SyncEnd { number, round: 1, policy: String::new() }), false).await;
     }
 
     async fn session(&mut self, rejected: bool) {
@@ -208,7 +209,7 @@ async fn a_full_sync_is_requested_after_evictions() {
 
 #[test]
 fn repeated_rejections_back_off_exponentially() {
-    let (mut retry, mut now) = (RetrySchedule::new(), Instant::now());
+    let (mut retry, mut now) = (RetrySchedule::new(RETRY_DELAY), Instant::now());
     for delay in [1, 2, 4, 8, 16, 32, 60, 60] {
         retry.round_begins();
         retry.rejected(now);

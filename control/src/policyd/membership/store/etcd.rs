@@ -27,9 +27,9 @@ use tokio::time::timeout;
 use self::watch::ObservedWrite;
 use super::{CommitOutcome, RemoteWrite, Store, StoreContents, StoreError, Transaction};
 use crate::config;
-use crate::membership::view::InvalidMessage;
 use crate::membership::{DesiredState, Heartbeat, MembershipView};
 use crate::xds::client::error_chain;
+use crate::xds::membership_message::InvalidMessage;
 use crate::xds::proto;
 
 /// Minimum and maximum timeout of a transaction; in between, half a TTL.
@@ -231,7 +231,7 @@ impl Store for EtcdStore {
         let mut writes = Vec::new();
         writes.extend(view.map(|view| TxnOp::put(self.keys.view(), proto::View::from(view).encode_to_vec(), None)));
         writes.extend(heartbeats.iter().map(|heartbeat| {
-            let message = Heartbeat { view: None, ..(*heartbeat).clone() }.to_proto(0);
+            let message = proto::Heartbeat::of(&Heartbeat { view: None, ..(*heartbeat).clone() }, 0);
             TxnOp::put(self.keys.heartbeat(&heartbeat.gateway), message.encode_to_vec(), None)
         }));
         writes.extend(removed.iter().map(|name| TxnOp::delete(self.keys.heartbeat(name), None)));
@@ -279,7 +279,7 @@ fn decode_view(value: &[u8]) -> Result<MembershipView, ViewError> {
 
 /// Decodes a heartbeat. One of unknown age proves that its gateway existed, not that it is ready now.
 fn decode_heartbeat(value: &[u8], is_initial: bool) -> Result<Heartbeat, HeartbeatError> {
-    let mut heartbeat = Heartbeat::from_stored(proto::Heartbeat::decode(value)?)?;
+    let mut heartbeat = proto::Heartbeat::decode(value)?.into_stored()?;
     if is_initial && heartbeat.desired_state == DesiredState::Ready {
         heartbeat.desired_state = DesiredState::Joining;
     }

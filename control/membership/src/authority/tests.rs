@@ -1,0 +1,561 @@
+//! Membership state by example; `model` has the property tests.
+
+mod drains;
+mod faults;
+mod removal;
+
+use super::*;
+use crate::{DesiredState, Secret};
+
+const TTL: Duration = Duration::from_millis(600);
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn secret(process: u8) -> Secret {
+    Secret::from_slice(&[process; 32]).unwrap()
+}
+
+/// A group of gateways as the server sees it: membership state and a manual clock.
+struct Group {
+    state: MembershipState,
+    now: Instant,
+}
+
+impl Group {
+    fn new(names: &[&str]) -> Self {
+        let mut state = MembershipState::new(TTL);
+        state.set_policy(names.iter().map(|name| Arc::from(*name)));
+        Self { state, now: Instant::now() }
+    }
+
+    /// A group in which all of these gateways are active.
+    fn active(names: &[&str]) -> Self {
+        let mut group = Self::new(names);
+        for name in names {
+            group.heartbeat(name, 1, DesiredState::Joining).unwrap();
+        }
+        for name in names {
+            group.heartbeat(name, 1, DesiredState::Ready).unwrap();
+        }
+        assert_eq!(group.active_members(), names);
+        group
+    }
+
+    fn heartbeat_with_view(
+        &mut self,
+        name: &str,
+        incarnation: u64,
+        desired: DesiredState,
+        seen_view: u64,
+        view: Option<&Arc<MembershipView>>,
+    ) -> Result<HeartbeatOutcome, Rejection> {
+        self.apply(&Heartbeat { view: view.cloned(), ..Heartbeat::minimal(name, incarnation, desired, seen_view) })
+    }
+
+    /// A group in which all of these gateways are active, each with its own secret.
+    fn active_with_secrets(names: &[&str]) -> Self {
+        let mut group = Self::new(names);
+        for desired in [DesiredState::Joining, DesiredState::Ready] {
+            for name in names {
+                group.heartbeat_with_secret(name, 1, None, desired).unwrap();
+            }
+        }
+        assert_eq!(group.active_members(), names);
+        group
+    }
+
+    /// A heartbeat of the process with this secret, which has applied the current view.
+    fn secret_heartbeat(&self, name: &str, process: u8, predecessor: Option<u8>, desired: DesiredState) -> Heartbeat {
+        Heartbeat {
+            commitment: Some(secret(process).commitment()),
+            predecessor: predecessor.map(|process| Box::new(secret(process).commitment())),
+            ..Heartbeat::minimal(name, secret(process).incarnation(), desired, self.state.view().number)
+        }
+    }
+
+    fn heartbeat_with_secret(
+        &mut self,
+        name: &str,
+        process: u8,
+        predecessor: Option<u8>,
+        desired: DesiredState,
+    ) -> Result<HeartbeatOutcome, Rejection> {
+        self.apply(&self.secret_heartbeat(name, process, predecessor, desired))
+    }
+
+    fn report_view(
+        &mut self,
+        name: &str,
+        process: u8,
+        view: &Arc<MembershipView>,
+    ) -> Result<HeartbeatOutcome, Rejection> {
+        self.apply(&Heartbeat {
+            view: Some(view.clone()),
+            ..self.secret_heartbeat(name, process, None, DesiredState::Ready)
+        })
+    }
+
+    fn apply(&mut self, heartbeat: &Heartbeat) -> Result<HeartbeatOutcome, Rejection> {
+        let outcome = self.state.heartbeat(self.now, heartbeat);
+        self.state.decide(self.now);
+        outcome
+    }
+
+    /// Heartbeat of a gateway that has applied the current view and reports a fault.
+    fn heartbeat_unable(&mut self, name: &str) {
+        let outcome = self.apply(&Heartbeat {
+            unable: Some("interface gw-out has no carrier".into()),
+            ..Heartbeat::minimal(name, 1, DesiredState::Draining, self.state.view().number)
+        });
+        assert_eq!(outcome, Ok(HeartbeatOutcome::Accepted));
+    }
+
+    /// Heartbeats of gateways with and without faults, for as long as it takes until faults are stable.
+    fn hold(&mut self, faulty: &[&str], able: &[&str]) {
+        for pause in [TTL / 4, TTL / 4, Duration::ZERO] {
+            for name in faulty {
+                self.heartbeat_unable(name);
+            }
+            for name in able {
+                self.heartbeat(name, 1, DesiredState::Ready).unwrap();
+            }
+            self.advance(pause);
+        }
+    }
+
+    /// Heartbeat of a gateway that has applied the current view.
+    fn heartbeat(
+        &mut self,
+        name: &str,
+        incarnation: u64,
+        desired: DesiredState,
+    ) -> Result<HeartbeatOutcome, Rejection> {
+        self.heartbeat_with_view(name, incarnation, desired, self.state.view().number, None)
+    }
+
+    fn advance(&mut self, by: Duration) {
+        self.now += by;
+        self.state.decide(self.now);
+    }
+
+    fn active_members(&self) -> Vec<&str> {
+        self.state.view().active_members().map(|member| &*member.name).collect()
+    }
+
+    fn member(&self, name: &str) -> Member {
+        self.state.view().member(name).unwrap().clone()
+    }
+
+    fn has_lease(&mut self, name: &str, incarnation: u64) -> bool {
+        self.state.grant(self.now, name, incarnation).is_some()
+    }
+}
+
+#[test]
+fn a_gateway_that_is_ready_under_the_current_view_becomes_active_and_gets_leases() {
+    let mut group = Group::new(&["a", "b"]);
+    assert_eq!(group.heartbeat("a", 1, DesiredState::Joining), Ok(HeartbeatOutcome::Accepted));
+    assert_eq!(group.state.view().number, 0, "b may report a view");
+    group.heartbeat("b", 1, DesiredState::Joining).unwrap();
+    let number = group.state.view().number;
+    assert_eq!(number, 1);
+    group.heartbeat_with_view("a", 1, DesiredState::Ready, number - 1, None).unwrap();
+    assert!(group.active_members().is_empty(), "it is ready under an earlier view");
+    assert!(!group.has_lease("a", 1));
+    group.heartbeat("a", 1, DesiredState::Ready).unwrap();
+    assert_eq!(group.active_members(), ["a"]);
+    assert!(group.has_lease("a", 1) && !group.has_lease("b", 1) && !group.has_lease("a", 2));
+    group.heartbeat_with_view("b", 1, DesiredState::Ready, number, None).unwrap();
+    assert_eq!(group.active_members(), ["a"], "b hasn't applied the view in which a is active");
+}
+
+#[test]
+fn a_gateway_is_deactivated_after_a_ttl_without_heartbeats_and_not_before() {
+    let mut group = Group::active(&["a", "b"]);
+    let before = group.member("b");
+    group.advance(TTL);
+    assert_eq!(group.active_members(), ["a", "b"]);
+    group.heartbeat("a", 1, DesiredState::Ready).unwrap();
+    assert_eq!(group.state.next_deadline(), Some(group.now + ms(1)));
+    group.advance(ms(1));
+    assert_eq!(group.active_members(), ["a"]);
+    assert_eq!(group.member("b").epoch, group.state.view().number);
+    assert!(group.member("b").epoch > before.epoch);
+    assert!(lease_duration(TTL) < TTL);
+}
+
+#[test]
+fn only_changes_of_active_members_are_counted() {
+    let mut group = Group::active_with_secrets(&["a", "b"]);
+    let counters = |group: &Group| (group.state.view().number, group.state.view().serving_changes);
+    let (mut number, mut changes) = counters(&group);
+    assert!(0 < changes && changes <= number);
+    for process in 2..5 {
+        // The process is replaced and deactivated, updated, and ready again.
+        group.state.stream_closed("b", secret(process - 1).incarnation());
+        group.heartbeat_with_secret("b", process, Some(process - 1), DesiredState::Joining).unwrap();
+        (number, changes) = (number + 1, changes + 1);
+        assert_eq!((counters(&group), group.active_members()), ((number, changes), vec!["a"]));
+        group.state.set_policy(["a", "b", "c"].map(Arc::from));
+        group.state.decide(group.now);
+        number += u64::from(process == 2);
+        assert_eq!(counters(&group), (number, changes), "c is new and inactive");
+        group.heartbeat_with_secret("b", process, None, DesiredState::Ready).unwrap();
+        (number, changes) = (number + 1, changes + 1);
+        assert_eq!((counters(&group), group.active_members()), ((number, changes), vec!["a", "b"]));
+        group.heartbeat_with_secret("a", 1, None, DesiredState::Ready).unwrap();
+    }
+}
+
+#[test]
+fn without_a_count_every_view_may_have_changed_the_active_members() {
+    let mut group = Group::active(&["a", "b"]);
+    let old = MembershipView { serving_changes: 0, ..MembershipView::clone(group.state.view()) };
+    group.state = MembershipState::new(TTL);
+    group.state.set_policy(["a", "b"].map(Arc::from));
+    group.state.load(group.now, Some(Arc::new(old.clone())));
+    for name in ["a", "b"] {
+        group.heartbeat_with_view(name, 1, DesiredState::Ready, old.number, None).unwrap();
+    }
+    group.heartbeat("b", 1, DesiredState::Draining).unwrap();
+    assert_eq!(group.active_members(), ["a"]);
+    assert_eq!(group.state.view().serving_changes, old.number + 1);
+}
+
+#[test]
+fn timeouts_restart_after_the_server_was_unable_to_receive() {
+    let mut group = Group::active(&["a"]);
+    group.now += TTL * 5;
+    group.state.reset_timeouts(group.now);
+    group.advance(TTL);
+    assert_eq!(group.active_members(), ["a"]);
+    group.advance(ms(1));
+    assert!(group.active_members().is_empty());
+}
+
+#[test]
+fn the_last_active_gateway_is_not_drained() {
+    let mut group = Group::active(&["a", "b"]);
+    group.heartbeat("a", 1, DesiredState::Draining).unwrap();
+    assert_eq!(group.active_members(), ["b"]);
+    group.heartbeat("b", 1, DesiredState::Draining).unwrap();
+    assert_eq!(group.active_members(), ["b"]);
+    assert!(group.has_lease("b", 1));
+    group.heartbeat("a", 1, DesiredState::Ready).unwrap();
+    assert_eq!(group.active_members(), ["a"], "a is activated and b is drained");
+}
+
+#[test]
+fn a_new_process_gets_the_name_when_the_old_stream_has_ended_and_the_lease_has_expired() {
+    let mut group = Group::active(&["a", "b"]);
+    let before = group.member("a");
+    group.state.stream_closed("a", 1);
+    group.advance(ms(1));
+    assert_eq!(group.active_members(), ["a", "b"], "a process may reconnect");
+    assert_eq!(
+        group.heartbeat("a", 2, DesiredState::Ready),
+        Ok(HeartbeatOutcome::Deferred),
+        "the old process may have a lease"
+    );
+    group.advance(ms(538));
+    group.heartbeat("b", 1, DesiredState::Ready).unwrap();
+    assert_eq!(group.heartbeat("a", 2, DesiredState::Ready), Ok(HeartbeatOutcome::Deferred));
+    group.advance(ms(1));
+    assert_eq!(group.heartbeat("a", 2, DesiredState::Ready), Ok(HeartbeatOutcome::Accepted));
+    assert_eq!(group.active_members(), ["b"]);
+    let after = group.member("a");
+    assert_eq!((after.incarnation, after.epoch > before.epoch), (2, true));
+    // An inactive process has no lease.
+    group.state.stream_closed("a", 2);
+    assert_eq!(group.heartbeat("a", 3, DesiredState::Joining), Ok(HeartbeatOutcome::Accepted));
+}
+
+#[test]
+fn without_the_end_of_the_old_stream_a_new_process_waits_for_a_ttl() {
+    let mut group = Group::active(&["a", "b"]);
+    for _ in 0..5 {
+        assert_eq!(group.heartbeat("a", 2, DesiredState::Joining), Ok(HeartbeatOutcome::Deferred));
+        group.heartbeat("b", 1, DesiredState::Ready).unwrap();
+        group.advance(TTL / 5);
+    }
+    group.advance(ms(1));
+    assert_eq!(group.heartbeat("a", 2, DesiredState::Joining), Ok(HeartbeatOutcome::Accepted));
+    assert_eq!(group.active_members(), ["b"]);
+}
+
+#[test]
+fn a_successor_with_its_predecessors_secret_does_not_wait_for_the_lease() {
+    for (has_stream_ended, wait) in [(true, ms(0)), (false, TTL / 2)] {
+        let mut group = Group::active_with_secrets(&["a", "b"]);
+        if has_stream_ended {
+            group.state.stream_closed("a", secret(1).incarnation());
+        } else {
+            assert_eq!(
+                group.heartbeat_with_secret("a", 2, Some(1), DesiredState::Joining),
+                Ok(HeartbeatOutcome::Deferred)
+            );
+        }
+        assert_eq!(group.heartbeat_with_secret("a", 3, None, DesiredState::Joining), Ok(HeartbeatOutcome::Deferred));
+        assert_eq!(
+            group.heartbeat_with_secret("a", 3, Some(9), DesiredState::Joining),
+            Ok(HeartbeatOutcome::Deferred),
+            "not the secret of a"
+        );
+        assert!(group.heartbeat_with_secret("a", 2, Some(1), DesiredState::Joining).is_ok());
+        group.advance(wait);
+        assert_eq!(
+            group.heartbeat_with_secret("a", 2, Some(1), DesiredState::Joining),
+            Ok(HeartbeatOutcome::Accepted),
+            "{has_stream_ended}"
+        );
+        assert_eq!(group.active_members(), ["b"]);
+    }
+    // While the predecessor is alive, its successor is rejected.
+    let mut group = Group::active_with_secrets(&["a", "b"]);
+    group.heartbeat_with_secret("a", 2, Some(1), DesiredState::Joining).unwrap();
+    group.advance(ms(150));
+    group.heartbeat_with_secret("a", 1, None, DesiredState::Ready).unwrap();
+    assert!(group.heartbeat_with_secret("a", 2, Some(1), DesiredState::Joining).is_err());
+}
+
+#[test]
+fn a_heartbeat_with_an_incarnation_but_without_its_secret_is_rejected() {
+    let mut group = Group::active_with_secrets(&["a", "b"]);
+    let before = group.state.view().clone();
+    let incarnation = secret(1).incarnation();
+    let rejected = Err(Rejection::InvalidSecret { gateway: "a".into(), incarnation });
+    for has_stream_ended in [false, true] {
+        assert_eq!(group.heartbeat("a", incarnation, DesiredState::Ready), rejected);
+        let heartbeat = Heartbeat { incarnation, ..group.secret_heartbeat("a", 2, None, DesiredState::Ready) };
+        assert_eq!(group.state.heartbeat(group.now, &heartbeat), rejected, "another secret's commitment");
+        assert_eq!(*group.state.view(), before);
+        if !has_stream_ended {
+            group.state.stream_closed("a", incarnation);
+        }
+    }
+    // The same at a server that has only a view reported by another gateway.
+    let mut next = Group::new(&["a", "b"]);
+    next.report_view("b", 1, &before).unwrap();
+    assert_eq!(next.heartbeat("a", incarnation, DesiredState::Ready), rejected);
+    assert_eq!(next.heartbeat_with_secret("a", 1, None, DesiredState::Ready), Ok(HeartbeatOutcome::Accepted));
+    assert_eq!(next.member("a"), *before.member("a").unwrap());
+}
+
+#[test]
+fn during_recovery_the_first_process_to_report_takes_no_name_from_an_active_one() {
+    let before = Group::active_with_secrets(&["a", "b"]).state.view().clone();
+    let mut next = Group::new(&["a", "b"]);
+    next.heartbeat_with_secret("a", 9, None, DesiredState::Ready).unwrap();
+    next.report_view("b", 1, &before).unwrap();
+    assert_eq!(*next.state.view(), before, "the active process of a hasn't reported");
+    next.advance(ms(100));
+    assert_eq!(next.report_view("a", 1, &before), Ok(HeartbeatOutcome::Accepted));
+    assert!(next.has_lease("a", secret(1).incarnation()) && !next.has_lease("a", secret(9).incarnation()));
+    assert_eq!(next.heartbeat_with_secret("a", 9, None, DesiredState::Ready), Ok(HeartbeatOutcome::Deferred));
+    next.advance(ms(100));
+    next.heartbeat_with_secret("a", 1, None, DesiredState::Ready).unwrap();
+    assert!(next.heartbeat_with_secret("a", 9, None, DesiredState::Ready).is_err());
+    assert_eq!(*next.state.view(), before);
+}
+
+#[test]
+fn heartbeats_stored_by_a_server_without_secrets_keep_known_commitments() {
+    let mut group = Group::active_with_secrets(&["a", "b"]);
+    let (incarnation, number) = (secret(1).incarnation(), group.state.view().number);
+    // It stores the heartbeat of a without the commitment.
+    let stored = Heartbeat { commitment: None, ..group.secret_heartbeat("a", 1, None, DesiredState::Ready) };
+    group.state.observe(group.now, &stored);
+    group.advance(ms(1));
+    assert_eq!(group.state.view().number, number);
+    assert!(group.heartbeat("a", incarnation, DesiredState::Ready).is_err());
+    // A gateway without a stored commitment shows its secret to this server.
+    let mut group = Group::new(&["a"]);
+    group.state.observe(
+        group.now,
+        &Heartbeat { commitment: None, ..group.secret_heartbeat("a", 1, None, DesiredState::Joining) },
+    );
+    assert_eq!(group.heartbeat_with_secret("a", 1, None, DesiredState::Joining), Ok(HeartbeatOutcome::Accepted));
+    assert!(group.heartbeat("a", incarnation, DesiredState::Joining).is_err());
+}
+
+#[test]
+fn of_two_live_processes_with_one_name_the_newer_is_rejected() {
+    let mut group = Group::active(&["a"]);
+    assert_eq!(group.heartbeat("a", 2, DesiredState::Ready), Ok(HeartbeatOutcome::Deferred));
+    for _ in 0..20 {
+        group.advance(ms(150));
+        assert_eq!(group.heartbeat("a", 1, DesiredState::Ready), Ok(HeartbeatOutcome::Accepted));
+        let rejection = group.heartbeat("a", 2, DesiredState::Ready).unwrap_err();
+        assert_eq!(rejection, Rejection::NameInUse { gateway: "a".into(), incarnation: 1 });
+        assert!(group.has_lease("a", 1) && !group.has_lease("a", 2));
+    }
+    group.advance(TTL + ms(1));
+    assert_eq!(
+        group.heartbeat("a", 2, DesiredState::Joining),
+        Ok(HeartbeatOutcome::Accepted),
+        "the older one has timed out"
+    );
+}
+
+#[test]
+fn no_process_takes_a_name_because_the_server_was_unable_to_receive() {
+    let mut group = Group::active_with_secrets(&["a"]);
+    group.now += TTL * 5;
+    group.state.reset_timeouts(group.now);
+    assert_eq!(group.heartbeat_with_secret("a", 9, None, DesiredState::Ready), Ok(HeartbeatOutcome::Deferred));
+    group.now += ms(1);
+    assert_eq!(group.heartbeat_with_secret("a", 1, None, DesiredState::Ready), Ok(HeartbeatOutcome::Accepted));
+    assert!(group.heartbeat_with_secret("a", 9, None, DesiredState::Ready).is_err());
+}
+
+#[test]
+fn a_gateway_outside_the_policy_gets_no_lease() {
+    let mut group = Group::active(&["a"]);
+    assert_eq!(group.heartbeat("x", 1, DesiredState::Ready), Ok(HeartbeatOutcome::UnknownGateway));
+    assert!(!group.has_lease("x", 1));
+    assert_eq!(group.state.view().member("x"), None);
+}
+
+#[test]
+fn recovery_continues_from_the_highest_reported_view() {
+    let mut before = Group::active(&["a", "b", "c"]);
+    let old = before.state.view().clone();
+    before.advance(ms(300));
+    before.heartbeat("a", 1, DesiredState::Ready).unwrap();
+    before.heartbeat("b", 1, DesiredState::Ready).unwrap();
+    before.advance(ms(301));
+    let last = before.state.view().clone();
+    assert_eq!(before.active_members(), ["a", "b"]);
+
+    let mut group = Group::new(&["a", "b", "c"]);
+    group.heartbeat_with_view("a", 1, DesiredState::Ready, old.number, Some(&old)).unwrap();
+    group.heartbeat_with_view("c", 1, DesiredState::Ready, old.number, Some(&old)).unwrap();
+    assert_eq!(*group.state.view(), old);
+    assert!(!group.has_lease("c", 1), "b may report a later view");
+    group.heartbeat_with_view("b", 1, DesiredState::Ready, last.number, Some(&last)).unwrap();
+    assert_eq!(*group.state.view(), last);
+    assert!(!group.has_lease("c", 1) && group.has_lease("a", 1) && group.has_lease("b", 1), "all have reported");
+    group.advance(TTL);
+    assert_eq!(group.active_members(), ["a", "b"]);
+}
+
+#[test]
+fn recovery_lasts_two_ttls_while_gateways_are_missing() {
+    let old = Group::active(&["a", "b"]).state.view().clone();
+    let mut group = Group::new(&["a", "b"]);
+    group.heartbeat_with_view("a", 1, DesiredState::Ready, old.number, Some(&old)).unwrap();
+    assert!(!group.has_lease("a", 1));
+    group.advance(TTL);
+    group.heartbeat("a", 1, DesiredState::Ready).unwrap();
+    assert!(group.has_lease("a", 1), "leases of the previous server have expired");
+    group.advance(ms(599));
+    assert_eq!(*group.state.view(), old);
+    assert_eq!(group.state.next_deadline(), Some(group.now + ms(1)));
+    group.advance(ms(1));
+    assert_eq!(group.active_members(), ["a"]);
+}
+
+#[test]
+fn after_a_late_higher_view_leases_wait_for_those_under_the_lower_one() {
+    let mut before = Group::active(&["a", "b", "c"]);
+    let old = before.state.view().clone();
+    before.heartbeat("c", 1, DesiredState::Draining).unwrap();
+    let last = before.state.view().clone();
+    let mut group = Group::new(&["a", "b", "c"]);
+    group.heartbeat_with_view("c", 1, DesiredState::Ready, old.number, Some(&old)).unwrap();
+    group.advance(TTL);
+    group.heartbeat("c", 1, DesiredState::Ready).unwrap();
+    assert!(group.has_lease("c", 1));
+    group.heartbeat_with_view("a", 1, DesiredState::Ready, last.number, Some(&last)).unwrap();
+    assert!(!group.has_lease("a", 1), "c may have a lease");
+    group.advance(TTL);
+    group.heartbeat("a", 1, DesiredState::Ready).unwrap();
+    assert!(group.has_lease("a", 1));
+}
+
+#[test]
+fn reported_view_numbers_are_not_reused() {
+    let mut group = Group::active(&["a", "b"]);
+    let members = vec![Member { serving: true, ..Member::new("b".into(), 39) }];
+    let higher = Arc::new(MembershipView { number: 40, serving_changes: 12, members });
+    group.heartbeat_with_view("b", 1, DesiredState::Ready, 40, Some(&higher)).unwrap();
+    assert_eq!(group.state.view().number, 41);
+    assert_eq!(group.active_members(), ["a", "b"], "the reported view isn't adopted");
+    assert_eq!(group.member("b").epoch, 41);
+    assert_eq!(group.state.view().serving_changes, 41, "above every other count");
+    let conflicting = Arc::new(MembershipView { number: 41, ..MembershipView::default() });
+    group.heartbeat_with_view("b", 1, DesiredState::Ready, 41, Some(&conflicting)).unwrap();
+    assert_eq!(group.state.view().number, 42);
+}
+
+#[test]
+fn a_store_that_has_lost_its_view_gets_one_with_a_higher_number() {
+    let mut group = Group::active(&["a"]);
+    let number = group.state.view().number;
+    let older = Arc::new(MembershipView { number: 1, ..MembershipView::default() });
+    group.state.load(group.now, Some(older));
+    group.state.decide(group.now);
+    assert_eq!(group.state.view().number, number + 1);
+    assert_eq!(group.active_members(), ["a"]);
+}
+
+#[test]
+fn without_a_policy_the_members_of_the_view_stay_active() {
+    let old = Group::active(&["a"]).state.view().clone();
+    let (mut group, state) = (Group::new(&[]), MembershipState::new(TTL));
+    group.state = state;
+    group.heartbeat_with_view("a", 1, DesiredState::Ready, old.number, Some(&old)).unwrap();
+    group.advance(TTL);
+    assert_eq!(group.heartbeat("a", 1, DesiredState::Ready), Ok(HeartbeatOutcome::Accepted));
+    assert!(group.has_lease("a", 1));
+    assert_eq!(group.heartbeat("x", 1, DesiredState::Ready), Ok(HeartbeatOutcome::UnknownGateway));
+}
+
+#[test]
+fn a_reported_view_with_the_highest_number_does_not_exhaust_view_numbers() {
+    for is_recovered in [false, true] {
+        let mut group = if is_recovered { Group::active(&["a", "b"]) } else { Group::new(&["a", "b"]) };
+        let last = Arc::new(MembershipView { number: (1 << 62) - 1, ..MembershipView::default() });
+        group.heartbeat_with_view("a", 1, DesiredState::Ready, 0, Some(&last)).unwrap();
+        group.advance(TTL * 3);
+        group.heartbeat("b", 1, DesiredState::Joining).unwrap();
+        assert!(group.state.view().number < crate::view::MAX_NUMBER, "gateways accept the next view");
+    }
+}
+
+#[test]
+fn views_reported_by_gateways_outside_the_policy_are_ignored() {
+    let mut group = Group::active(&["a", "b"]);
+    let before = group.state.view().clone();
+    let reported = Arc::new(MembershipView { number: before.number + 7, ..MembershipView::clone(&before) });
+    assert_eq!(
+        group.heartbeat_with_view("x", 5, DesiredState::Ready, 0, Some(&reported)),
+        Ok(HeartbeatOutcome::UnknownGateway)
+    );
+    assert_eq!(*group.state.view(), before);
+    // Nor during recovery.
+    let mut next = Group::new(&["a", "b"]);
+    next.heartbeat_with_view("x", 5, DesiredState::Ready, 0, Some(&reported)).unwrap();
+    assert_eq!(next.state.view().number, 0);
+    next.heartbeat_with_view("a", 1, DesiredState::Ready, before.number, Some(&before)).unwrap();
+    assert_eq!(*next.state.view(), before);
+}
+
+/// During recovery, a gateway of the policy reports a view with a wrong commitment of another one's process.
+#[test]
+fn a_reported_view_with_a_wrong_commitment_locks_no_process_out() {
+    let before = Group::active_with_secrets(&["a", "b"]).state.view().clone();
+    let mut forged = MembershipView::clone(&before);
+    let commitment = forged.members[0].commitment.as_mut().unwrap();
+    commitment[31] ^= 1;
+    let mut next = Group::new(&["a", "b"]);
+    next.report_view("b", 1, &Arc::new(forged)).unwrap();
+    assert_eq!(next.report_view("a", 1, &before), Ok(HeartbeatOutcome::Accepted));
+    assert_eq!(next.member("a").commitment, before.member("a").unwrap().commitment);
+    assert!(
+        next.heartbeat("a", secret(1).incarnation(), DesiredState::Ready).is_err(),
+        "without the secret it is rejected all the same"
+    );
+}

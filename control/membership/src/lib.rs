@@ -1,0 +1,28 @@
+//! Membership of a group of gateways, as decisions: nothing in this crate does I/O, reads a clock or needs a runtime;
+//! time is an argument. The policy server sends every gateway a membership view and grants active gateways leases as
+//! long as they send heartbeats.
+//!
+//! ```text
+//!   gateway:  heartbeat --------> policyd: authority (decides) -> store (shared by all servers)
+//!             status, lease <---------------- view update
+//! ```
+//! `authority` decides which gateways are active, at the server; `group_state` decides at a gateway when it may open
+//! sessions and which state it requests; `replication` has the state machines of session replication between gateways.
+//! `view`, `status` and `secret` are the values that both sides exchange.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
+pub mod authority;
+pub mod group_state;
+pub mod replication;
+#[cfg(test)]
+mod resharding_model;
+pub mod secret;
+pub mod status;
+pub mod view;
+
+pub use self::secret::{Commitment, Secret};
+pub use self::view::{
+    DesiredState, DrainBlock, DrainBlockReason, Fingerprint, Heartbeat, Member, MembershipView, TunnelKey,
+};

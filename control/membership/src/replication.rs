@@ -1,0 +1,82 @@
+//! Session replication from one gateway to another, as state machines without clock and I/O: `send_state` decides what
+//! is sent and when a full sync is necessary, `receive_state` what received frames mean, `sync_rounds` which number
+//! listed sessions get. Module `peer` encodes their frames and runs them over links.
+
+#[cfg(test)]
+mod fixtures;
+pub mod receive_state;
+pub mod send_state;
+pub mod sync_rounds;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use thiserror::Error;
+use vipgate_dataplane::session::record::ReplicationRecord;
+
+/// Maximum number of unacknowledged frames per link. Bounds the receiver's queue, and the delay of heartbeats.
+pub const WINDOW: usize = 16;
+
+/// A frame of the replication protocol. Numbers start at 1 with each link and increase.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NumberedFrame {
+    /// Session records: changes, or a part of a full sync.
+    Sessions {
+        /// Number of the frame.
+        number: u64,
+        /// The records.
+        records: Vec<ReplicationRecord>,
+    },
+    /// A full sync begins.
+    SyncBegin {
+        /// Number of the frame.
+        number: u64,
+        /// The sender's number of the round.
+        round: u32,
+        /// The view that it uses.
+        view: u64,
+        /// The last frame of the receiver that it had applied; `None`: unknown.
+        applied: Option<u64>,
+    },
+    /// The full sync is complete.
+    SyncEnd {
+        /// Number of the frame.
+        number: u64,
+        /// The sender's number of the round.
+        round: u32,
+        /// The version of the policy by which sessions were listed; empty: unknown.
+        policy: Arc<str>,
+    },
+    /// The sender has released shards.
+    Released {
+        /// Number of the frame.
+        number: u64,
+        /// What it has released.
+        release: Release,
+    },
+}
+
+/// What a gateway has released: the shards that a view takes from it, and those that a policy gives to others.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Release {
+    /// The number of the view.
+    pub view: u64,
+    /// The version of the policy; empty: unknown.
+    pub policy: Arc<str>,
+    /// How many policies its process has applied by then; 0: unknown. Tells a policy that has come back from what it was
+    /// before.
+    pub applied: u64,
+    /// The same of the receiver's last release that the gateway has received.
+    pub seen: u64,
+}
+
+/// How long gateways wait for the release of what a policy has moved: a peer that is unreachable, that has rejected the
+/// policy or that belongs to an older version of the software doesn't send any.
+pub fn policy_release_timeout(ttl: Duration) -> Duration {
+    (ttl * 3).max(Duration::from_secs(3))
+}
+
+/// A peer has violated the protocol; how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("{0}")]
+pub struct ProtocolViolation(pub &'static str);

@@ -1,0 +1,371 @@
+//! A world: the policy server, gateways, the network between them, and the sessions that were opened.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use super::choices::{Choices, Delay};
+use super::coverage::{Class, Counts};
+use super::engine::Owner;
+use super::env::{Env, Input, Invariant, ProcessInput, ServerInput};
+use super::policies::{MAX_GATEWAYS, ModelPolicy, Placement, Policies, SHARDS};
+use super::process::Process;
+use super::server::Server;
+use super::steps::Step;
+use super::table::State;
+
+/// A session that was opened.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Session {
+    pub(super) id: u32,
+    pub(super) shard: usize,
+    pub(super) port: u8,
+    /// The number of changes of active members that its stripe is for.
+    stripe: u64,
+    /// Whether it has ended.
+    pub(super) is_closed: bool,
+    /// Whether it may be lost: with the only gateway that had it, or with what was awaited for too long.
+    pub(super) may_be_lost: bool,
+    /// Whether a process that had it has died.
+    pub(super) has_survived: bool,
+}
+
+/// A world.
+#[derive(Clone, Debug)]
+pub(super) struct World {
+    policies: Rc<RefCell<Policies>>,
+    pub(super) env: Env,
+    pub(super) server: Server,
+    /// The live processes.
+    pub(super) processes: Vec<Option<Process>>,
+    incarnations: [u64; MAX_GATEWAYS],
+    /// The policy that each gateway has on disk.
+    cached: Vec<(Rc<ModelPolicy>, u64)>,
+    pub(super) sessions: Vec<Session>,
+    /// How long sessions wait for their first record.
+    record_age: u64,
+    /// Shards of which two gateways were owners, or could be, since a release was awaited for too long.
+    pub(super) tainted: [bool; SHARDS],
+}
+
+impl World {
+    /// A world whose gateways of this policy have just been started.
+    pub(super) fn new(
+        policies: &Rc<RefCell<Policies>>,
+        gateways: usize,
+        placement: Placement,
+        has_store: bool,
+        choices: Choices,
+    ) -> Self {
+        let policy = policies.borrow_mut().of(placement);
+        let mut world = Self {
+            policies: policies.clone(),
+            env: Env::new(choices),
+            server: Server::new(&policy, has_store),
+            processes: (0..gateways).map(|_| None).collect(),
+            incarnations: [0; MAX_GATEWAYS],
+            cached: vec![(policy, 0); gateways],
+            sessions: Vec::new(),
+            record_age: 0,
+            tainted: [false; SHARDS],
+        };
+        (0..gateways).for_each(|at| world.restart(at, true));
+        world
+    }
+
+    /// An independent copy.
+    pub(super) fn fork(&self) -> Self {
+        let mut world = self.clone();
+        world.processes.iter_mut().flatten().for_each(Process::detach);
+        world
+    }
+
+    /// From here on, choices are these; sessions wait this long for their first record.
+    pub(super) fn begin(&mut self, choices: Choices, record_age: u64) {
+        (self.env.choices, self.record_age) = (choices, record_age);
+        self.env.counts = Counts::default();
+    }
+
+    /// A gateway's process starts, with the policy that it has on disk.
+    pub(super) fn restart(&mut self, at: usize, knows_secret: bool) {
+        if self.processes[at].is_some() {
+            return;
+        }
+        let predecessor = Some(self.incarnations[at]).filter(|it| *it > 0 && knows_secret);
+        self.incarnations[at] += 1;
+        let name = self.policies.borrow().names[at].clone();
+        let (policy, rollout) = self.cached[at].clone();
+        if self.incarnations[at] > 1 {
+            self.env.count(Class::Restarted);
+        }
+        let process =
+            Process::start((at, name), (self.incarnations[at], predecessor), (policy, rollout), &mut self.env);
+        self.env.suspended_until[at] = self.env.now;
+        if self.server.rollout > rollout {
+            let delay = 5 + self.env.delay(Delay::Server);
+            self.deliver_policy(at, process.incarnation, delay);
+        }
+        self.processes[at] = Some(process);
+    }
+
+    fn deliver_policy(&mut self, at: usize, incarnation: u64, delay: u64) {
+        let input = ProcessInput::Policy { policy: self.server.policy.clone(), rollout: self.server.rollout };
+        self.env.schedule_for((at, incarnation), self.env.now + delay, input);
+    }
+
+    /// The server gets a policy, and each gateway after a while.
+    pub(super) fn set_policy(&mut self, placement: Placement, delays: [u16; MAX_GATEWAYS]) {
+        let before = self.server.policy.placement;
+        let policy = self.policies.borrow_mut().of(placement);
+        if self.cached.iter().any(|(cached, rollout)| cached.number == policy.number && *rollout < self.server.rollout)
+        {
+            self.env.count(Class::PolicyReverted);
+        }
+        let added = (placement.gateways & !before.gateways).count_ones();
+        let removed = (before.gateways & !placement.gateways).count_ones();
+        self.env.counts.add(Class::GatewayAdded, added.into());
+        self.env.counts.add(Class::GatewayRemoved, removed.into());
+        self.server.set_policy(policy, &mut self.env);
+        for (at, delay) in delays.into_iter().enumerate().take(self.processes.len()) {
+            if let Some(incarnation) = self.processes[at].as_ref().map(|it| it.incarnation) {
+                self.deliver_policy(at, incarnation, delay.into());
+            }
+        }
+    }
+
+    /// A process dies with all that it has in memory; whether the server detects the end of its stream.
+    pub(super) fn crash(&mut self, at: usize, is_detected: bool) {
+        let Some(process) = self.processes[at].take() else { return };
+        self.env.count(Class::Crashed);
+        self.excuse_sessions_of(&process);
+        self.cached[at] = (process.policy.clone(), process.rollout);
+        let (from, incarnation) = process.id();
+        for other in (0..self.processes.len()).filter(|other| *other != at) {
+            self.env.break_links(at, other, Some(incarnation));
+        }
+        if is_detected {
+            let stream = process.stream_number();
+            self.env.send_to_server(from, ServerInput::StreamClosed { from, incarnation, stream });
+        }
+    }
+
+    /// What only this process had may be lost: its replica has all that was replicated.
+    fn excuse_sessions_of(&mut self, process: &Process) {
+        for session in self.sessions.iter_mut().filter(|session| process.table.has(session.id)) {
+            let replica = process.used.successor(session.shard);
+            let replica = replica.and_then(|at| self.processes.get(at)?.as_ref());
+            if replica.is_some_and(|replica| replica.table.has(session.id)) {
+                session.has_survived = true;
+            } else if !std::mem::replace(&mut session.may_be_lost, true) {
+                self.env.count(Class::LostWithProcess);
+            }
+        }
+    }
+
+    /// A process opens a session in a shard, if it may.
+    pub(super) fn open(&mut self, at: usize, shard: usize) {
+        let Some(process) = self.processes[at].as_mut().filter(|it| it.may_open(shard, self.env.now)) else { return };
+        if self.env.suspended_until[at] > self.env.now {
+            return;
+        }
+        let engine = if process.used.may_open(shard) { &process.used } else { &process.latest };
+        let stripe = engine.shards[shard].stripe.unwrap_or(0);
+        let Some(port) = process.table.free_port(shard, stripe) else { return };
+        let id = self.sessions.len() as u32;
+        process.table.open(id, (shard, port), self.env.now);
+        let due = self.env.now + self.record_age;
+        self.env.schedule_for(process.id(), due, ProcessInput::RecordDue { id });
+        self.env.count(Class::Opened);
+        // A gateway that knows no other one waits for nobody.
+        self.tainted[shard] |= process.is_alone() && process.status.view.number == 0;
+        let may_be_lost = self.tainted[shard];
+        let session = Session { id, shard, port, stripe, is_closed: false, may_be_lost, has_survived: false };
+        let is_given_out = |other: &&Session| {
+            (other.shard, other.port) == (shard, port)
+                && !other.is_closed
+                && !other.may_be_lost
+                && stripe.abs_diff(other.stripe) < 8
+        };
+        if let Some(other) = self.sessions.iter().find(is_given_out)
+            && !may_be_lost
+        {
+            self.env.violate(Invariant::PortsOnce, || {
+                format!("{at} gives out port {port} of {other:?} again: {session:?}")
+            });
+        }
+        self.sessions.push(session);
+    }
+
+    /// A packet of a session reaches a gateway.
+    pub(super) fn packet(&mut self, at: usize, session: usize) {
+        let Some(id) = self.sessions.get(session).map(|session| session.id) else { return };
+        let Some(process) = self.processes[at].as_mut() else { return };
+        if self.env.suspended_until[at] > self.env.now {
+            return;
+        }
+        match process.table.receive(id, &process.used, self.env.now) {
+            Some(State::Active) => {
+                self.env.count(Class::FailedOver);
+                process.send_record(id);
+            }
+            Some(State::Standby) => self.env.count(Class::Demoted),
+            Some(State::Quarantined) | None => {}
+        }
+        process.replicate(&mut self.env);
+        process.update(&mut self.env);
+    }
+
+    /// A session ends at its owner.
+    pub(super) fn close(&mut self, session: usize) {
+        let Some(session) = self.sessions.get_mut(session).filter(|session| !session.is_closed) else { return };
+        let is_owner = |process: &&mut Process| {
+            let is_active = process.table.find(session.id).is_some_and(|entry| entry.state == State::Active);
+            is_active && process.used.owner(session.shard) == Owner::This
+        };
+        let Some(process) = self.processes.iter_mut().flatten().find(is_owner) else { return };
+        if self.env.suspended_until[process.index] > self.env.now {
+            return;
+        }
+        session.is_closed = true;
+        self.env.count(Class::Closed);
+        if let Some(record) = process.table.close(session.id) {
+            process.send_end(record);
+        }
+        process.replicate(&mut self.env);
+        process.update(&mut self.env);
+    }
+
+    /// Two gateways don't reach each other any more, or again.
+    pub(super) fn cut(&mut self, a: usize, b: usize) {
+        if a == b || !self.env.paths[a][b] {
+            return;
+        }
+        (self.env.paths[a][b], self.env.paths[b][a]) = (false, false);
+        self.env.count(Class::LinkBroken);
+        self.env.break_links(a, b, None);
+    }
+
+    pub(super) fn heal(&mut self, a: usize, b: usize) {
+        (self.env.paths[a][b], self.env.paths[b][a]) = (true, true);
+    }
+
+    /// Lets time pass.
+    pub(super) fn advance(&mut self, duration: u64) {
+        let until = self.env.now + duration;
+        while self.env.violation.is_none()
+            && let Some(input) = self.env.next(until)
+        {
+            self.handle(input);
+        }
+        self.env.now = until;
+    }
+
+    fn handle(&mut self, input: Input) {
+        match input {
+            Input::Server(input) => self.server.handle(input, &mut self.env),
+            Input::Connect(a, b) => self.connect(a, b),
+            Input::Process { to, incarnation, input } => {
+                let Some(process) = self.processes[to].as_mut().filter(|it| it.incarnation == incarnation) else {
+                    return;
+                };
+                let is_heartbeat = matches!(input, ProcessInput::Heartbeat);
+                process.handle(input, &mut self.env);
+                if is_heartbeat {
+                    self.dial(to);
+                }
+                self.check();
+            }
+        }
+    }
+
+    /// Connects a gateway to those with higher numbers, as far as it isn't.
+    fn dial(&mut self, from: usize) {
+        for to in from + 1..self.processes.len() {
+            if self.can_link(from, to) && self.processes[from].as_ref().is_some_and(|it| !it.is_linked(to)) {
+                let at = self.env.now + self.env.delay(Delay::Link);
+                self.env.schedule(at, Input::Connect(from, to));
+            }
+        }
+    }
+
+    fn can_link(&self, a: usize, b: usize) -> bool {
+        let (Some(one), Some(other)) = (&self.processes[a], &self.processes[b]) else { return false };
+        self.env.paths[a][b] && one.expects(other) && other.expects(one)
+    }
+
+    fn connect(&mut self, a: usize, b: usize) {
+        let is_suspended = |at: usize| self.env.suspended_until[at] > self.env.now;
+        if !self.can_link(a, b) || is_suspended(a) || is_suspended(b) {
+            return;
+        }
+        if self.processes[a].as_ref().is_some_and(|it| it.is_linked(b)) {
+            return;
+        }
+        let Ok([Some(one), Some(other)]) = self.processes.get_disjoint_mut([a, b]) else { return };
+        let link = self.env.open_link([one.id(), other.id()]);
+        one.link_up(other.id(), link);
+        other.link_up(one.id(), link);
+        for process in [one, other] {
+            process.replicate(&mut self.env);
+            process.update(&mut self.env);
+        }
+    }
+
+    pub(super) fn step(&mut self, step: Step) {
+        match step {
+            Step::Advance(duration) => self.advance(duration.into()),
+            Step::Open(at, shard) => {
+                let order = (0..self.processes.len()).map(|step| (at + step) % self.processes.len());
+                let may_open = |at: &usize| {
+                    self.processes[*at].as_ref().is_some_and(|process| process.may_open(shard, self.env.now))
+                };
+                if let Some(at) = order.into_iter().find(may_open) {
+                    self.open(at, shard);
+                }
+            }
+            Step::Packet(at, session) => self.packet(at, session),
+            Step::Close(session) => self.close(session),
+            Step::Policy(placement, delays) => self.set_policy(placement, delays),
+            Step::Crash(at, is_detected) => self.crash(at, is_detected),
+            Step::Restart(at, knows_secret) => self.restart(at, knows_secret),
+            Step::Suspend(at, duration) => {
+                if self.processes[at].is_some() {
+                    self.env.count(Class::Suspended);
+                    let until = self.env.now + u64::from(duration);
+                    self.env.suspended_until[at] = self.env.suspended_until[at].max(until);
+                }
+            }
+            Step::Drain(at, draining) => self.change(at, |process| process.group.set_draining(draining)),
+            Step::Fault(at, is_unable) => {
+                self.change(at, |process| process.group.set_unable(is_unable.then(|| "a link is down".into())));
+            }
+            Step::Cut(a, b) => self.cut(a, b),
+            Step::Heal(a, b) => self.heal(a, b),
+            Step::Stall(a, b, duration) => {
+                self.env.count(Class::LinkStalled);
+                self.env.stall_links(a, b, duration.into());
+            }
+            Step::CutServer(at) => {
+                self.env.server_paths[at] = false;
+                self.env.drop_server_messages(Some(at));
+            }
+            Step::HealServer(at) => self.env.server_paths[at] = true,
+            Step::RestartServer(duration) => {
+                if self.env.is_server_up {
+                    let starts_at = self.env.now + u64::from(duration);
+                    self.server.stop(starts_at, self.incarnations, &mut self.env);
+                }
+            }
+        }
+        self.check();
+    }
+
+    fn change(&mut self, at: usize, change: impl FnOnce(&mut Process)) {
+        if let Some(process) = &mut self.processes[at] {
+            change(process);
+            process.is_due = true;
+            if self.env.suspended_until[at] <= self.env.now {
+                process.update(&mut self.env);
+            }
+        }
+    }
+}

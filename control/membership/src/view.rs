@@ -1,0 +1,204 @@
+//! Membership views and heartbeats as values.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use crate::secret::Commitment;
+
+/// SHA-256 of a certificate.
+pub type Fingerprint = [u8; 32];
+/// X25519 public key.
+pub type TunnelKey = [u8; 32];
+
+/// Maximum number of members in a view.
+pub const MAX_MEMBERS: usize = 1024;
+/// Limit of view numbers, so that there is always a next one: with one change per nanosecond it lasts for a century.
+pub const MAX_NUMBER: u64 = 1 << 62;
+
+/// Membership view: the gateways of the policy, and which of them are active.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MembershipView {
+    /// Increases with each change; 0: no view yet.
+    pub number: u64,
+    /// How often the set of active members has changed; 0: not counted.
+    pub serving_changes: u64,
+    /// The gateways of the policy, sorted by name, without duplicates.
+    pub members: Vec<Member>,
+}
+
+/// A gateway in a view.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Whether it is active.
+    pub serving: bool,
+    /// Whether its lease had expired when it was deactivated.
+    pub lease_expired: bool,
+    /// Increases each time it is deactivated.
+    pub epoch: u64,
+    /// Number of its process; 0: no heartbeat yet. Public.
+    pub incarnation: u64,
+    /// Commitment to the process's secret; `None`: it has sent none.
+    pub commitment: Option<Commitment>,
+    /// Fingerprint of its certificate for connections between gateways.
+    pub fingerprint: Option<Fingerprint>,
+    /// Address where other gateways reach it.
+    pub peer: Option<SocketAddr>,
+    /// Public key, from which its tunnel keys are derived.
+    pub tunnel_key: Option<TunnelKey>,
+    /// Its fault; `None`: no fault is known.
+    pub unable: Option<Arc<str>>,
+}
+
+/// The state that a gateway requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DesiredState {
+    /// To become active; it doesn't have the state of active gateways yet.
+    #[default]
+    Joining,
+    /// To become active; it has all state as of the view that it has applied.
+    Ready,
+    /// To become inactive.
+    Draining,
+}
+
+/// Why the drain of an active gateway is blocked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DrainBlock {
+    /// The reason.
+    pub reason: DrainBlockReason,
+    /// The gateways that could take over if they were active, or that the drain waits for; sorted.
+    pub gateways: Vec<Arc<str>>,
+}
+
+impl fmt::Display for DrainBlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gateways = self.gateways.join(", ");
+        match self.reason {
+            DrainBlockReason::NoBackup => write!(f, "no other active gateway could take over: {gateways}"),
+            DrainBlockReason::BecomingActive => write!(f, "it waits for {gateways} to become active"),
+            DrainBlockReason::MaxUnavailable(0) => {
+                f.write_str("the policy server permits no drain (membership.max_unavailable is 0)")
+            }
+            DrainBlockReason::MaxUnavailable(max) => write!(
+                f,
+                "it waits for {gateways} to be active again: the policy server permits {max} unavailable (membership.\
+                 max_unavailable)"
+            ),
+        }
+    }
+}
+
+/// Reason for which a drain is blocked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DrainBlockReason {
+    /// It is refused: no other active gateway without a fault could take over some of its shards.
+    NoBackup,
+    /// It waits: the only gateways that could take over are about to become active.
+    BecomingActive,
+    /// It waits: this many gateways may be unavailable, and as many are.
+    MaxUnavailable(u32),
+}
+
+impl DesiredState {
+    /// Its display name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Joining => "joining",
+            Self::Ready => "ready",
+            Self::Draining => "draining",
+        }
+    }
+}
+
+/// Heartbeat of a gateway.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Heartbeat {
+    /// Its name.
+    pub gateway: Arc<str>,
+    /// Number of its process.
+    pub incarnation: u64,
+    /// Commitment to the secret that proves the process's identity; `None`: a version without secrets.
+    pub commitment: Option<Commitment>,
+    /// Commitment of the previous process, whose secret it knows.
+    pub predecessor: Option<Box<Commitment>>,
+    /// The state that it requests.
+    pub desired_state: DesiredState,
+    /// Number of the view that it has applied.
+    pub seen_view: u64,
+    /// Fingerprint of its certificate for connections between gateways.
+    pub fingerprint: Option<Fingerprint>,
+    /// Address where other gateways reach it.
+    pub peer: Option<SocketAddr>,
+    /// Public key, from which its tunnel keys are derived.
+    pub tunnel_key: Option<TunnelKey>,
+    /// Its fault. It requests to drain then, for servers without this field.
+    pub unable: Option<Arc<str>>,
+    /// The last view that it got, in the first heartbeat of a stream.
+    pub view: Option<Arc<MembershipView>>,
+}
+
+impl Heartbeat {
+    /// A heartbeat with only these fields.
+    pub fn minimal(gateway: &str, incarnation: u64, desired_state: DesiredState, seen_view: u64) -> Self {
+        Self {
+            gateway: gateway.into(),
+            incarnation,
+            commitment: None,
+            predecessor: None,
+            desired_state,
+            seen_view,
+            fingerprint: None,
+            peer: None,
+            tunnel_key: None,
+            unable: None,
+            view: None,
+        }
+    }
+}
+
+impl MembershipView {
+    /// The member with this name.
+    pub fn member(&self, name: &str) -> Option<&Member> {
+        let index = self.members.binary_search_by(|member| (*member.name).cmp(name)).ok()?;
+        self.members.get(index)
+    }
+
+    /// The active members.
+    pub fn active_members(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().filter(|member| member.serving)
+    }
+
+    /// Upper limit of how often the set of active members has changed: if it wasn't counted, with every view.
+    pub fn max_serving_changes(&self) -> u64 {
+        if self.serving_changes == 0 { self.number } else { self.serving_changes }
+    }
+
+    /// Whether another view has the same active members, without interruption between the two views.
+    pub fn has_same_active_members(&self, other: &Self) -> bool {
+        fn epoch(member: &Member) -> (&str, u64) {
+            (&member.name, member.epoch)
+        }
+        self.active_members().map(epoch).eq(other.active_members().map(epoch))
+    }
+}
+
+impl Member {
+    /// A member without any heartbeat yet.
+    pub fn new(name: Arc<str>, epoch: u64) -> Self {
+        Self {
+            name,
+            serving: false,
+            lease_expired: false,
+            epoch,
+            incarnation: 0,
+            commitment: None,
+            fingerprint: None,
+            peer: None,
+            tunnel_key: None,
+            unable: None,
+        }
+    }
+}
