@@ -1,6 +1,8 @@
 //! Failover benchmark: one gateway of a group is killed (SIGKILL) under established connections and restarted later.
 //! Measures the share of surviving connections, the outage, and the effect of the restart. Hosts use Linux TCP, routers
-//! Linux ECMP.
+//! Linux ECMP. With `--stress` nothing is killed: it counts the failovers of live gateways on an overloaded machine.
+
+mod stress;
 
 use std::time::Duration;
 
@@ -34,6 +36,12 @@ pub(crate) struct Options {
     /// Kills, one gateway after the other
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=80))]
     kills: u32,
+    /// Milliseconds until a gateway without heartbeats counts as dead (leases.ttl)
+    #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(100..=60_000))]
+    ttl: u64,
+    /// Minutes of load on all cores, without a kill
+    #[arg(long)]
+    stress: Option<u32>,
     /// Milliseconds until the routers remove a dead gateway from ECMP: 300 is BFD with 3 x 100 ms
     #[arg(long, default_value_t = 300)]
     detection: u64,
@@ -48,6 +56,7 @@ struct Report {
     benchmark: &'static str,
     gateways: u32,
     kills: u32,
+    lease_ttl_ms: u64,
     router_detection_ms: u64,
     /// Sums of all kills: established connections, and those of them that were aborted.
     connections: usize,
@@ -78,7 +87,14 @@ struct Round {
 
 /// Runs the benchmark and prints the report.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let mut cluster = Cluster::running("failover", options.gateways as usize);
+    let mut cluster = Cluster::new("failover", options.gateways as usize);
+    cluster.start_policyd(&format!("leases: {{ttl: {}ms}}", options.ttl));
+    cluster.start_gateways("");
+    // What a killed gateway hasn't replicated is lost, and shards move.
+    cluster.accounting.allow_all();
+    if let Some(minutes) = options.stress {
+        return stress::run(&cluster, options, minutes);
+    }
     let server = LineServer::start(cluster.folder.path(), &cluster.server);
     let rounds: Vec<Round> = (0..options.kills).map(|kill| round(&mut cluster, kill, options)).collect();
     let faults: u64 = server.end().iter().map(|record| record.errors).sum();
@@ -91,6 +107,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         benchmark: "failover",
         gateways: options.gateways,
         kills: options.kills,
+        lease_ttl_ms: options.ttl,
         router_detection_ms: options.detection,
         connections,
         lost,

@@ -183,6 +183,11 @@ impl Cluster {
     /// they have converged.
     pub fn start_all(&mut self, extra: &str) {
         self.start_policyd("");
+        self.start_gateways(extra);
+    }
+
+    /// Starts all gateways, with `extra` YAML in their configuration, and waits until they have converged.
+    pub fn start_gateways(&mut self, extra: &str) {
         for gateway in &mut self.gateways {
             gateway.spawn(extra);
         }

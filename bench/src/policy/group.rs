@@ -32,7 +32,7 @@ const SERVICES_PER_FILE: u32 = 500;
 #[derive(Debug, Args)]
 pub(super) struct Options {
     /// Gateways, all of which announce all VIPs
-    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(2..=255))]
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(2..=256))]
     gateways: u32,
     #[command(flatten)]
     size: PolicySize,
@@ -158,9 +158,10 @@ fn write_manifests(directory: PathBuf, options: &Options) -> Result<PathBuf> {
         write!(
             text,
             "---\napiVersion: vipgate.io/v1alpha1\nkind: Gateway\nmetadata: {{name: {}}}\n\
-             spec: {{peerAddress: 10.2.0.{}}}\n",
+             spec: {{peerAddress: 10.2.{}.{}}}\n",
             gateway_name(number),
-            number + 1
+            number / 250,
+            number % 250 + 1
         )?;
     }
     fs::write(directory.join("gateways.yaml"), &text)?;

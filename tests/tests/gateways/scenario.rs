@@ -38,14 +38,30 @@ pub(crate) struct ScenarioResults {
 impl Scenario {
     /// Starts held connections, four in five of them over IPv4, and flows, half of them over IPv4.
     pub(crate) fn start(cluster: &Cluster, connections: u32, flows: u32) -> Self {
+        Self::start_with_intervals(
+            cluster,
+            connections,
+            flows,
+            ClientConfig::held_connections("", Vec::new(), 0).intervals,
+        )
+    }
+
+    /// The same; held connections send lines at such intervals (see [`ClientConfig::intervals`]).
+    pub(crate) fn start_with_intervals(
+        cluster: &Cluster,
+        connections: u32,
+        flows: u32,
+        intervals: &[(u32, f64, f64)],
+    ) -> Self {
         let monitor = cluster.start_monitor();
         let parts = [(0, "four", connections * 4 / 5), (1, "six", connections / 5)];
         let mut held = parts.map(|(family, name, count)| {
-            let traffic = ClientConfig::held_connections(SERVER[family], sources_a(family), count);
+            let held = ClientConfig::held_connections(SERVER[family], sources_a(family), count);
+            let traffic = ClientConfig { intervals, ..held };
             cluster.start_clients(&format!("held-{name}"), 10_000_000 * (family as u32 + 1), &traffic)
         });
         for clients in &mut held {
-            clients.wait_established(Duration::from_secs(30));
+            clients.wait_established(Duration::from_mins(1));
         }
         let probes = start_probes(cluster, "probes", 30_000_000, flows);
         Self { monitor, held, probes }
