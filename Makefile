@@ -12,7 +12,7 @@ PACKAGES := clang:clang llvm:llc libbpf-dev:/usr/include/bpf/bpf_helpers.h \
 CARGO_DENY := 0.20.2
 CARGO_MACHETE := 0.9.2
 
-.PHONY: help deps deny build demo test fmt lint unit loom miri fuzz doc e2e e2e-gateways e2e-server e2e-starts bench bench-watch bench-wire bench-flood soak bench-neighbor bench-policy bench-gateways clean-lab
+.PHONY: help deps deny build demo test fmt lint unit model loom miri fuzz doc e2e e2e-gateways e2e-server e2e-starts bench bench-watch bench-wire bench-flood soak bench-neighbor bench-policy bench-gateways clean-lab
 
 help: ## list targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | awk -F: '{printf "  make %-15s%s\n", $$1, $$2}'
@@ -72,6 +72,12 @@ unit: deps ## run unit, property and scenario tests without namespaces
 	$(TEST) --lib --bin vipgate --bin vipgate-bench $(UNIT_TESTS)
 	cargo test --locked --quiet -p vipgate-mem --doc
 
+# Random worlds of the model of resharding.
+MODEL_WORLDS ?= 1000000
+
+model: deps ## check MODEL_WORLDS=1000000 random worlds of the model of resharding, nine minutes
+	VIPGATE_MODEL_WORLDS=$(MODEL_WORLDS) $(TEST) --lib -p vipgate-membership -- --nocapture no_port_is_given_out_twice
+
 loom: deps ## check lock-free code under all thread interleavings
 	cargo test --locked --quiet -p vipgate-dataplane --features loom --lib -- refcount:: interleavings::
 
@@ -101,15 +107,19 @@ fuzz-build: deps
 	RUSTC_WORKSPACE_WRAPPER=$(CURDIR)/fuzz/rustc.sh \
 	  cargo build --profile $(FUZZ_PROFILE) --workspace $(addprefix --bin ,$(FUZZ_TARGETS)) --locked --quiet
 
+FUZZ_JOBS ?= 2
+
+fuzz: fuzz-build ## fuzz each of FUZZ_TARGETS for FUZZ_SECONDS=10, FUZZ_JOBS=2 at once; failing inputs are in target/fuzz
+	@$(MAKE) --no-print-directory -j$(FUZZ_JOBS) $(addprefix fuzz-run-,$(FUZZ_TARGETS))
+
 # More than 30 s per input or 2 GB of memory is a failure, too.
-fuzz: fuzz-build ## fuzz each of FUZZ_TARGETS for FUZZ_SECONDS=10; failing inputs are in target/fuzz
-	@$(foreach target,$(FUZZ_TARGETS),\
-	  mkdir -p target/fuzz/found/$(target); echo "fuzzing $(target) for $(FUZZ_SECONDS) s"; \
-	  $(FUZZ_BINARIES)/$(target) -max_total_time=$(FUZZ_SECONDS) -max_len=$(or $(FUZZ_LENGTH_$(target)),4000) -timeout=30 \
-	    -rss_limit_mb=2048 $(FUZZ_DICTIONARY_$(target)) -artifact_prefix=target/fuzz/$(target)- \
-	    target/fuzz/found/$(target) fuzz/corpus/$(target) >target/fuzz/$(target).log 2>&1 \
-	    || { tail -40 target/fuzz/$(target).log; exit 1; }; \
-	  tail -1 target/fuzz/$(target).log;)
+fuzz-run-%:
+	@mkdir -p target/fuzz/found/$*; echo "fuzzing $* for $(FUZZ_SECONDS) s"; \
+	  $(FUZZ_BINARIES)/$* -max_total_time=$(FUZZ_SECONDS) -max_len=$(or $(FUZZ_LENGTH_$*),4000) -timeout=30 \
+	    -rss_limit_mb=2048 $(FUZZ_DICTIONARY_$*) -artifact_prefix=target/fuzz/$*- \
+	    target/fuzz/found/$* fuzz/corpus/$* >target/fuzz/$*.log 2>&1 \
+	    || { tail -40 target/fuzz/$*.log; exit 1; }; \
+	  echo "$*: $$(tail -1 target/fuzz/$*.log)"
 
 fuzz-long: ## fuzz each target for an hour
 	@$(MAKE) --no-print-directory fuzz FUZZ_PROFILE=fuzz FUZZ_SECONDS=3600
@@ -146,8 +156,15 @@ E2E_GATEWAYS = connections::ten_thousand_connections_over_three_gateways failove
 
 e2e: deps ## run end-to-end tests in network namespaces, with policy from files and from a server; needs root
 	$(BINARY)
-	VIPGATE_POLICY=files $(TEST) $(E2E_EITHER) $(E2E_FOLDERS) -- --test-threads=1
+	@$(MAKE) --no-print-directory -j2 --output-sync=target e2e-lane-files e2e-lane-server
 	$(TEST) --test gateways -- --test-threads=1 --exact $(E2E_GATEWAYS)
+
+# Two lanes: single gateways wait most of the time.
+.PHONY: e2e-lane-files e2e-lane-server
+e2e-lane-files:
+	VIPGATE_POLICY=files $(TEST) $(E2E_EITHER) -- --test-threads=1
+e2e-lane-server:
+	VIPGATE_POLICY=files $(TEST) $(E2E_FOLDERS) -- --test-threads=1
 	VIPGATE_POLICY=server $(TEST) $(E2E_SERVER) -- --test-threads=1
 
 e2e-server: deps ## run all single-gateway tests with policy from a server, four minutes; needs root
