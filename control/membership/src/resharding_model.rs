@@ -8,14 +8,14 @@
 //! `engine_check`), and what workers do with records (`table`). Time is a number of milliseconds.
 //!
 //! ```text
-//!   server.rs   streams, store ==heartbeats, views==> process.rs   group state, snapshots, lease, membership client
-//!   world.rs    steps, sessions                       replication.rs   send loop, receiver <==frames==> other processes
-//!   env.rs      clock, network, queue of inputs       table.rs, engine.rs   worker, placement
+//!   server.rs   streams, store ==heartbeats, views==> process.rs, client.rs   group state, snapshots, lease
+//!   world.rs    steps, sessions            replication.rs, receiver.rs   send loop, receiver <==frames==> other processes
+//!   env.rs      clock, network, queue of inputs          table.rs, engine.rs   worker, placement
 //!   invariants.rs   what holds at each step, and in the end, when everything is healed and has converged
 //! ```
-//! Random worlds are generated from their number, so a failure names the world, and its shortest script.
-//! `VIPGATE_MODEL_WORLDS` sets how many there are. The other test runs a few scenarios with all sequences of delays and
-//! losses of their first messages.
+//! Random worlds (`steps`) are generated from their number, so a failure names the world, and its shortest script.
+//! `VIPGATE_MODEL_WORLDS` sets how many there are. `exhaustive` has short scenarios with all combinations of when
+//! gateways get a policy, and of which messages and snapshots are late.
 //!
 //! Left out: endpoints and packets in flight between gateways, several workers of one gateway, widened stripes, expiry
 //! and eviction of sessions, `sessions.state`, several policy servers.

@@ -7,8 +7,10 @@ use vipgate_tests::wait_for;
 
 use crate::scenario::{BFD_DETECTION, MAX_OUTAGE, Scenario, allow_shard_moves};
 
-/// New connections a second beside many held ones.
-const NEW_CONNECTIONS: u32 = 1_000;
+/// Many held connections: the server may be limited to 20 000 descriptors.
+const HELD_CONNECTIONS: u32 = 18_000;
+/// New connections a second beside them: more of them overload two cores with five gateways of a debug build.
+const NEW_CONNECTIONS: u32 = 300;
 
 /// Changes the gateways of the policy to these; starts new ones, and stops the others once they have left the view.
 /// Routers use new gateways once they are active, and no removed ones after their detection time.
@@ -75,12 +77,12 @@ fn gateways_are_added_and_removed_under_load_without_breaking_a_connection() {
     check(&cluster, scenario, brief);
 }
 
-/// As many as two cores bear: one in a hundred measures outages.
+/// One in a hundred measures outages, so that two cores bear them.
 #[test]
-fn twenty_thousand_connections_survive_added_and_removed_gateways() {
+fn eighteen_thousand_connections_survive_added_and_removed_gateways() {
     let mut cluster = start("many", 5, &[0, 1]);
-    let scenario = Scenario::start_with_intervals(&cluster, 20_000, 40, &[(1, 0.1, 0.2), (99, 10.0, 20.0)]);
-    let traffic = ClientConfig::short_connections(SERVER[0], sources_a(0), 20_000, NEW_CONNECTIONS);
+    let scenario = Scenario::start_with_intervals(&cluster, HELD_CONNECTIONS, 40, &[(1, 0.1, 0.2), (99, 10.0, 20.0)]);
+    let traffic = ClientConfig::short_connections(SERVER[0], sources_a(0), 6_000, NEW_CONNECTIONS);
     let brief = cluster.start_clients("brief", 50_000_000, &traffic);
     allow_shard_moves(&cluster);
     for count in [3, 5, 2] {
