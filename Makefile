@@ -68,8 +68,9 @@ TEST := cargo test --locked --workspace
 UNIT_TESTS = $(patsubst %.rs,--test %,$(notdir $(patsubst %/main.rs,%.rs,\
   $(wildcard $(foreach dir,dataplane dataplane/mem dataplane/xdp control bench,$(dir)/tests/*.rs $(dir)/tests/*/main.rs)))))
 
+# More threads than cores: many tests wait for time to pass.
 unit: deps ## run unit, property and scenario tests without namespaces
-	$(TEST) --lib --bin vipgate --bin vipgate-bench $(UNIT_TESTS)
+	RUST_TEST_THREADS=6 $(TEST) --lib --bin vipgate --bin vipgate-bench $(UNIT_TESTS)
 	cargo test --locked --quiet -p vipgate-mem --doc
 
 # Random worlds of the model of resharding.
