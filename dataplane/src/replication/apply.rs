@@ -74,8 +74,7 @@ fn list_family<A: SessionFamily>(
             continue;
         }
         chunk.records.push(A::record(sessions.record(slot, now)));
-        let is_safe =
-            targets::replicated_shard(&entry, policy).and_then(|(_, it)| it.successor()) == Some(chunk.target);
+        let is_safe = targets::successor(&entry, policy) == Some(chunk.target);
         for at in [slot, entry.twin()] {
             let entry = A::table_mut(sessions).entry_mut(at);
             entry.note_sent();
@@ -198,8 +197,7 @@ impl RecordApplier<'_> {
             if entry.is_active() {
                 self.close(&entry);
             }
-            let ended = self.sessions.remove::<A>(slot);
-            accounting::release_port(self.policy, self.ports, &ended);
+            self.remove::<A>(slot);
         }
     }
 
@@ -218,11 +216,16 @@ impl RecordApplier<'_> {
             let is_same = (entry.key(), entry.translated()) == (record.origin, record.translated);
             let has_quarantined_port = entry.flags().has(Flags::QUARANTINED) && entry.key() != record.origin;
             if !is_same && (entry.is_standby() || has_quarantined_port) {
-                let ended = self.sessions.remove::<A>(slot);
-                accounting::release_port(self.policy, self.ports, &ended);
+                self.remove::<A>(slot);
             }
         }
         true
+    }
+
+    /// Removes a session, and releases its port.
+    fn remove<A: SessionFamily>(&mut self, slot: Slot) {
+        let ended = self.sessions.remove::<A>(slot);
+        accounting::release_port(self.policy, self.ports, &ended);
     }
 
     /// Whether a record's session was seen before a session here.

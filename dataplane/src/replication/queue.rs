@@ -334,8 +334,7 @@ fn mark_acknowledged<A: SessionFamily>(sent: Sent, sessions: &mut Sessions, poli
     let (origin, twin) = sessions.slot_pair::<A>(sent.slot);
     let is_same = sessions.hash(&A::table(sessions).entry(origin).key()) as u32 == sent.hash;
     let entry = A::table(sessions).entry(origin);
-    let successor = targets::replicated_shard(entry, policy).and_then(|(_, shard)| shard.successor());
-    if is_same && !entry.is_standby() && successor == Some(sent.to) {
+    if is_same && !entry.is_standby() && targets::successor(entry, policy) == Some(sent.to) {
         for at in [origin, twin] {
             A::table_mut(sessions).entry_mut(at).note_acknowledged();
         }

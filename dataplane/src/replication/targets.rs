@@ -80,3 +80,8 @@ pub fn replicated_shard<'a, A: SessionFamily>(entry: &Entry<A>, policy: &'a Poli
     let shard = if entry.is_dnat() { vip.shards.only() } else { vip.shards.of_port(port) };
     Some((vip, shard?))
 }
+
+/// The gateway that a session is safe with: see [`Shard::successor`].
+pub fn successor<A: SessionFamily>(entry: &Entry<A>, policy: &Policy) -> Option<GatewayId> {
+    replicated_shard(entry, policy).and_then(|(_, shard)| shard.successor())
+}
