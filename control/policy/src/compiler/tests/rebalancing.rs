@@ -18,6 +18,7 @@ const ZONES: [&str; 3] = ["", ", zone: z1", ", zone: z2"];
 pub(super) fn documents_with_gateways() -> impl Strategy<Value = Vec<String>> {
     let limited = (0..ZONES.len(), prop::sample::select(vec!["", ", maxAddresses: 1", ", maxAddresses: 2"]));
     let gateways = prop::collection::vec(prop::option::weighted(0.7, limited), GATEWAYS.len());
+    let gateways = prop_oneof![1 => Just(vec![None; GATEWAYS.len()]), 12 => gateways];
     let policy = (
         prop::sample::select(vec!["", "zoneAffinity: Prefer, ", "zoneAffinity: Require, "]),
         prop::sample::select(vec!["", "distribution: RoundRobin, "]),
