@@ -5,9 +5,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use vipgate_dataplane::flow::tunnel_metadata::TunnelMetadata;
 use vipgate_dataplane::policy::members::{Authentication, MemberSpec, MembersSpec, PolicyRelease};
 use vipgate_dataplane::policy::spec::{Announce, PolicySet, Role, ShardSpec};
-use vipgate_dataplane::policy::tunnels::TunnelMetadata;
 use vipgate_dataplane::ports::{BLOCKS, BlockId, BlockSet};
 use vipgate_dataplane::wire::tunnel_auth::TagKey;
 use vipgate_dataplane::wire::vxlan::OuterHeaders;
@@ -105,7 +105,7 @@ impl Tunnel {
 
     /// Encapsulates the packet behind the first [`OUTER_HEADERS`] bytes of `frame`.
     pub(crate) fn encap(self, frame: &mut [u8], entropy: u16) {
-        let vni = TunnelMetadata { sides: Role::Outside.sides(), hop_count: 1 }.vni();
+        let vni = TunnelMetadata { sides: Role::Outside.sides(), hop_count: 1, requests_port: false }.vni();
         let inner = frame.len() as u16 - OUTER_HEADERS;
         self.outer.write(frame, inner, vni, entropy >> 2, 0);
         if let Some(key) = self.key {

@@ -138,8 +138,8 @@ pub(crate) fn exhaustion_notes(ports: &VipPorts) -> Vec<String> {
         };
         let shards: Vec<String> = ports.shards.iter().map(shard).collect();
         notes.push(format!(
-            "{vip}: {} packets found no free port in their endpoint's SHARD, which is a part of the VIP's ports: {}; \
-             ports of other shards are not available: add a VIP, or assign the VIP to fewer gateways",
+            "{vip}: {} packets found no free port in this gateway's SHARD, a part of the VIP's ports: {}; gateways ask \
+             each other for ports in turn, and this one was the last, or couldn't reach the next: add a VIP",
             ports.refused_in_shard,
             shards.join(", ")
         ));

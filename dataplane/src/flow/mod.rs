@@ -9,5 +9,6 @@ pub mod key;
 pub mod listener;
 pub(crate) mod sync;
 pub mod time;
+pub mod tunnel_metadata;
 pub mod tuple;
 pub mod verdict;

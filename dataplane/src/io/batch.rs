@@ -25,6 +25,7 @@ use crate::flow::direction::Direction;
 use crate::flow::drop_reason::DropReason;
 use crate::flow::ids::{EndpointId, FrontendId, GatewayId, InterfaceId, NodeId, Owner, Slot, TunnelRemote};
 use crate::flow::key::Key;
+use crate::flow::tunnel_metadata::TunnelMetadata;
 use crate::flow::tuple::Tuple;
 use crate::flow::verdict::Verdict;
 use crate::io::Received;
@@ -205,8 +206,11 @@ impl Default for Batch {
             slots: [Slot(0); BATCH_SIZE],
             endpoints: [EndpointId::NONE; BATCH_SIZE],
             frontends: [FrontendId::NONE; BATCH_SIZE],
-            tunnel_destinations: [TunnelDestination { remote: TunnelRemote::Gateway(GatewayId(0)), hop_count: 0 };
-                BATCH_SIZE],
+            tunnel_destinations: [TunnelDestination {
+                remote: TunnelRemote::Gateway(GatewayId(0)),
+                hop_count: 0,
+                requests_port: false,
+            }; BATCH_SIZE],
             session_owners: [Owner::This; BATCH_SIZE],
             directions: [Direction::Unchanged; BATCH_SIZE],
             neighbors: [NeighborKey { interface: InterfaceId(0), address: IpAddr::V4(Ipv4Addr::UNSPECIFIED) };
@@ -320,14 +324,18 @@ impl Batch {
         if received.is_at_hop_limit() {
             return self.decide(i, Verdict::Defer(DropReason::NoOwner));
         }
-        self.tunnel_destinations[i] =
-            TunnelDestination { remote: TunnelRemote::Gateway(to), hop_count: received.hop_count() + 1 };
+        self.tunnel_destinations[i] = TunnelDestination {
+            remote: TunnelRemote::Gateway(to),
+            hop_count: received.hop_count() + 1,
+            requests_port: received.requests_port(),
+        };
         self.tunneled.insert(i);
     }
 
     /// Encapsulates a packet for a node of the overlay network; done when it leaves.
     pub fn forward_to_node(&mut self, i: usize, node: NodeId) {
-        self.tunnel_destinations[i] = TunnelDestination { remote: TunnelRemote::Node(node), hop_count: 0 };
+        self.tunnel_destinations[i] =
+            TunnelDestination { remote: TunnelRemote::Node(node), hop_count: 0, requests_port: false };
         self.tunneled.insert(i);
     }
 
@@ -351,6 +359,16 @@ pub struct TunnelDestination {
     pub remote: TunnelRemote,
     /// Gateway-to-gateway hops of the packet, this one included.
     pub hop_count: u8,
+    /// Whether the gateway of its endpoint has no port for it.
+    pub requests_port: bool,
+}
+
+impl TunnelDestination {
+    /// The metadata of a packet between gateways, which was received on these sides.
+    #[inline]
+    pub fn metadata(self, sides: u8) -> TunnelMetadata {
+        TunnelMetadata { sides, hop_count: self.hop_count, requests_port: self.requests_port }
+    }
 }
 
 /// A neighbor to resolve.

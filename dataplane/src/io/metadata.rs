@@ -3,9 +3,8 @@
 
 use super::Received;
 use crate::flow::datagram::{Known, TransportPorts};
+use crate::flow::tunnel_metadata::{HAIRPIN_SIDE, TunnelMetadata};
 
-/// Side of hairpinned packets (via a VIP of the same gateway), as a bit beside those of `Role::sides`.
-pub const HAIRPIN_SIDE: u8 = 4;
 /// Limit of forwarding between gateways, against loops. Usually once is enough. Fragments go to the gateway that
 /// reassembles their datagram, and from there to the owner. While a shard changes its owner, the former owner forwards
 /// what still arrives there, and the new one sends that back until it has the new view.
@@ -20,8 +19,11 @@ const HOPS_SHIFT: u32 = 4;
 const FROM_PEER: u16 = 3 << HOPS_SHIFT;
 /// The sides of its ingress interface on the gateway that forwarded it, two bits.
 const SIDES_SHIFT: u32 = 6;
-/// Shift of the number of workers tried.
+/// Shift of the number of workers tried, seven bits.
 const TRIED_SHIFT: u32 = 8;
+/// Maximum number of workers tried.
+pub const MAX_WORKERS_TRIED: u8 = 127;
+const PORT_REQUEST: u16 = 1 << 15;
 /// Headroom bytes for the ports of a datagram.
 const DATAGRAM_BYTES: usize = 9;
 
@@ -59,11 +61,23 @@ impl Received {
         self.frame.set_mark(HAIRPIN);
     }
 
-    /// Sets the metadata of a packet that came out of a tunnel: the sides of its ingress interface on the gateway that
-    /// forwarded it, and its gateway-to-gateway hops.
-    pub fn mark_from_peer(&mut self, sides: u8, hops: u8) {
+    /// Sets the metadata of a packet that came out of a tunnel.
+    pub fn mark_from_peer(&mut self, metadata: TunnelMetadata) {
+        let TunnelMetadata { sides, hop_count, requests_port } = metadata;
         let sides = if sides & HAIRPIN_SIDE == 0 { u16::from(sides & 3) << SIDES_SHIFT } else { HAIRPIN };
-        self.frame.set_mark(u16::from(hops & 3) << HOPS_SHIFT | sides);
+        let request = if requests_port { PORT_REQUEST } else { 0 };
+        self.frame.set_mark(u16::from(hop_count & 3) << HOPS_SHIFT | sides | request);
+    }
+
+    /// Whether the gateway that its endpoint belongs to has no port for it: another one opens its session.
+    #[inline]
+    pub fn requests_port(&self) -> bool {
+        self.has(PORT_REQUEST)
+    }
+
+    /// Marks it as a packet that the gateway of its endpoint has no port for.
+    pub fn mark_port_request(&mut self) {
+        self.set(PORT_REQUEST);
     }
 
     /// Whether another gateway forwarded it.
@@ -91,13 +105,14 @@ impl Received {
 
     /// Workers that could not open its session.
     pub fn workers_tried(&self) -> u8 {
-        (self.frame.mark() >> TRIED_SHIFT) as u8
+        (self.frame.mark() >> TRIED_SHIFT) as u8 & MAX_WORKERS_TRIED
     }
 
     /// Counts one more worker that could not open its session.
     pub fn count_worker_tried(&mut self) {
-        let tried = self.workers_tried().saturating_add(1);
-        self.frame.set_mark(self.frame.mark() & ((1 << TRIED_SHIFT) - 1) | u16::from(tried) << TRIED_SHIFT);
+        let tried = (self.workers_tried() + 1).min(MAX_WORKERS_TRIED);
+        let others = self.frame.mark() & !(u16::from(MAX_WORKERS_TRIED) << TRIED_SHIFT);
+        self.frame.set_mark(others | u16::from(tried) << TRIED_SHIFT);
     }
 
     /// Ports and identification of its datagram, if it is a fragment that has them.
@@ -156,14 +171,17 @@ mod tests {
         received.mark_hairpin();
         assert!(received.is_hairpin() && !received.is_handed_off() && received.datagram().is_none());
         assert_eq!((received.is_from_peer(), received.sides(2)), (false, 2));
-        received.mark_from_peer(1, MAX_GATEWAY_HOPS);
+        received.mark_from_peer(TunnelMetadata { sides: 1, hop_count: MAX_GATEWAY_HOPS, requests_port: true });
         received.mark_handed_off();
         received.count_worker_tried();
         assert!(
             received.is_from_peer() && received.is_at_hop_limit() && received.is_handed_off() && !received.is_hairpin()
         );
         assert_eq!((received.sides(2), received.workers_tried()), (1, 1));
-        received.mark_from_peer(HAIRPIN_SIDE, 1);
+        (0..200).for_each(|_| received.count_worker_tried());
+        assert!(received.requests_port() && received.workers_tried() == MAX_WORKERS_TRIED && received.is_handed_off());
+        received.mark_from_peer(TunnelMetadata { sides: HAIRPIN_SIDE, hop_count: 1, requests_port: false });
+        assert!(!received.requests_port());
         assert!(received.is_hairpin() && received.is_from_peer() && !received.is_at_hop_limit());
     }
 }

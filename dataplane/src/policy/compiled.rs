@@ -331,6 +331,18 @@ impl Policy {
         vip.shards.parts(self.home_of(endpoint).or(self.members.this()))
     }
 
+    /// The gateway to ask for a port of a VIP of which this one has none left for an endpoint: the next owner of such
+    /// ports in the order of names. `None`: all were asked, in the order that began at the endpoint's gateway.
+    pub fn next_port_owner(&self, owner: Owner, vip: &Vip) -> Option<GatewayId> {
+        let members = &self.members;
+        let others = vip.shards.other_owners();
+        let this = members.name(members.this()?);
+        let first = |ids: &mut dyn Iterator<Item = GatewayId>| ids.min_by_key(|id| members.name(*id));
+        let behind = first(&mut others.iter().copied().filter(|id| members.name(*id) > this));
+        let next = behind.or_else(|| first(&mut others.iter().copied()))?;
+        (owner != Owner::Other(next)).then_some(next)
+    }
+
     /// Whether policy permits a session from `endpoint` to `remote` via a port of `vip`.
     pub fn permits<A: Family>(&self, endpoint: A, remote: A, (vip, port): (A, u16)) -> bool {
         let permits_vip = |own: &Vip| {

@@ -1,5 +1,7 @@
 //! Shard map: the shards of one VIP, or of all VIPs with the same eligible gateways, by slot.
 
+use std::collections::BTreeSet;
+
 use foldhash::{HashMap, HashMapExt};
 
 use super::members::Members;
@@ -31,6 +33,8 @@ struct Slots {
     own: Box<[OwnSlots]>,
     /// The owner of the first slot that has one; this gateway, if it owns any slot.
     any_owner: Owner,
+    /// The other gateways that own a slot.
+    others: Box<[GatewayId]>,
 }
 
 /// Slots with the same home and stripe that this gateway may open sessions in, as blocks of a VIP without rotation.
@@ -86,7 +90,12 @@ impl Slots {
         let is_own = list.iter().any(|shard| shard.owner == Owner::This);
         let first = owner.iter().copied().find(|owner| *owner != Owner::Unowned);
         let any_owner = if is_own { Owner::This } else { first.unwrap_or(Owner::Unowned) };
-        Self { shard, owner, own: own.into(), any_owner }
+        let others = list.iter().filter_map(|shard| match shard.owner {
+            Owner::Other(id) => Some(id),
+            Owner::This | Owner::Unowned => None,
+        });
+        let others: BTreeSet<GatewayId> = others.collect();
+        Self { shard, owner, own: own.into(), any_owner, others: others.into_iter().collect() }
     }
 }
 
@@ -181,6 +190,11 @@ impl ShardMap {
     #[inline]
     pub fn is_split(&self) -> bool {
         self.slots.is_some()
+    }
+
+    /// The other gateways that own a slot; none if it isn't split.
+    pub(super) fn other_owners(&self) -> &[GatewayId] {
+        self.slots.as_ref().map_or(&[], |slots| &slots.others)
     }
 
     /// The slots that this gateway may open sessions in, by home and stripe; none if it isn't split.

@@ -107,6 +107,11 @@ impl Shards {
         self.map.of_block(BlockId::of(port), self.rotation)
     }
 
+    /// The other gateways that own ports, if these are distributed.
+    pub fn other_owners(&self) -> &[GatewayId] {
+        self.map.other_owners()
+    }
+
     /// The owner of a port.
     #[inline]
     pub fn owner_of_port(&self, port: u16) -> Owner {

@@ -9,44 +9,12 @@ use super::reverse_path::InterfaceSet;
 use super::spec::NodeSpec;
 use crate::flow::address::V6;
 use crate::flow::ids::{GatewayId, InterfaceId, TunnelRemote};
-use crate::io::metadata::HAIRPIN_SIDE;
+use crate::flow::tunnel_metadata::TunnelMetadata;
 use crate::policy::compiled::Policy;
 use crate::policy::tunnel_sources::{TunnelSource, TunnelSources};
 use crate::wire::ethernet::{self, Mac, MacPair};
 use crate::wire::tunnel_auth::TagKey;
 use crate::wire::vxlan::OuterHeaders;
-
-/// Metadata of a packet between gateways, carried in the VNI.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TunnelMetadata {
-    /// The sides that it was received on: see [`super::spec::Role::sides`] and `super::spec::HAIRPIN_SIDE`.
-    pub sides: u8,
-    /// How often it has been forwarded between gateways, this time included: see `MAX_GATEWAY_HOPS`.
-    pub hop_count: u8,
-}
-
-/// The upper bits of VNIs between gateways.
-const VNI_PREFIX: u32 = 0x7670;
-const SIDES_MASK: u32 = 7;
-const HOPS_SHIFT: u32 = 3;
-
-impl TunnelMetadata {
-    /// Encodes it as a VNI.
-    #[inline]
-    pub fn vni(self) -> u32 {
-        VNI_PREFIX << 8 | u32::from(self.sides) & SIDES_MASK | u32::from(self.hop_count & 3) << HOPS_SHIFT
-    }
-
-    /// Decodes a VNI; `None` if it isn't one of gateways.
-    #[inline]
-    pub fn of_vni(vni: u32) -> Option<Self> {
-        let is_valid = vni >> 8 == VNI_PREFIX && vni & 0xff & !(SIDES_MASK | 3 << HOPS_SHIFT) == 0;
-        let sides = (vni & SIDES_MASK) as u8;
-        // Either received on an interface or hairpinned, not both, and not neither.
-        let is_possible = (1..=HAIRPIN_SIDE).contains(&sides);
-        (is_valid && is_possible).then_some(Self { sides, hop_count: ((vni >> HOPS_SHIFT) as u8 & 3).max(1) })
-    }
-}
 
 /// The tunnels of a gateway.
 #[derive(Debug, Default)]

@@ -14,6 +14,8 @@ use crate::ports::refcount::RefCount;
 const FREE: u16 = u16::MAX;
 /// How long a request for blocks from other workers is valid.
 const BLOCK_REQUEST_TIMEOUT_MS: u32 = 1_000;
+/// How long a session that another gateway has opened may be unknown here: its record is sent at once.
+const LENDING_MS: u32 = 1_000;
 
 /// Block ownership of one VIP. It exists as long as a worker owns a block, even after policy has dropped the VIP.
 #[derive(Debug)]
@@ -31,6 +33,8 @@ pub struct PortPool {
     refused: AtomicU64,
     /// Packets refused since the blocks of the endpoint's shard were exhausted.
     refused_in_shard: AtomicU64,
+    /// Until when other gateways may have sessions that they opened for this one, which had no port.
+    lent_until: AtomicU32,
 }
 
 /// Packets refused since no port of a VIP was free.
@@ -57,6 +61,7 @@ impl Default for PortPool {
             stamp: AtomicU64::new(POOLS.fetch_add(1, Relaxed) << POOL_SHIFT),
             refused: AtomicU64::new(0),
             refused_in_shard: AtomicU64::new(0),
+            lent_until: AtomicU32::new(0),
         }
     }
 }
@@ -115,10 +120,20 @@ impl PortPool {
     /// Whether a request for blocks is pending.
     #[inline]
     pub fn has_block_request(&self, now: Tick) -> bool {
-        match self.requested_until.load(Relaxed) {
-            0 => false,
-            until => !now.reached(Tick(until)) && Tick(until).since(now) <= BLOCK_REQUEST_TIMEOUT_MS,
+        is_pending(&self.requested_until, BLOCK_REQUEST_TIMEOUT_MS, now)
+    }
+
+    /// Notes that another gateway is asked for a port.
+    pub fn note_port_request(&self, now: Tick) {
+        let until = now.plus(LENDING_MS).0.max(1);
+        if self.lent_until.load(Relaxed) != until {
+            self.lent_until.store(until, Relaxed);
         }
+    }
+
+    /// Whether another gateway may have a session that is not known here yet, since it was asked for a port.
+    pub fn has_port_request(&self, now: Tick) -> bool {
+        is_pending(&self.lent_until, LENDING_MS, now)
     }
 
     /// Counts a packet refused since no worker of this gateway has a free port; `in_shard`: its endpoint could use the
@@ -167,5 +182,14 @@ impl PortPool {
     /// no longer tracked.
     pub fn close(&self) -> bool {
         self.block_refs.close()
+    }
+}
+
+/// Whether a deadline, at most `longest` milliseconds ahead, is set and not reached.
+#[inline]
+fn is_pending(deadline: &AtomicU32, longest: u32, now: Tick) -> bool {
+    match deadline.load(Relaxed) {
+        0 => false,
+        until => !now.reached(Tick(until)) && Tick(until).since(now) <= longest,
     }
 }

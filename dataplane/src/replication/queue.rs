@@ -51,8 +51,9 @@ pub struct ReplicationQueue {
     /// Minimum age of a session without a reply before it is sent, milliseconds.
     age: u32,
     first_record: FirstRecord,
-    /// Sessions that have received their first reply in this turn, at most one for each packet of a batch.
-    replied: VecDeque<Pending>,
+    /// Sessions to send at the end of this turn, at most one for each packet of a batch: they have received their first
+    /// reply, or their endpoint belongs to another gateway.
+    prompt: VecDeque<Pending>,
     /// New and changed sessions first; then embryonic connections, by the number of times they were sent. All sessions
     /// in one queue have the same delay, so each queue is ordered by due time.
     pending: [VecDeque<Pending>; RESEND_MS.len() + 1],
@@ -97,7 +98,7 @@ impl ReplicationQueue {
             sender,
             age,
             first_record,
-            replied: VecDeque::with_capacity(BATCH_SIZE),
+            prompt: VecDeque::with_capacity(BATCH_SIZE),
             pending: std::array::from_fn(|attempt| {
                 VecDeque::with_capacity(if attempt == 0 { MAX_PENDING } else { MAX_PENDING / 8 })
             }),
@@ -113,6 +114,15 @@ impl ReplicationQueue {
     #[inline]
     pub fn opened<A: SessionFamily>(&mut self, slot: Slot, now: Tick) {
         self.enqueue::<A>(slot, now.plus(self.age));
+    }
+
+    /// A session has been opened for an endpoint of another gateway that has no port: that one needs it for the packets
+    /// behind the first one, so it is sent at the end of this turn.
+    #[cold]
+    pub fn opened_for_other<A: SessionFamily>(&mut self, slot: Slot, now: Tick) {
+        if self.is_enabled && self.prompt.len() < BATCH_SIZE {
+            self.prompt.push_back(Pending { due: now, slot, is_v6: A::BITS == 128 });
+        }
     }
 
     /// A session has changed state.
@@ -148,9 +158,9 @@ impl ReplicationQueue {
                 entry.note_changed();
                 self.enqueue::<A>(origin, now.plus(self.age));
             }
-            Progress::Replied if !entry.is_confirmed() && self.replied.len() < BATCH_SIZE => {
+            Progress::Replied if !entry.is_confirmed() && self.prompt.len() < BATCH_SIZE => {
                 entry.note_changed();
-                self.replied.push_back(Pending { due: now, slot: origin, is_v6: A::BITS == 128 });
+                self.prompt.push_back(Pending { due: now, slot: origin, is_v6: A::BITS == 128 });
             }
             // A confirmed initiator has received an earlier reply: this is the first one since a gap.
             Progress::Replied | Progress::None => {}
@@ -203,7 +213,7 @@ impl ReplicationQueue {
 
     /// Sends due records and processes acknowledgements. Call [`ReplicationQueue::announce`] afterwards.
     pub fn flush(&mut self, sessions: &mut Sessions, policy: &Policy, now: Tick) {
-        while let Some(pending) = self.replied.pop_front() {
+        while let Some(pending) = self.prompt.pop_front() {
             self.send_pending(pending, None, sessions, policy, now);
         }
         for attempt in 0..self.pending.len() {

@@ -1,6 +1,6 @@
 //! Per-direction flags of a session.
 
-use crate::io::metadata::HAIRPIN_SIDE;
+use crate::flow::tunnel_metadata::HAIRPIN_SIDE;
 use crate::policy::spec::Role;
 
 /// Flags of one direction.

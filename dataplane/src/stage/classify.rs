@@ -155,9 +155,10 @@ fn from_pod<A: PacketFamily>(
     context: &Context<'_>,
 ) -> Class {
     // Its sessions may have their ports in shards of any gateway: a packet with a standby session here goes to the
-    // gateway that owns that one.
+    // gateway that owns that one. If its gateway has no port left, this one opens the session.
     let owner = match batch.session_owners[i] {
         other @ Owner::Other(_) if batch.standby.contains(i) => other,
+        _ if batch.frames[i].requests_port() => Owner::This,
         _ => context.snapshot.policy.owner_of_flow(endpoint, &A::tuples(batch)[i]),
     };
     let has_session = batch.headers[i].kind.has_session();

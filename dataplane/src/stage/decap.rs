@@ -12,6 +12,7 @@ use crate::flow::address::V6;
 use crate::flow::direction::Direction;
 use crate::flow::drop_reason::DropReason;
 use crate::flow::ids::{InterfaceId, TunnelRemote};
+use crate::flow::tunnel_metadata::TunnelMetadata;
 use crate::flow::verdict::Verdict;
 use crate::io::Received;
 use crate::io::batch::{Batch, PacketSet};
@@ -19,7 +20,7 @@ use crate::observe::counters::Counters;
 use crate::policy::Snapshot;
 use crate::policy::network::Network;
 use crate::policy::spec::Role;
-use crate::policy::tunnels::{TunnelMetadata, Tunnels};
+use crate::policy::tunnels::Tunnels;
 use crate::wire::ethernet::{Mac, MacPair};
 use crate::wire::vxlan::{self, InnerFrame, PlainHeaders};
 use crate::wire::{ethernet, ipv4, ipv6, u16_at};
@@ -99,7 +100,7 @@ fn from_gateway_plain(received: &mut Received, snapshot: &Snapshot) -> Option<Re
     let bytes = received.frame.bytes_mut();
     *bytes.get_mut(inner.offset..)?.first_chunk_mut()? = macs;
     received.frame.set_packet(received.frame.start() + inner.offset as u16, inner.length as u16);
-    received.mark_from_peer(mark.sides, mark.hop_count);
+    received.mark_from_peer(mark);
     Some(Ok(()))
 }
 
@@ -112,7 +113,7 @@ fn from_gateway(received: &mut Received, snapshot: &Snapshot) -> Result<(), Drop
     // The inner MAC addresses may be an authentication tag: with the outer ones, a capture shows which gateway sent
     // the packet.
     strip_outer::<{ size_of::<MacPair>() }>(received, &outer)?;
-    received.mark_from_peer(mark.sides, mark.hop_count);
+    received.mark_from_peer(mark);
     Ok(())
 }
 

@@ -11,7 +11,7 @@ use crate::flow::verdict::{AfterResolution, Verdict};
 use crate::io::batch::{Batch, NeighborKey, TunnelDestination};
 use crate::policy::Snapshot;
 use crate::policy::network::{Network, NextHop};
-use crate::policy::tunnels::{Tunnel, TunnelMetadata};
+use crate::policy::tunnels::Tunnel;
 use crate::stage::context::PacketFamily;
 use crate::wire::ethernet::MacPair;
 use crate::wire::tunnel_auth::TagKey;
@@ -118,8 +118,7 @@ const ETHERNET_HEADER: u16 = ethernet::HEADER as u16;
 /// Prepends the tunnel headers; false if the frame's headroom is too small.
 #[inline]
 fn encap(batch: &mut Batch, i: usize, tunnel: &Tunnel) -> bool {
-    let vni =
-        tunnel.vni(TunnelMetadata { sides: batch.headers[i].sides, hop_count: batch.tunnel_destinations[i].hop_count });
+    let vni = tunnel.vni(batch.tunnel_destinations[i].metadata(batch.headers[i].sides));
     let entropy = entropy(batch.hashes[i]);
     let frame = &mut batch.frames[i].frame;
     let (length, inner) = (tunnel.outer.length() as u16, frame.len());
@@ -195,7 +194,7 @@ impl FragmentEncap {
     ) -> Option<(Self, InterfaceId, Option<MacPair>)> {
         let tunnel = snapshot.tunnels.to(travel.remote)?;
         let (hop, out, _) = tunnel.route(&snapshot.network)?;
-        let vni = tunnel.vni(TunnelMetadata { sides, hop_count: travel.hop_count });
+        let vni = tunnel.vni(travel.metadata(sides));
         Some((Self { outer: tunnel.outer, vni, key: tunnel.tag_key().copied() }, out, macs_of(hop, &snapshot.network)))
     }
 

@@ -2,6 +2,7 @@
 
 use crate::flow::ids::WorkerId;
 use crate::flow::tuple::{HashKey, Tuple};
+use crate::io::metadata::MAX_WORKERS_TRIED;
 use crate::policy::compiled::Family;
 use crate::reassembly::DatagramKey;
 use crate::session::flow_directory::FlowDirectory;
@@ -55,7 +56,7 @@ impl FlowOwners<'_> {
 
     /// The next worker to ask for a port, after `asked` others had none.
     pub fn next_lender(self, asked: u8) -> Option<WorkerId> {
-        let others = self.workers.saturating_sub(1);
+        let others = self.workers.saturating_sub(1).min(MAX_WORKERS_TRIED);
         (asked < others).then(|| WorkerId((self.this.0 + 1) % self.workers))
     }
 }

@@ -6,11 +6,11 @@
 use crate::flow::direction::Direction;
 use crate::flow::ids::{GatewayId, Owner, TunnelRemote};
 use crate::flow::key::Key;
+use crate::flow::tunnel_metadata::TunnelMetadata;
 use crate::flow::verdict::Verdict;
 use crate::io::batch::{BATCH_SIZE, Batch, FastPathArrays, PacketSet};
 use crate::policy::compiled::{Policy, Vip};
 use crate::policy::spec::Role;
-use crate::policy::tunnels::TunnelMetadata;
 use crate::session::Sessions;
 use crate::stage::context::{Context, PacketFamily};
 use crate::stage::encap;
@@ -35,7 +35,7 @@ pub fn run<A: PacketFamily>(batch: &mut Batch, sessions: &Sessions, context: &Co
         owners[i] = owner;
         travelling.insert(i);
     }
-    let vni = TunnelMetadata { sides: Role::Outside.sides(), hop_count: 1 }.vni();
+    let vni = TunnelMetadata { sides: Role::Outside.sides(), hop_count: 1, requests_port: false }.vni();
     let mut forwarded = PacketSet::default();
     for i in travelling {
         let Some(tunnel) = snapshot.tunnels.to(TunnelRemote::Gateway(owners[i])) else { continue };

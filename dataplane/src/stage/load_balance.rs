@@ -7,10 +7,10 @@
 use crate::flow::direction::Direction;
 use crate::flow::drop_reason::DropReason;
 use crate::flow::ids::{FrontendId, Slot, WorkerId};
+use crate::flow::tunnel_metadata::HAIRPIN_SIDE;
 use crate::flow::tuple::Tuple;
 use crate::flow::verdict::Verdict;
 use crate::io::batch::{BATCH_SIZE, Batch};
-use crate::io::metadata::HAIRPIN_SIDE;
 use crate::policy::maglev;
 use crate::policy::network::NextHop;
 use crate::policy::service::{Backend, Frontend, Service};

@@ -3,10 +3,10 @@
 
 use crate::flow::address::V6;
 use crate::flow::drop_reason::DropReason;
+use crate::flow::tunnel_metadata::HAIRPIN_SIDE;
 use crate::flow::tuple::Tuple;
 use crate::flow::verdict::Verdict;
 use crate::io::batch::{Batch, BatchFamily, FastPathArrays, PacketKind, PacketSet, ParsedHeader};
-use crate::io::metadata::HAIRPIN_SIDE;
 use crate::policy::network::Network;
 use crate::stage::context::PacketFamily;
 use crate::wire::fast_parse::FastParse;

@@ -5,11 +5,11 @@
 
 use crate::flow::direction::Direction;
 use crate::flow::drop_reason::DropReason;
-use crate::flow::ids::Slot;
+use crate::flow::ids::{Slot, TunnelRemote};
+use crate::flow::tunnel_metadata::HAIRPIN_SIDE;
 use crate::flow::tuple::Tuple;
 use crate::flow::verdict::Verdict;
 use crate::io::batch::{Batch, PacketKind};
-use crate::io::metadata::HAIRPIN_SIDE;
 use crate::policy::Snapshot;
 use crate::policy::compiled::{Egress, Family, Policy, Vip};
 use crate::policy::endpoints::Endpoint;
@@ -23,7 +23,7 @@ use crate::session::admission::Admission;
 use crate::session::entry::Flags;
 use crate::session::{Draft, SessionFamily, Sessions};
 use crate::stage::context::{Context, PacketFamily, SessionRules};
-use crate::stage::route;
+use crate::stage::{encap, route};
 use crate::wire::sctp::ChunkType;
 
 /// Opens the egress sessions of the batch's first packets.
@@ -40,16 +40,15 @@ pub fn run<A: PacketFamily>(
                 batch.directions[i] = A::table(sessions).entry(slot).direction();
                 batch.validated.insert(i);
             }
+            Err(reason) if try_next_worker(batch, i, reason, context) => {}
+            Err(reason) if try_next_gateway::<A>(batch, i, reason, context) => {}
             Err(reason) => reject::<A>(batch, i, reason, context),
         }
     }
 }
 
-/// Rejects a packet that opens no session here, and counts that, unless another worker may have a free port.
+/// Rejects a packet that opens no session, and counts that.
 fn reject<A: PacketFamily>(batch: &mut Batch, i: usize, reason: DropReason, context: &Context<'_>) {
-    if try_next_worker(batch, i, reason, context) {
-        return;
-    }
     if matches!(reason, DropReason::Quota | DropReason::PortsExhausted | DropReason::SessionTableFull) {
         context.snapshot.policy.endpoint_by_id(batch.endpoints[i]).0.usage.count_rejected();
     }
@@ -93,6 +92,39 @@ pub fn try_next_worker(batch: &mut Batch, i: usize, reason: DropReason, context:
     received.count_worker_tried();
     received.mark_handed_off();
     batch.decide(i, Verdict::HandOff(next_worker));
+    true
+}
+
+/// Forwards a packet for which no worker has a port to the next gateway that owns ports of its VIP, which opens the
+/// session; false if there is none. So the packets behind it, until the session's record has arrived here.
+#[cold]
+pub fn try_next_gateway<A: PacketFamily>(
+    batch: &mut Batch,
+    i: usize,
+    reason: DropReason,
+    context: &Context<'_>,
+) -> bool {
+    let policy = &context.snapshot.policy;
+    let (endpoint, egress) = policy.endpoint_by_id(batch.endpoints[i]);
+    let flow = &A::tuples(batch)[i];
+    let Some(vip) = vip_candidates(policy, (endpoint, egress), flow).next() else { return false };
+    let is_possible = match reason {
+        DropReason::PortsExhausted => true,
+        DropReason::NoSession => vip.ports.pool.has_port_request(context.now) && !policy.awaits_release(endpoint),
+        _ => false,
+    };
+    if !is_possible || batch.frames[i].is_at_hop_limit() {
+        return false;
+    }
+    let Some(to) = policy.next_port_owner(policy.owner_of_flow(endpoint, flow), vip) else { return false };
+    if context.snapshot.tunnels.to(TunnelRemote::Gateway(to)).is_none() {
+        return false;
+    }
+    if reason == DropReason::PortsExhausted && context.flows.claims {
+        vip.ports.pool.note_port_request(context.now);
+    }
+    batch.frames[i].mark_port_request();
+    encap::forward_to_owner::<A>(batch, i, to);
     true
 }
 
@@ -200,6 +232,9 @@ fn open<A: PacketFamily>(
     };
     if let Ok(slot) = committed {
         accounting.opened::<A>(slot, sessions, now);
+        if batch.frames[i].requests_port() {
+            accounting.replication_queue.opened_for_other::<A>(slot, now);
+        }
         if batch.frames[i].workers_tried() > 0 {
             context.flows.claim(&A::tuples(batch)[i]);
         }

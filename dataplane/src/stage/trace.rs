@@ -224,7 +224,12 @@ impl Trace<'_> {
         match self.try_snat::<A>(batch) {
             Ok(forwarding) => Some(forwarding),
             Err(reason) => {
-                if !snat::try_next_worker(batch, PACKET, reason, self.context) {
+                if snat::try_next_worker(batch, PACKET, reason, self.context) {
+                    return None;
+                }
+                if snat::try_next_gateway::<A>(batch, PACKET, reason, self.context) {
+                    self.result.class = Some(PacketClass::ForwardToOwner);
+                } else {
                     snat::reject_with::<A>(batch, PACKET, reason, self.context);
                 }
                 None

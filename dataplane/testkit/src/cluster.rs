@@ -7,11 +7,11 @@ use std::sync::Arc;
 use crossbeam::channel::bounded;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::flow::ids::{GatewayId, InterfaceId};
+use vipgate_dataplane::flow::tunnel_metadata::TunnelMetadata;
 use vipgate_dataplane::policy::members::{Authentication, MemberSpec, MembersSpec, PolicyRelease};
 use vipgate_dataplane::policy::spec::{
     Announce, BlockSet, HopSpec, NeighborSpec, NetworkSpec, PolicySet, RouteSpec, RouteTarget, ShardSpec,
 };
-use vipgate_dataplane::policy::tunnels::TunnelMetadata;
 use vipgate_dataplane::ports::BlockId;
 use vipgate_dataplane::replication::apply::worker_of;
 use vipgate_dataplane::replication::round::{PurgeChunk, RecordChunk};

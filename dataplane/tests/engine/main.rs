@@ -23,6 +23,7 @@ mod neighbors;
 mod observe;
 mod overlay;
 mod policy_changes;
+mod port_requests;
 mod properties;
 mod quarantine;
 mod removed_vips;

@@ -3,17 +3,17 @@
 use vipgate_dataplane::flow::direction::Direction;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::flow::ids::InterfaceId;
-use vipgate_dataplane::io::metadata::HAIRPIN_SIDE;
+use vipgate_dataplane::flow::tunnel_metadata::{HAIRPIN_SIDE, TunnelMetadata};
 use vipgate_dataplane::policy::members::{Authentication, MemberSpec};
 use vipgate_dataplane::policy::spec::{HopSpec, Role, RouteTarget, VipSpec};
-use vipgate_dataplane::policy::tunnels::TunnelMetadata;
 use vipgate_dataplane::wire::tunnel_auth::TagKey;
 use vipgate_testkit::cluster::*;
 use vipgate_testkit::*;
 
-const FROM_INSIDE: TunnelMetadata = TunnelMetadata { sides: Role::Inside.sides(), hop_count: 1 };
-const FROM_OUTSIDE: TunnelMetadata = TunnelMetadata { sides: Role::Outside.sides(), hop_count: 1 };
-const FROM_AROUND: TunnelMetadata = TunnelMetadata { sides: HAIRPIN_SIDE, hop_count: 1 };
+const FROM_INSIDE: TunnelMetadata = TunnelMetadata { sides: Role::Inside.sides(), hop_count: 1, requests_port: false };
+const FROM_OUTSIDE: TunnelMetadata =
+    TunnelMetadata { sides: Role::Outside.sides(), hop_count: 1, requests_port: false };
+const FROM_AROUND: TunnelMetadata = TunnelMetadata { sides: HAIRPIN_SIDE, hop_count: 1, requests_port: false };
 
 /// Gateway 0 receives a tunnel packet from gateway 1, tagged with this key if any; returns how many packets are sent.
 fn receive_tunneled(

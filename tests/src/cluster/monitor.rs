@@ -34,9 +34,9 @@ impl Monitor {
         self.verify_traversals(cluster, 1)
     }
 
-    /// The same while shards move: a gateway with an old membership view sends to the former owner, which forwards
-    /// once more.
-    pub fn verify_with_shard_moves(self, cluster: &Cluster) -> Vec<ServerRecord> {
+    /// The same while shards move (a gateway with an old membership view sends to the former owner, which forwards once
+    /// more), or while ports are exhausted (an endpoint's gateway asks others in turn).
+    pub fn verify_with_more_hops(self, cluster: &Cluster) -> Vec<ServerRecord> {
         self.verify_traversals(cluster, 3)
     }
 

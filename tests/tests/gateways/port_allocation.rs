@@ -57,7 +57,7 @@ fn every_port_is_allocated_once() {
     // Each rejected flow receives an ICMP error, within the rate limit.
     cluster.accounting.expect(["ports_exhausted", "answers_limited"]);
     open_flows(&cluster, 2 * PORTS as u32 / 3, 3);
-    let records = monitor.verify(&cluster);
+    let records = monitor.verify_with_more_hops(&cluster);
     check_unique_tuples(&records);
     let ports: BTreeSet<u16> = records.iter().map(|record| record.peer.1).collect();
     assert!(ports.len() * 100 >= PORTS * 98, "{} of {PORTS}\n{}", ports.len(), cluster.drop_summary());

@@ -77,7 +77,7 @@ impl Scenario {
         for outcome in [&held, &probes] {
             outcome.check_no_misdelivery();
         }
-        let records = self.monitor.verify_with_shard_moves(cluster);
+        let records = self.monitor.verify_with_more_hops(cluster);
         check_unique_tuples(&records);
         let reopened = with_several_ports(&records);
         assert!(reopened.is_empty(), "{} flows changed their port, such as {}", reopened.len(), reopened[0]);

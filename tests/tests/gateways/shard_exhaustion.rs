@@ -1,4 +1,4 @@
-//! Port exhaustion of a gateway's shard of a VIP, while other shards have free ports.
+//! Port exhaustion in a group: gateways ask each other for ports, and the last one reports that it has none.
 
 use std::net::{IpAddr, UdpSocket};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use vipgate_tests::wait_for;
 const BLOCKS: u16 = 16;
 
 #[test]
-fn shard_exhaustion_is_reported_with_the_ports_of_other_shards() {
+fn ports_of_all_gateways_are_used_before_exhaustion_is_reported() {
     let mut cluster = Cluster::new("shards", 2);
     cluster.accounting.expect(["ports_exhausted"]);
     // ICMP errors to the pod are rate-limited, and so are the server's port unreachable errors.
@@ -18,7 +18,7 @@ fn shard_exhaustion_is_reported_with_the_ports_of_other_shards() {
     cluster.start_all(&format!("ports: {{range: 20032-{}, quarantine: 2s}}", 20_031 + 64 * BLOCKS));
     for (own, server, vip) in [("10.1.0.11", SERVER[0], BGP_VIPS[0]), ("fd00:1::11", SERVER[1], BGP_VIPS[1])] {
         let (source, to): (IpAddr, IpAddr) = (own.parse().unwrap(), server.parse().unwrap());
-        // More flows than the VIP has ports, toward one destination, from a pod whose flows are in one shard.
+        // More flows than the VIP has ports, toward one destination, from a pod whose flows are at one gateway.
         let sent = cluster.pods[0].run(move || {
             for port in 30_000..30_000 + 64 * BLOCKS + 50 {
                 let socket = UdpSocket::bind((source, port))?;
@@ -38,6 +38,8 @@ fn shard_exhaustion_is_reported_with_the_ports_of_other_shards() {
         assert_eq!((shards.len(), sum("blocks"), sum("ports")), (2, BLOCKS.into(), u64::from(BLOCKS) * 64), "{ports}");
         let shard = shards.iter().find(|shard| shard["own"] == true).unwrap();
         assert_eq!(shard["owner"], gateway.name.as_str(), "{ports}");
+        let used: u64 = cluster.gateways.iter().map(|it| vip_ports(it, vip)["sessions"].as_u64().unwrap()).sum();
+        assert!(used >= u64::from(BLOCKS) * 64 * 98 / 100, "the ports of all gateways are in use: {used}, {ports}");
         let sessions = ports["sessions"].as_u64().unwrap();
         assert!(shard["ports"].as_u64() <= Some(sessions), "not all of its ports are in use: {ports}");
         assert_eq!(ports["refused"], 0, "{ports}");
@@ -50,14 +52,17 @@ fn shard_exhaustion_is_reported_with_the_ports_of_other_shards() {
         assert!((all - f64::from(BLOCKS)).abs() < 0.5 && blocks("elsewhere") > 0.5, "{all} blocks");
         let to = if source.is_ipv4() { format!("{server}:9") } else { format!("[{server}]:9") };
         let from = if source.is_ipv4() { format!("{own}:29999") } else { format!("[{own}]:29999") };
-        for (command, words) in [
-            (vec!["ports"], "SHARD"),
-            (vec!["drops"], "SHARD"),
-            (vec!["explain", vip], "OUT OF PORTS"),
-            (vec!["trace", "--from", &from, "--to", &to, "--proto", "udp"], "NO PORT IS FREE in its SHARD"),
-        ] {
+        for (command, words) in
+            [(vec!["ports"], "SHARD"), (vec!["drops"], "SHARD"), (vec!["explain", vip], "OUT OF PORTS")]
+        {
             let stdout = gateway.command(&command).1;
             assert!(stdout.contains(words), "{command:?}: {stdout}");
+        }
+        // The pod's gateway was the first to have none.
+        let asks = cluster.gateways.iter().find(|it| it.name != gateway.name).unwrap();
+        let stdout = asks.command(&["trace", "--from", &from, "--to", &to, "--proto", "udp"]).1;
+        for words in ["NO PORT IS FREE in its SHARD", "forwarded to the next gateway with ports"] {
+            assert!(stdout.contains(words), "{stdout}");
         }
         let logged = || gateway.log().lines().any(|line| line.contains("\"ports_exhausted\"") && line.contains(vip));
         assert!(wait_for(Duration::from_secs(5), logged), "{}", gateway.log_tail());

@@ -229,7 +229,7 @@ impl Describer<'_> {
         let outlook = match snat.availability {
             Availability::Available => "a port is free for this destination",
             Availability::Exhausted if snat.blocks.is_some() => {
-                "NO PORT IS FREE in its SHARD for this destination; ports of other shards are not available"
+                "NO PORT IS FREE in its SHARD for this destination; other gateways are asked for one"
             }
             Availability::Exhausted => "NO PORT IS FREE for this destination",
             Availability::NearlyExhausted => "nearly all ports are in use for this destination",
@@ -286,6 +286,12 @@ impl Describer<'_> {
         let text = match found.verdict {
             Verdict::HandOff(worker) => return ("worker", format!("handed off to worker {}", worker.0)),
             Verdict::Hairpin => return ("hairpin", format!("translated{ends}, re-enters the packet path")),
+            Verdict::Forward(out) if found.direction == Direction::PeerOut && found.snat.is_some() => {
+                format!(
+                    "forwarded to the next gateway with ports of the VIP, which opens the session, out of {}",
+                    name(out)
+                )
+            }
             Verdict::Forward(out) if found.direction == Direction::PeerOut => {
                 format!(
                     "forwarded to its owner through the tunnel, out of {}; run the trace there for its next steps",
