@@ -107,7 +107,9 @@ fn a_broken_manifest_is_reported_and_its_last_good_version_stays() {
     testbed
         .write_policy("tenant-b.yaml", &original.replace("excludedCIDRs: [10.0.0.0/8", "excludedCIDRs: [10.0.0.0/16"));
     testbed.wait_in_force();
-    assert_eq!(query_udp(&testbed.pods[2], EXCLUDED[0].parse().unwrap()).unwrap(), VIP_B[0]);
+    // A single datagram may be lost outside of the gateway; what the gateway drops is accounted for.
+    let translated = || query_udp(&testbed.pods[2], EXCLUDED[0].parse().unwrap()).is_ok_and(|seen| seen == VIP_B[0]);
+    assert!(wait_for(Duration::from_secs(10), translated), "{}", testbed.log());
     assert!(faulty("last_good") < 0.5);
     let (table, json) = policy_status(&testbed);
     assert!(!table.contains("LAST GOOD") && json["diagnostics"].as_array().unwrap().is_empty(), "{table}");
