@@ -22,7 +22,7 @@ const LENDING_MS: u32 = 1_000;
 pub struct PortPool {
     owners: [AtomicU16; BLOCKS],
     /// Deadline of the current request to release unused blocks: a worker has run out of ports.
-    requested_until: AtomicU32,
+    requested_until: Deadline,
     /// Number of blocks with an owner.
     block_refs: RefCount,
     /// Sessions that hold a port, by worker modulo 16.
@@ -34,7 +34,7 @@ pub struct PortPool {
     /// Packets refused since the blocks of the endpoint's shard were exhausted.
     refused_in_shard: AtomicU64,
     /// Until when other gateways may have sessions that they opened for this one, which had no port.
-    lent_until: AtomicU32,
+    lent_until: Deadline,
 }
 
 /// Packets refused since no port of a VIP was free.
@@ -55,13 +55,13 @@ impl Default for PortPool {
     fn default() -> Self {
         Self {
             owners: [const { AtomicU16::new(FREE) }; BLOCKS],
-            requested_until: AtomicU32::new(0),
+            requested_until: Deadline::default(),
             block_refs: RefCount::zero(),
             sessions: [const { AtomicU32::new(0) }; 16],
             stamp: AtomicU64::new(POOLS.fetch_add(1, Relaxed) << POOL_SHIFT),
             refused: AtomicU64::new(0),
             refused_in_shard: AtomicU64::new(0),
-            lent_until: AtomicU32::new(0),
+            lent_until: Deadline::default(),
         }
     }
 }
@@ -109,31 +109,23 @@ impl PortPool {
 
     /// Requests the other workers to release unused blocks, within one second.
     pub fn request_blocks(&self, now: Tick) {
-        let until = now.plus(BLOCK_REQUEST_TIMEOUT_MS).0.max(1);
-        // Every refused packet gets here, and all workers share the cache line, so it is written at most once a
-        // millisecond.
-        if self.requested_until.load(Relaxed) != until {
-            self.requested_until.store(until, Relaxed);
-        }
+        self.requested_until.set(now, BLOCK_REQUEST_TIMEOUT_MS);
     }
 
     /// Whether a request for blocks is pending.
     #[inline]
     pub fn has_block_request(&self, now: Tick) -> bool {
-        is_pending(&self.requested_until, BLOCK_REQUEST_TIMEOUT_MS, now)
+        self.requested_until.is_pending(now, BLOCK_REQUEST_TIMEOUT_MS)
     }
 
     /// Notes that another gateway is asked for a port.
     pub fn note_port_request(&self, now: Tick) {
-        let until = now.plus(LENDING_MS).0.max(1);
-        if self.lent_until.load(Relaxed) != until {
-            self.lent_until.store(until, Relaxed);
-        }
+        self.lent_until.set(now, LENDING_MS);
     }
 
     /// Whether another gateway may have a session that is not known here yet, since it was asked for a port.
     pub fn has_port_request(&self, now: Tick) -> bool {
-        is_pending(&self.lent_until, LENDING_MS, now)
+        self.lent_until.is_pending(now, LENDING_MS)
     }
 
     /// Counts a packet refused since no worker of this gateway has a free port; `in_shard`: its endpoint could use the
@@ -185,11 +177,26 @@ impl PortPool {
     }
 }
 
-/// Whether a deadline, at most `longest` milliseconds ahead, is set and not reached.
-#[inline]
-fn is_pending(deadline: &AtomicU32, longest: u32, now: Tick) -> bool {
-    match deadline.load(Relaxed) {
-        0 => false,
-        until => !now.reached(Tick(until)) && Tick(until).since(now) <= longest,
+/// A deadline that all workers set and read; 0: none.
+#[derive(Debug, Default)]
+struct Deadline(AtomicU32);
+
+impl Deadline {
+    /// Sets it `timeout` milliseconds ahead. Every refused packet gets here, and all workers share the cache line, so it
+    /// is written at most once a millisecond.
+    fn set(&self, now: Tick, timeout: u32) {
+        let until = now.plus(timeout).0.max(1);
+        if self.0.load(Relaxed) != until {
+            self.0.store(until, Relaxed);
+        }
+    }
+
+    /// Whether it was set `timeout` milliseconds ahead and isn't reached.
+    #[inline]
+    fn is_pending(&self, now: Tick, timeout: u32) -> bool {
+        match self.0.load(Relaxed) {
+            0 => false,
+            until => !now.reached(Tick(until)) && Tick(until).since(now) <= timeout,
+        }
     }
 }
