@@ -20,6 +20,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Namespace, Node};
+use k8s_openapi::api::networking::v1::ServiceCIDR;
 
 pub use self::address::{Family, unusable as unusable_address};
 pub(crate) use self::annotation::{ANNOUNCE_FIELD, EGRESS_FIELD, TABLE_SIZE_FIELD};
@@ -31,8 +32,8 @@ pub use self::label_selector::{LabelSelector, Requirement};
 pub use self::overlay::{MacAddress, MacAddressError, OverlayNode, OverlayNodeSpec};
 pub use self::pod::{DEFAULT_WEIGHT, MAX_WEIGHT, Pod};
 pub use self::port::Protocol;
-pub use self::read::{Manifests, UnsupportedKinds, read};
-pub use self::service::{DEFAULT_TABLE_SIZE, Service, ServicePort};
+pub use self::read::{Manifests, ReadOptions, UnsupportedKinds, read};
+pub use self::service::{DEFAULT_TABLE_SIZE, Service, ServicePort, UnclassedServices};
 pub use self::slice::{EndpointSlice, Hints, SliceEndpoint, SlicePort};
 pub use self::values::{AddressRange, Cidr};
 use crate::diagnostic::{Code, Diagnostic, ObjectLocation, Severity};
@@ -75,6 +76,8 @@ pub enum Body {
     Pod(Box<Pod>),
     /// `v1` `Service`.
     Service(Box<Service>),
+    /// `networking.k8s.io/v1` `ServiceCIDR`.
+    ServiceCidr(Box<ServiceCIDR>),
 }
 
 /// Supported kinds.
@@ -98,11 +101,13 @@ pub enum Kind {
     Pod,
     /// VIPs and their ports.
     Service,
+    /// Prefixes of the cluster's Service addresses.
+    ServiceCidr,
 }
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::AddressPool,
         Self::EgressPolicy,
         Self::EndpointSlice,
@@ -112,6 +117,7 @@ impl Kind {
         Self::OverlayNode,
         Self::Pod,
         Self::Service,
+        Self::ServiceCidr,
     ];
 
     /// Value of `kind`.
@@ -126,6 +132,7 @@ impl Kind {
             Self::OverlayNode => "OverlayNode",
             Self::Pod => "Pod",
             Self::Service => "Service",
+            Self::ServiceCidr => "ServiceCIDR",
         }
     }
 
@@ -134,6 +141,7 @@ impl Kind {
         match self {
             Self::AddressPool | Self::EgressPolicy | Self::Gateway | Self::OverlayNode => "vipgate.io/v1alpha1",
             Self::EndpointSlice => "discovery.k8s.io/v1",
+            Self::ServiceCidr => "networking.k8s.io/v1",
             Self::Namespace | Self::Node | Self::Pod | Self::Service => "v1",
         }
     }
@@ -142,7 +150,12 @@ impl Kind {
     pub fn is_namespaced(self) -> bool {
         match self {
             Self::EgressPolicy | Self::EndpointSlice | Self::Pod | Self::Service => true,
-            Self::AddressPool | Self::Gateway | Self::Namespace | Self::Node | Self::OverlayNode => false,
+            Self::AddressPool
+            | Self::Gateway
+            | Self::Namespace
+            | Self::Node
+            | Self::OverlayNode
+            | Self::ServiceCidr => false,
         }
     }
 }

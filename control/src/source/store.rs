@@ -19,7 +19,7 @@ use std::sync::Arc;
 use thiserror::Error;
 use vipgate_policy::compiler::{Cluster, Compiled, Compiler, Placement};
 use vipgate_policy::diagnostic::{Code, Diagnostic, sort_and_dedup};
-use vipgate_policy::manifest::{Object, ObjectId, Origin};
+use vipgate_policy::manifest::{Object, ObjectId, Origin, ReadOptions, UnclassedServices, UnsupportedKinds};
 
 use self::entry::{Entry, Presence};
 use self::last_good::LastGood;
@@ -44,6 +44,8 @@ pub struct ManifestStore {
     initialized: bool,
     /// Cluster settings of the server's configuration.
     cluster: Cluster,
+    /// Handling of `LoadBalancer` Services without a class.
+    unclassed: UnclassedServices,
     compiler: Compiler,
 }
 
@@ -119,6 +121,12 @@ impl ManifestStore {
         Self { cluster, ..self }
     }
 
+    /// Sets the handling of `LoadBalancer` Services without a class. Default: they are served.
+    #[must_use]
+    pub fn with_unclassed(self, unclassed: UnclassedServices) -> Self {
+        Self { unclassed, ..self }
+    }
+
     /// Applies an update.
     pub fn update(&mut self, update: SourceUpdate) {
         let SourceUpdate { full, changed, removed: gone, unavailable } = update;
@@ -139,8 +147,9 @@ impl ManifestStore {
             }
         }
         self.unavailable = unavailable;
+        let options = ReadOptions { unsupported: UnsupportedKinds::Ignore, unclassed: self.unclassed };
         for (name, content) in changed {
-            let entry = self.take(&name).unwrap_or_default().with_content(&name, content);
+            let entry = self.take(&name).unwrap_or_default().with_content(&name, content, options);
             self.put(name, entry);
         }
         self.release_moved();

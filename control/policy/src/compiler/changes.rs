@@ -21,7 +21,7 @@ pub(super) struct Changes<'a> {
     pub(super) has_pods: bool,
     /// Whether gateways, or the zones of their nodes, differ.
     pub(super) has_gateways: bool,
-    /// Whether anything but endpoint slices and overlay nodes differs.
+    /// Whether anything differs but endpoint slices, overlay nodes and Service prefixes.
     pub(super) concerns_vips: bool,
 }
 
@@ -53,7 +53,7 @@ impl<'a> Changes<'a> {
 
     fn add(&mut self, object: &'a Object) {
         let key = (object.id.namespace.as_str(), object.id.name.as_str());
-        self.concerns_vips |= !matches!(object.id.kind, Kind::EndpointSlice | Kind::OverlayNode);
+        self.concerns_vips |= !matches!(object.id.kind, Kind::EndpointSlice | Kind::OverlayNode | Kind::ServiceCidr);
         match &object.body {
             Body::Service(_) => drop(self.services.insert(key)),
             Body::EndpointSlice(slice) => {
@@ -64,7 +64,7 @@ impl<'a> Changes<'a> {
             Body::Gateway(_) => self.has_gateways = true,
             Body::Node(_) => (self.has_pods, self.has_gateways) = (true, true),
             Body::Pod(_) | Body::Namespace(_) => self.has_pods = true,
-            Body::AddressPool(_) | Body::OverlayNode(_) => {}
+            Body::AddressPool(_) | Body::OverlayNode(_) | Body::ServiceCidr(_) => {}
         }
     }
 }

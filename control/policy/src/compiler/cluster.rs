@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use ipnet::IpNet;
 use vipgate_dataplane::policy::spec::ClusterSpec;
 
-use super::inventory::Inventory;
+use super::inventory::{Inventory, ObjectRef};
 use crate::compiler::placement::{GatewayLocality, Peer};
 use crate::diagnostic::{Code, Diagnostic};
 use crate::manifest::{Cidr, UncoveredAction};
@@ -15,7 +15,7 @@ use crate::manifest::{Cidr, UncoveredAction};
 pub struct Cluster {
     /// Pod prefixes (`pod_cidrs`): `uncovered` applies to traffic from them that no policy covers.
     pub pods: BTreeSet<IpNet>,
-    /// Service prefixes (`service_cidrs`).
+    /// Service prefixes (`service_cidrs`, and `spec.cidrs` of ServiceCIDR manifests).
     pub services: BTreeSet<IpNet>,
     /// `spec.podCIDRs` of Node manifests.
     pub nodes: BTreeSet<IpNet>,
@@ -60,23 +60,43 @@ impl Cluster {
     }
 }
 
-/// Pod prefixes of Node manifests.
+/// Pod prefixes of Node manifests, and Service prefixes of ServiceCIDR manifests.
 pub(super) fn compile(inventory: &Inventory<'_>, diagnostics: &mut Vec<Diagnostic>) -> Option<Cluster> {
-    let mut nodes = BTreeSet::new();
+    let (mut nodes, mut services) = (BTreeSet::new(), BTreeSet::new());
     for node in &inventory.nodes {
         let Some(spec) = &node.body.spec else { continue };
         let one = spec.pod_cidr.iter().map(|cidr| ("spec.podCIDR".to_owned(), cidr));
-        let all = spec.pod_cidrs.iter().flatten().enumerate().map(|(i, cidr)| (format!("spec.podCIDRs[{i}]"), cidr));
-        for (field, text) in one.chain(all).filter(|(_, text)| !text.is_empty()) {
-            match text.parse::<Cidr>() {
-                Ok(cidr) if cidr.0.prefix_len() > 0 => drop(nodes.insert(cidr.0)),
-                Ok(cidr) => {
-                    let reason = format!("{} covers every address", cidr.0);
-                    diagnostics.push(node.error(Code::PrefixOfEverything, &field, reason));
-                }
-                Err(error) => diagnostics.push(node.error(Code::MalformedValue, &field, error.to_string())),
+        let all = indexed("spec.podCIDRs", spec.pod_cidrs.iter().flatten());
+        nodes.extend(prefixes(node, one.chain(all).filter(|(_, text)| !text.is_empty()), diagnostics));
+    }
+    for cidr in &inventory.service_cidrs {
+        let all = cidr.body.spec.iter().flat_map(|spec| spec.cidrs.iter().flatten());
+        services.extend(prefixes(cidr, indexed("spec.cidrs", all), diagnostics));
+    }
+    Cluster { nodes, services, ..Cluster::default() }.non_empty()
+}
+
+/// The texts of a list with their fields.
+fn indexed<'a>(field: &str, texts: impl Iterator<Item = &'a String>) -> impl Iterator<Item = (String, &'a String)> {
+    texts.enumerate().map(move |(i, text)| (format!("{field}[{i}]"), text))
+}
+
+/// The valid prefixes among the texts of an object.
+fn prefixes<'a, T>(
+    object: &ObjectRef<'_, T>,
+    texts: impl Iterator<Item = (String, &'a String)>,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> Vec<IpNet> {
+    let mut nets = Vec::new();
+    for (field, text) in texts {
+        match text.parse::<Cidr>() {
+            Ok(cidr) if cidr.0.prefix_len() > 0 => nets.push(cidr.0),
+            Ok(cidr) => {
+                let reason = format!("{} covers every address", cidr.0);
+                diagnostics.push(object.error(Code::PrefixOfEverything, &field, reason));
             }
+            Err(error) => diagnostics.push(object.error(Code::MalformedValue, &field, error.to_string())),
         }
     }
-    Cluster { nodes, ..Cluster::default() }.non_empty()
+    nets
 }

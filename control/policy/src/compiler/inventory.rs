@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::diagnostic::{Code, Diagnostic, Severity};
@@ -65,6 +66,7 @@ pub(super) struct Inventory<'a> {
     sliced: Vec<NamespacedName<'a>>,
     pub(super) pods: Vec<ObjectRef<'a, Pod>>,
     pub(super) nodes: Vec<ObjectRef<'a, Node>>,
+    pub(super) service_cidrs: Vec<ObjectRef<'a, ServiceCIDR>>,
     pub(super) gateways: BTreeMap<&'a str, ObjectRef<'a, Gateway>>,
     pub(super) overlay_nodes: Vec<ObjectRef<'a, OverlayNode>>,
     pub(super) pools: Vec<ObjectRef<'a, AddressPool>>,
@@ -124,6 +126,7 @@ impl<'a> Inventory<'a> {
             Body::OverlayNode(body) => self.overlay_nodes.push(ObjectRef { id, name, origin, body }),
             Body::Pod(body) => self.pods.push(ObjectRef { id, name, origin, body }),
             Body::Service(body) => self.services.push(ObjectRef { id, name, origin, body }),
+            Body::ServiceCidr(body) => self.service_cidrs.push(ObjectRef { id, name, origin, body }),
         }
     }
 

@@ -5,6 +5,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use crate::diagnostic::{Code, Report, Severity};
 use crate::yaml::closest_match;
 
+/// Prefix of all of them.
+const PREFIX: &str = "vipgate.io/";
 /// Service: makes it an egress policy, too.
 pub(super) const EGRESS: &str = "vipgate.io/egress";
 pub(crate) const EGRESS_FIELD: &str = "metadata.annotations[vipgate.io/egress]";
@@ -22,10 +24,15 @@ pub(super) const SERVICE_ANNOTATIONS: [&str; 3] = [EGRESS, ANNOUNCE, TABLE_SIZE]
 /// Annotations of Pods.
 pub(super) const POD_ANNOTATIONS: [&str; 1] = [WEIGHT];
 
+/// Whether an object has an annotation of vipgate, known or not.
+pub(super) fn has_any(metadata: &ObjectMeta) -> bool {
+    metadata.annotations.iter().flat_map(|annotations| annotations.keys()).any(|name| name.starts_with(PREFIX))
+}
+
 /// Warns of unknown annotations of group `vipgate.io`: they are misspelled and have no effect.
 pub(super) fn warn_about_unknown(metadata: &ObjectMeta, known: &[&str], report: &mut Report<'_>) {
     let names = metadata.annotations.iter().flat_map(|annotations| annotations.keys());
-    for name in names.filter(|name| name.starts_with("vipgate.io/") && !known.contains(&name.as_str())) {
+    for name in names.filter(|name| name.starts_with(PREFIX) && !known.contains(&name.as_str())) {
         let hint = closest_match(name, known).map(|similar| format!(", did you mean {similar}?")).unwrap_or_default();
         report(Severity::Warning, Code::UnknownAnnotation, &field(name), format!("unknown annotation{hint}"));
     }

@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{self, Namespace, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::de::DeserializeOwned;
 
 use super::{
-    AddressPool, Body, DEFAULT_NAMESPACE, EgressPolicy, Gateway, Kind, Object, ObjectId, Origin, OverlayNode, pod,
-    service, slice,
+    AddressPool, Body, DEFAULT_NAMESPACE, EgressPolicy, Gateway, Kind, Object, ObjectId, Origin, OverlayNode,
+    UnclassedServices, pod, service, slice,
 };
 use crate::diagnostic::{Code, Diagnostic, ObjectLocation, Report, Severity};
 use crate::manifest::custom_resources::{Document, Validate};
@@ -30,6 +31,21 @@ pub enum UnsupportedKinds {
     IgnoreOtherGroups,
 }
 
+/// How manifests are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadOptions {
+    /// Handling of kinds that vipgate doesn't support.
+    pub unsupported: UnsupportedKinds,
+    /// Handling of `LoadBalancer` Services without a class.
+    pub unclassed: UnclassedServices,
+}
+
+impl From<UnsupportedKinds> for ReadOptions {
+    fn from(unsupported: UnsupportedKinds) -> Self {
+        Self { unsupported, unclassed: UnclassedServices::default() }
+    }
+}
+
 /// Objects and diagnostics of files.
 #[derive(Debug, Default)]
 pub struct Manifests {
@@ -44,7 +60,8 @@ pub struct Manifests {
 }
 
 /// Reads the documents of one text.
-pub fn read(source: &Arc<Source>, unsupported: UnsupportedKinds, into: &mut Manifests) {
+pub fn read(source: &Arc<Source>, options: impl Into<ReadOptions>, into: &mut Manifests) {
+    let options = options.into();
     let (nodes, diagnostics) = source.documents();
     into.diagnostics.extend(diagnostics);
     into.documents += nodes.len();
@@ -53,7 +70,7 @@ pub fn read(source: &Arc<Source>, unsupported: UnsupportedKinds, into: &mut Mani
             (Some(kind), Some(Value::List(items))) => kind.strip_suffix("List").map(|of| (of, items)),
             _ => None,
         };
-        let mut reader = Reader { source, document, unsupported, reported_kinds: BTreeSet::new(), into };
+        let mut reader = Reader { source, document, options, reported_kinds: BTreeSet::new(), into };
         match list {
             // `kubectl` prints the kind of a List after its items.
             None if node.get("kind").is_none() && matches!(items(node), Some(Value::List(_))) => {
@@ -86,7 +103,7 @@ fn items(node: &Node) -> Option<&Value> {
 struct Reader<'a> {
     source: &'a Arc<Source>,
     document: usize,
-    unsupported: UnsupportedKinds,
+    options: ReadOptions,
     /// Unsupported kinds that were reported.
     reported_kinds: BTreeSet<String>,
     into: &'a mut Manifests,
@@ -98,7 +115,7 @@ impl Reader<'_> {
         let location = ObjectLocation { source: self.source.id(), document: self.document, item };
         match kind(node, of) {
             Ok(Some(kind)) => {
-                let read = object(kind, node, &mut faults);
+                let read = object(kind, node, self.options.unclassed, &mut faults);
                 if read.is_none() {
                     self.into.unreadable.extend(readable_id(kind, node).map(|id| (location, id)));
                 }
@@ -120,7 +137,7 @@ impl Reader<'_> {
             Ok(None) => {
                 let kind = node.text("kind").unwrap_or_default();
                 let is_own_group = group_of(node, of) == Some(API_GROUP);
-                let (severity, what) = match self.unsupported {
+                let (severity, what) = match self.options.unsupported {
                     UnsupportedKinds::IgnoreOtherGroups
                         if !is_own_group && !self.reported_kinds.insert(kind.to_owned()) =>
                     {
@@ -218,8 +235,8 @@ impl ObjectName {
 }
 
 /// Reads an object of a supported kind; `None` if it is unreadable. Errors and warnings are added to `faults`.
-fn object(kind: Kind, node: &Node, faults: &mut Faults) -> Option<(ObjectId, Body)> {
-    match body(kind, node, faults) {
+fn object(kind: Kind, node: &Node, unclassed: UnclassedServices, faults: &mut Faults) -> Option<(ObjectId, Body)> {
+    match body(kind, node, unclassed, faults) {
         Ok((name, body)) => Some((id(kind, node, name, faults)?, body)),
         Err(fault) => {
             faults.push((Severity::Error, fault));
@@ -228,7 +245,12 @@ fn object(kind: Kind, node: &Node, faults: &mut Faults) -> Option<(ObjectId, Bod
     }
 }
 
-fn body(kind: Kind, node: &Node, faults: &mut Faults) -> Result<(ObjectName, Body), YamlError> {
+fn body(
+    kind: Kind,
+    node: &Node,
+    unclassed: UnclassedServices,
+    faults: &mut Faults,
+) -> Result<(ObjectName, Body), YamlError> {
     let report = &mut |severity, code, field: &str, reason| faults.push((severity, at(node, code, field, reason)));
     Ok(match kind {
         Kind::EndpointSlice => {
@@ -249,7 +271,11 @@ fn body(kind: Kind, node: &Node, faults: &mut Faults) -> Result<(ObjectName, Bod
         }
         Kind::Service => {
             let document: Service = decode(node)?;
-            (ObjectName::of(&document.metadata), Body::Service(Box::new(service::read(&document, report))))
+            (ObjectName::of(&document.metadata), Body::Service(Box::new(service::read(&document, unclassed, report))))
+        }
+        Kind::ServiceCidr => {
+            let document: ServiceCIDR = decode(node)?;
+            (ObjectName::of(&document.metadata), Body::ServiceCidr(Box::new(document)))
         }
         Kind::AddressPool => {
             let (metadata, spec) = custom_resource(node, report)?;

@@ -21,7 +21,9 @@ pub fn schema_of(kind: Kind) -> Option<Value> {
         Kind::OverlayNode => {
             (object::<OverlayNodeSpec>(kind), "A Kubernetes node whose pod traffic is encapsulated in VXLAN.")
         }
-        Kind::EndpointSlice | Kind::Namespace | Kind::Node | Kind::Pod | Kind::Service => return None,
+        Kind::EndpointSlice | Kind::Namespace | Kind::Node | Kind::Pod | Kind::Service | Kind::ServiceCidr => {
+            return None;
+        }
     };
     schema["title"] = kind.as_str().into();
     schema["description"] = description.into();

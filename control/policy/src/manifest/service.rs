@@ -13,13 +13,24 @@ use vipgate_dataplane::policy::spec::Scope;
 use super::{Announce, Protocol, annotation, port};
 use crate::diagnostic::{Code, Report, Severity};
 
-/// vipgate's load balancer class; Services without a class are handled, too.
+/// vipgate's load balancer class; Services without a class depend on [`UnclassedServices`].
 const LOAD_BALANCER_CLASS: &str = "vipgate.io/vipgate";
 /// Default slots of a Maglev table: with 100 backends their load differs by a tenth.
 pub const DEFAULT_TABLE_SIZE: u32 = 2039;
 /// Kubernetes' default and range of the client IP affinity timeout, seconds.
 const DEFAULT_AFFINITY_TIMEOUT: i32 = 10_800;
 const AFFINITY_TIMEOUT_RANGE: std::ops::RangeInclusive<i32> = 1..=86_400;
+
+/// Handling of `LoadBalancer` Services without `spec.loadBalancerClass`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum UnclassedServices {
+    /// They are vipgate's.
+    #[default]
+    Serve,
+    /// They are another controller's, unless they have an annotation of vipgate: in a cluster, Services without a class
+    /// are those of its default load balancer.
+    Ignore,
+}
 
 /// The fields of a Service that are used.
 #[derive(Clone, Debug, PartialEq)]
@@ -85,7 +96,7 @@ impl Service {
 }
 
 /// Reads a Service; invalid fields are reported and left out.
-pub(super) fn read(document: &Document, report: &mut Report<'_>) -> Service {
+pub(super) fn read(document: &Document, unclassed: UnclassedServices, report: &mut Report<'_>) -> Service {
     let metadata = &document.metadata;
     let spec = document.spec.as_ref();
     annotation::warn_about_unknown(metadata, &annotation::SERVICE_ANNOTATIONS, report);
@@ -110,9 +121,8 @@ pub(super) fn read(document: &Document, report: &mut Report<'_>) -> Service {
         service.no_vip_reason = Some(format!("its type is {kind}, not LoadBalancer"));
         return service;
     }
-    let class = spec.and_then(|spec| spec.load_balancer_class.as_deref()).unwrap_or(LOAD_BALANCER_CLASS);
-    if class != LOAD_BALANCER_CLASS {
-        service.no_vip_reason = Some(format!("its loadBalancerClass is {class}, not {LOAD_BALANCER_CLASS}"));
+    if let Some(reason) = other_class(document, unclassed) {
+        service.no_vip_reason = Some(reason);
         return service;
     }
     let announces = [("L2", Announce::L2), ("BGP", Announce::Bgp)];
@@ -129,6 +139,21 @@ pub(super) fn read(document: &Document, report: &mut Report<'_>) -> Service {
         service.pending = true;
     }
     service
+}
+
+/// Why a `LoadBalancer` Service is another controller's; `None` if it is vipgate's.
+fn other_class(document: &Document, unclassed: UnclassedServices) -> Option<String> {
+    let class = document.spec.as_ref().and_then(|spec| spec.load_balancer_class.as_deref());
+    match class {
+        Some(LOAD_BALANCER_CLASS) => None,
+        Some(class) => Some(format!("its loadBalancerClass is {class}, not {LOAD_BALANCER_CLASS}")),
+        None if unclassed == UnclassedServices::Ignore && !annotation::has_any(&document.metadata) => Some(format!(
+            "it has no loadBalancerClass {LOAD_BALANCER_CLASS} and no annotation of vipgate: create it with this \
+             class, or annotate it, e.g. with {}: L2",
+            annotation::ANNOUNCE
+        )),
+        None => None,
+    }
 }
 
 fn read_spec(service: &mut Service, spec: &ServiceSpec, report: &mut Report<'_>) {

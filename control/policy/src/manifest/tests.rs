@@ -268,6 +268,47 @@ fn unsupported_kinds_are_ignored_with_a_warning() {
 }
 
 #[test]
+fn unclassed_services_are_read_as_requested() {
+    let read_with = |unclassed, annotations: &str, spec: &str| {
+        let text = format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: s, annotations: {{{annotations}}}}}\n\
+             spec: {{type: LoadBalancer, ports: [{{port: 80}}]{spec}}}\n\
+             status: {{loadBalancer: {{ingress: [{{ip: 203.0.113.10}}]}}}}\n"
+        );
+        let mut manifests = Manifests::default();
+        let options = ReadOptions { unsupported: UnsupportedKinds::Reject, unclassed };
+        read(&Arc::new(Source::new("m.yaml", text)), options, &mut manifests);
+        let Some(Body::Service(service)) = manifests.objects.pop().map(|object| object.body) else {
+            panic!("a Service")
+        };
+        (service.vips.len(), service.pending, service.no_vip_reason.unwrap_or_default())
+    };
+    let class = ", loadBalancerClass: vipgate.io/vipgate";
+    let served = (1, false, String::new());
+    let annotated = ["vipgate.io/egress: \"false\"", "vipgate.io/announce: BGP", "vipgate.io/unknown: x"];
+    for annotations in annotated {
+        assert_eq!(read_with(UnclassedServices::Ignore, annotations, ""), served, "{annotations}");
+    }
+    assert_eq!(read_with(UnclassedServices::Ignore, "", class), served);
+    for (unclassed, annotations, spec) in [
+        (UnclassedServices::Serve, "example.org/a: b", ", loadBalancerClass: example.org/other"),
+        (UnclassedServices::Ignore, annotated[0], ", loadBalancerClass: example.org/other"),
+    ] {
+        let (vips, _, reason) = read_with(unclassed, annotations, spec);
+        assert_eq!((vips, reason.as_str()), (0, "its loadBalancerClass is example.org/other, not vipgate.io/vipgate"));
+    }
+    let unclassed = "example.org/vipgate.io/a: b";
+    assert_eq!(read_with(UnclassedServices::Serve, unclassed, ""), served);
+    let (vips, pending, reason) = read_with(UnclassedServices::Ignore, unclassed, "");
+    assert_eq!((vips, pending), (0, false));
+    assert_eq!(
+        reason,
+        "it has no loadBalancerClass vipgate.io/vipgate and no annotation of vipgate: create it with this class, or \
+         annotate it, e.g. with vipgate.io/announce: L2"
+    );
+}
+
+#[test]
 fn an_invalid_document_does_not_affect_the_others() {
     let text = "apiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n---\napiVersion: v1\nkind: Pod\nmetadata: {}\n\
                 ---\napiVersion: v1\nkind: Namespace\nmetadata: {name: b}";

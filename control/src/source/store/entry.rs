@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use vipgate_policy::diagnostic::{Code, Diagnostic, ObjectLocation};
-use vipgate_policy::manifest::{Manifests, Object, ObjectId, Origin, UnsupportedKinds, read};
+use vipgate_policy::manifest::{Manifests, Object, ObjectId, Origin, ReadOptions, read};
 use vipgate_policy::yaml::Source;
 
 use crate::source::EntryError;
@@ -67,7 +67,12 @@ fn has_same_text(old: &Object, new: &Object) -> bool {
 impl Entry {
     /// The entry with new content. Retains previous objects that are unreadable now, and all of them if it has none
     /// now.
-    pub(super) fn with_content(self, name: &Arc<str>, content: Result<String, EntryError>) -> Self {
+    pub(super) fn with_content(
+        self,
+        name: &Arc<str>,
+        content: Result<String, EntryError>,
+        options: ReadOptions,
+    ) -> Self {
         let text = match content {
             Ok(text) => text,
             Err(error) => {
@@ -76,7 +81,7 @@ impl Entry {
             }
         };
         let mut manifests = Manifests::default();
-        read(&Arc::new(Source::new(name, text)), UnsupportedKinds::Ignore, &mut manifests);
+        read(&Arc::new(Source::new(name, text)), options, &mut manifests);
         let Manifests { objects, diagnostics, unreadable, documents } = manifests;
         let mut objects: Vec<Arc<Object>> = objects.into_iter().map(Arc::new).collect();
         let mut invalid: BTreeSet<ObjectLocation> = BTreeSet::new();

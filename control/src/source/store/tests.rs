@@ -368,3 +368,16 @@ fn a_service_that_claims_the_port_of_an_older_one_is_rejected() {
         assert_eq!((frontends(&outcome), outcome.faulty.len()), (both.map(str::to_owned).to_vec(), 1));
     }
 }
+
+#[test]
+fn services_without_a_class_are_another_controllers_if_requested() {
+    let unclassed = tenant("x", "203.0.113.1", "10.0.0.1").replace(", annotations: {vipgate.io/egress: \"true\"}", "");
+    for (mode, expected) in [(UnclassedServices::Serve, 2), (UnclassedServices::Ignore, 1)] {
+        let mut store = ManifestStore::default().with_unclassed(mode);
+        store.update(put("x.yaml", &unclassed));
+        store.update(put("y.yaml", &tenant("y", "203.0.113.2", "10.0.0.2")));
+        let outcome = store.compile();
+        assert_eq!(outcome.placement.unwrap().services.iter().count(), expected, "{mode:?}");
+        assert_eq!(outcome.diagnostics, []);
+    }
+}

@@ -50,6 +50,27 @@ fn node_prefixes_are_internal_destinations_but_not_uncovered_sources() {
 }
 
 #[test]
+fn service_prefixes_of_the_cluster_are_internal_destinations() {
+    let service_cidr = |cidrs: &str| {
+        format!("apiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {{name: kubernetes}}\nspec: {cidrs}\n")
+    };
+    let documents = [service_cidr("{cidrs: [10.96.0.0/12, \"fd00:96::/108\"]}"), node("n1", "podCIDR: 10.244.1.0/24")];
+    let got = compiled_for("a", &documents);
+    assert_eq!(messages(&got), Vec::<String>::new());
+    assert_eq!(got.set.cluster, spec(&[], &["10.96.0.0/12", "10.244.1.0/24", "fd00:96::/108"], false));
+    assert_eq!(compiled_for("a", &[service_cidr("{}")]).set.cluster, ClusterSpec::default());
+    for (cidrs, expected) in [
+        ("{cidrs: [10.96.0.0/12, 10.96.0.1]}", "m.yaml:4: spec.cidrs[1]: `10.96.0.1` is an address"),
+        ("{cidrs: [10.96.0.1/12]}", "m.yaml:4: spec.cidrs[0]: 10.96.0.1/12 has host bits set"),
+        ("{cidrs: [\"::/0\"]}", "m.yaml:4: spec.cidrs[0]: ::/0 covers every address"),
+    ] {
+        let got = compiled(&[service_cidr(cidrs)]);
+        assert!(messages(&got)[0].starts_with(expected), "{:?}", messages(&got));
+        assert!(got.accept().is_err(), "{expected}: must be an error");
+    }
+}
+
+#[test]
 fn prefixes_of_all_sources_are_merged_and_the_most_specific_source_sets_the_uncovered_action() {
     let gateways = [gateway_with("a", "podCIDRs: [10.1.0.0/16], uncovered: pass"), gateway("b", "")];
     let mut placement = compiled(&gateways).placement;

@@ -37,7 +37,12 @@ fn shared_document() -> impl Strategy<Value = String> {
         (prop::sample::select(vec!["public", "other"]), 2_u8..6, announce).prop_map(|(name, last, announce)| {
             pool(name, &format!("{{ranges: [203.0.113.2-203.0.113.{last}], announce: {announce}}}"))
         });
-    prop_oneof![3 => gateways, 1 => nodes, 1 => namespaces, 1 => overlay, 2 => pools].boxed()
+    let service_cidrs = prop::sample::select(vec!["10.96.0.0/12", "10.97.0.0/16", "10.96.0.1/12"]).prop_map(|cidr| {
+        format!(
+            "apiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {{name: c}}\nspec: {{cidrs: [{cidr}]}}\n"
+        )
+    });
+    prop_oneof![3 => gateways, 1 => nodes, 1 => namespaces, 1 => overlay, 2 => pools, 1 => service_cidrs].boxed()
 }
 
 /// A slice whose addresses may be VIPs by mistake, and those of other Services.
@@ -116,6 +121,7 @@ fn count_differences(coverage: &Coverage, before: &Placement, after: &Placement)
     coverage.add("endpoints differ", u64::from(before.endpoints != after.endpoints));
     coverage.add("VIPs differ", u64::from(before.vips != after.vips));
     coverage.add("Services differ", u64::from(before.services != after.services));
+    coverage.add("cluster differs", u64::from(before.cluster != after.cluster));
     let (old, new) = (&before.shard_maps, &after.shard_maps);
     let others = |a: &[ShardMapSpec], b: &[ShardMapSpec]| {
         a.iter().filter(|map| b.iter().all(|other| other.name != map.name)).count() as u64
@@ -174,7 +180,7 @@ fn edit() -> impl Strategy<Value = (usize, Option<String>)> {
 }
 
 /// What the changes reach: kinds of objects, and parts and differences of placements.
-const CLASSES: [&str; 36] = [
+const CLASSES: [&str; 38] = [
     "AddressPool",
     "EgressPolicy",
     "EndpointSlice",
@@ -184,6 +190,7 @@ const CLASSES: [&str; 36] = [
     "OverlayNode",
     "Pod",
     "Service",
+    "ServiceCIDR",
     "removed",
     "several",
     "unchanged",
@@ -193,6 +200,7 @@ const CLASSES: [&str; 36] = [
     "endpoints differ",
     "VIPs differ",
     "Services differ",
+    "cluster differs",
     "only slices differ",
     "several gateways",
     "VIP with a shard map",

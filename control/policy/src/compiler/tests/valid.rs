@@ -1,6 +1,6 @@
 //! Valid policies: egress, selectors, precedence, pools and gateways.
 
-use vipgate_dataplane::policy::spec;
+use vipgate_dataplane::policy::spec::{self, BackendState};
 
 use super::*;
 
@@ -54,6 +54,31 @@ fn endpoints_that_are_not_ready_are_covered() {
         .replace("targetRef", "conditions: {ready: false, serving: false, terminating: true}, targetRef");
     let got = compiled(&[service("s", EGRESS, 80, &["203.0.113.10"]), slice]);
     assert_eq!(got.set.endpoints.len(), 1);
+}
+
+/// Egress covers each address of a slice, whatever its conditions; only inbound balancing uses readiness.
+#[test]
+fn egress_covers_every_endpoint_and_inbound_sessions_open_to_ready_ones() {
+    let conditions = [
+        ("", true),
+        ("conditions: {ready: true}, ", true),
+        ("conditions: {ready: false}, ", false),
+        ("conditions: {ready: false, serving: true, terminating: true}, ", false),
+        ("conditions: {ready: false, serving: false, terminating: true}, ", false),
+    ];
+    let addresses = ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5"];
+    let mut all = slice("s", &addresses);
+    for (address, (conditions, _)) in addresses.iter().zip(&conditions) {
+        let start = format!("[\"{address}\"], ");
+        all = all.replace(&start, &format!("{start}{conditions}"));
+    }
+    let got = compiled(&[service("s", EGRESS, 80, &["203.0.113.10"]), all]);
+    assert_eq!(messages(&got), [""; 0]);
+    let covered: Vec<_> = got.set.endpoints.iter().map(|it| (it.address.to_string(), it.vips.len())).collect();
+    assert_eq!(covered, addresses.map(|address| (address.to_owned(), 1)));
+    let placed: Vec<&PlacedService> = got.placement.services.iter().collect();
+    let ready: Vec<bool> = placed[0].backends.iter().map(|backend| backend.state == BackendState::Ready).collect();
+    assert_eq!(ready, conditions.map(|(_, is_ready)| is_ready));
 }
 
 #[test]
