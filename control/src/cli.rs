@@ -371,7 +371,8 @@ mod tests {
             ("vipgate check --print-schema", None),
             ("vipgate check --print-schema EgressPolicy", Some(Published::EgressPolicy)),
             ("vipgate check --print-schema GATEWAY.yaml", Some(Published::GatewayYaml)),
-            ("vipgate check --print-schema gateway", Some(Published::Gateway)),
+            ("vipgate check --print-schema vipgateway", Some(Published::Gateway)),
+            ("vipgate check --print-schema Gateway", Some(Published::Gateway)),
         ] {
             let Ok(Command::Check { print_schema, .. }) = parsed(line) else { panic!("{line}") };
             assert_eq!(print_schema, Some(schema), "{line}");

@@ -13,7 +13,7 @@ use crate::config::{Config, PolicydConfig};
 pub enum Published {
     /// Kind `EgressPolicy`.
     EgressPolicy,
-    /// Kind `Gateway`.
+    /// Kind `VipGateway`.
     Gateway,
     /// Kind `AddressPool`.
     AddressPool,
@@ -49,7 +49,8 @@ impl ValueEnum for Published {
     }
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
-        Some(PossibleValue::new(self.name()))
+        let former = Kind::named(self.name()).and_then(Kind::former_name);
+        Some(PossibleValue::new(self.name()).aliases(former))
     }
 }
 

@@ -96,7 +96,7 @@ fn peers_json_contains_every_field() {
 #[test]
 fn a_standalone_gateway_is_reported() {
     let gateway = Gateway::start(&workers());
-    assert_eq!(gateway.table(&["peers"]), "no Gateway manifests: this gateway is standalone and owns all VIPs\n");
+    assert_eq!(gateway.table(&["peers"]), "no VipGateway manifests: this gateway is standalone and owns all VIPs\n");
     assert_eq!(gateway.json(&["status"])["group"], serde_json::Value::Null);
     assert_eq!(gateway.json(&["vips"])["vips"][0]["shares"], serde_json::json!([]));
 }

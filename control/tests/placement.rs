@@ -19,7 +19,7 @@ use vipgate_policy::yaml::Source;
 fn manifests(gateways: &str) -> String {
     let gateway = |letter: char| {
         format!(
-            "apiVersion: vipgate.io/v1alpha1\nkind: Gateway\nmetadata: {{name: gw-{letter}}}\n\
+            "apiVersion: vipgate.io/v1alpha1\nkind: VipGateway\nmetadata: {{name: gw-{letter}}}\n\
              spec: {{node: node-of-gw-{letter}, zone: zone-1, peerAddress: 10.2.0.{}}}\n---\n",
             u32::from(letter)
         )

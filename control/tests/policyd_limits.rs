@@ -37,7 +37,7 @@ impl Policyd {
         let free = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
         let (folder, at, metrics) = (tempfile::tempdir().unwrap(), free(), free());
         let (config, policy) = (folder.path().join("policyd.yaml"), folder.path().join("policy.yaml"));
-        fs::write(&policy, "apiVersion: vipgate.io/v1alpha1\nkind: Gateway\nmetadata: {name: gw-a}\nspec: {}\n")
+        fs::write(&policy, "apiVersion: vipgate.io/v1alpha1\nkind: VipGateway\nmetadata: {name: gw-a}\nspec: {}\n")
             .unwrap();
         let text = format!(
             "listen: \"{at}\"\nmetrics: {{listen: \"{metrics}\"}}\nlimits: {limits}\nsource: {{files: [{}]}}\n",

@@ -38,7 +38,7 @@ const FIRST_WAIT: Duration = Duration::from_secs(10);
 pub(super) struct Options {
     #[command(flatten)]
     size: PolicySize,
-    /// Gateway manifests
+    /// VipGateway manifests
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(0..=255))]
     gateways: u32,
     /// Streams that receive each change

@@ -157,7 +157,7 @@ fn write_manifests(directory: PathBuf, options: &Options) -> Result<PathBuf> {
     for number in 0..gateways {
         write!(
             text,
-            "---\napiVersion: vipgate.io/v1alpha1\nkind: Gateway\nmetadata: {{name: {}}}\n\
+            "---\napiVersion: vipgate.io/v1alpha1\nkind: VipGateway\nmetadata: {{name: {}}}\n\
              spec: {{peerAddress: 10.2.{}.{}}}\n",
             gateway_name(number),
             number / 250,

@@ -108,7 +108,7 @@ fn gateway_manifests(count: u32) -> String {
     for number in 0..count {
         let _ = write!(
             text,
-            "---\napiVersion: vipgate.io/v1alpha1\nkind: Gateway\nmetadata: {{name: gw-{number}}}\n\
+            "---\napiVersion: vipgate.io/v1alpha1\nkind: VipGateway\nmetadata: {{name: gw-{number}}}\n\
              spec: {{peerAddress: 10.2.{}.{}}}\n",
             number / 250,
             number % 250 + 1

@@ -39,7 +39,7 @@ pub(super) struct Options {
     /// Endpoints of all Services together
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=200_000))]
     endpoints: u32,
-    /// Gateway manifests; without any, each gateway owns everything
+    /// VipGateway manifests; without any, each gateway owns everything
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1000))]
     gateway_manifests: u32,
     /// Changes, one after the other; each rewrites the file of one Service

@@ -64,7 +64,7 @@ pub enum Body {
     EgressPolicy(Box<EgressPolicy>),
     /// `discovery.k8s.io/v1` `EndpointSlice`.
     EndpointSlice(Box<EndpointSlice>),
-    /// `vipgate.io/v1alpha1` `Gateway`.
+    /// `vipgate.io/v1alpha1` `VipGateway`.
     Gateway(Box<Gateway>),
     /// `v1` `Namespace`.
     Namespace(Box<Namespace>),
@@ -89,7 +89,7 @@ pub enum Kind {
     EgressPolicy,
     /// Endpoints of a Service.
     EndpointSlice,
-    /// A gateway: locality, peer address and capacity for VIPs.
+    /// `VipGateway`, a gateway: locality, peer address and capacity for VIPs.
     Gateway,
     /// Labels of a namespace.
     Namespace,
@@ -126,13 +126,40 @@ impl Kind {
             Self::AddressPool => "AddressPool",
             Self::EgressPolicy => "EgressPolicy",
             Self::EndpointSlice => "EndpointSlice",
-            Self::Gateway => "Gateway",
+            Self::Gateway => "VipGateway",
             Self::Namespace => "Namespace",
             Self::Node => "Node",
             Self::OverlayNode => "OverlayNode",
             Self::Pod => "Pod",
             Self::Service => "Service",
             Self::ServiceCidr => "ServiceCIDR",
+        }
+    }
+
+    /// An earlier value of `kind`, which is still read.
+    pub fn former_name(self) -> Option<&'static str> {
+        // Also a kind of Gateway API and of Istio, so that `kubectl get gateway` was ambiguous.
+        (self == Self::Gateway).then_some("Gateway")
+    }
+
+    /// The kind with this name, current or former.
+    pub fn named(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.as_str() == text || kind.former_name() == Some(text))
+    }
+
+    /// Its name in URLs of the Kubernetes API.
+    pub fn plural(self) -> &'static str {
+        match self {
+            Self::AddressPool => "addresspools",
+            Self::EgressPolicy => "egresspolicies",
+            Self::EndpointSlice => "endpointslices",
+            Self::Gateway => "vipgateways",
+            Self::Namespace => "namespaces",
+            Self::Node => "nodes",
+            Self::OverlayNode => "overlaynodes",
+            Self::Pod => "pods",
+            Self::Service => "services",
+            Self::ServiceCidr => "servicecidrs",
         }
     }
 

@@ -25,7 +25,7 @@ pub(super) fn drain_lines(group: &Group) -> Vec<(&'static str, &str)> {
 
 fn text(reply: &PeersReply) -> String {
     if reply.peers.is_empty() {
-        return "no Gateway manifests: this gateway is standalone and owns all VIPs\n".to_owned();
+        return "no VipGateway manifests: this gateway is standalone and owns all VIPs\n".to_owned();
     }
     let group = reply.group.clone().unwrap_or_default();
     let mut out = String::new();

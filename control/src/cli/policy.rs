@@ -233,7 +233,7 @@ fn gateways(reply: &StatusReply) -> String {
         };
         let mut notes = Vec::new();
         if !gateway.known {
-            notes.push("no Gateway manifest: it owns no VIPs".to_owned());
+            notes.push("no VipGateway manifest: it owns no VIPs".to_owned());
         }
         if !gateway.error.is_empty() {
             notes.push(format!("rejected: {}", gateway.error));

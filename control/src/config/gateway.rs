@@ -57,7 +57,7 @@ pub struct Config {
     #[serde(default)]
     pub services: Services,
     /// Pod prefixes, covered by a policy or not. Traffic to them is internal and not translated. Merged with those of
-    /// the policy server and of the Gateway manifest.
+    /// the policy server and of the VipGateway manifest.
     #[serde(default)]
     #[schemars(extend("uniqueItems" = true, "default" = []))]
     pub pod_cidrs: Vec<Cidr>,
@@ -66,7 +66,7 @@ pub struct Config {
     #[schemars(extend("uniqueItems" = true, "default" = []))]
     pub service_cidrs: Vec<Cidr>,
     /// Action for packets from `pod_cidrs` to destinations outside the cluster that no policy covers. Default: that of
-    /// the Gateway manifest or the policy server, else `drop` if pod prefixes are configured, else `pass`.
+    /// the VipGateway manifest or the policy server, else `drop` if pod prefixes are configured, else `pass`.
     pub uncovered: Option<UncoveredAction>,
     /// Health checks of this gateway: when they fail, it requests to become inactive.
     #[serde(default)]

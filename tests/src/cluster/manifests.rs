@@ -24,7 +24,7 @@ pub(super) fn gateways(indices: &[usize]) -> String {
     for number in indices.iter().map(|index| index + 1) {
         let _ = write!(
             text,
-            "---\napiVersion: vipgate.io/v1alpha1\nkind: Gateway\nmetadata: {{name: gw-{number}}}\n\
+            "---\napiVersion: vipgate.io/v1alpha1\nkind: VipGateway\nmetadata: {{name: gw-{number}}}\n\
              spec: {{peerAddress: 10.2.0.{number}}}\n"
         );
     }

@@ -67,7 +67,7 @@ pub(super) struct Claim<'a> {
     pub(super) selectors: &'a [PodSelector],
     /// Covered addresses, with duplicates; empty until [`Inputs::cover`].
     pub(super) covers: Vec<CoveredAddress<'a>>,
-    /// Eligible gateways; meaningless without `Gateway` manifests.
+    /// Eligible gateways; meaningless without `VipGateway` manifests.
     pub(super) gateways: Candidates,
     pub(super) distribution: Distribution,
     pub(super) zone_affinity: ZoneAffinity,
@@ -256,13 +256,13 @@ impl<'a> Inputs<'a> {
             Some(GatewayRef::Names(names)) => {
                 for (i, name) in names.iter().enumerate().filter(|(_, name)| !self.gateways.contains(name)) {
                     let field = format!("spec.gateways.names[{i}]");
-                    let reason = format!("there is no Gateway {name}");
+                    let reason = format!("there is no VipGateway {name}");
                     diagnostics.push(policy.warning(Code::NoSuchGateway, &field, reason));
                 }
             }
             selector @ Some(GatewayRef::Selector(_)) if self.gateways.candidates(selector.as_ref()).ids.is_empty() => {
                 let field = "spec.gateways.selector";
-                diagnostics.push(policy.warning(Code::NoGatewaySelected, field, "selects no Gateway"));
+                diagnostics.push(policy.warning(Code::NoGatewaySelected, field, "selects no VipGateway"));
             }
             _ => {}
         }

@@ -108,7 +108,7 @@ impl<'a> Gateways<'a> {
         Self { all_ids: (0..all.len()).collect(), all }
     }
 
-    /// Whether there are no `Gateway` manifests.
+    /// Whether there are no `VipGateway` manifests.
     pub(super) fn is_empty(&self) -> bool {
         self.all.is_empty()
     }

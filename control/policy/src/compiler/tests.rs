@@ -187,7 +187,7 @@ fn pool(name: &str, spec: &str) -> String {
 fn gateway(name: &str, labels: &str) -> String {
     let last = name.bytes().last().unwrap();
     format!(
-        "apiVersion: vipgate.io/v1alpha1\nkind: Gateway\nmetadata: {{name: {name}, labels: {{{labels}}}}}\n\
+        "apiVersion: vipgate.io/v1alpha1\nkind: VipGateway\nmetadata: {{name: {name}, labels: {{{labels}}}}}\n\
          spec: {{peerAddress: 192.0.2.{last}}}\n"
     )
 }

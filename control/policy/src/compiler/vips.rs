@@ -43,7 +43,7 @@ impl Vip<'_> {
 #[derive(Debug)]
 pub(super) struct AssignedVip {
     pub(super) spec: VipSpec,
-    /// Owning gateways; empty if there are no `Gateway` manifests.
+    /// Owning gateways; empty if there are no `VipGateway` manifests.
     pub(super) owners: Vec<GatewayId>,
 }
 

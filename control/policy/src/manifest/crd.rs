@@ -18,7 +18,6 @@ const HEADER: &str = "\
 /// A custom resource: names and printer columns.
 struct Resource {
     kind: Kind,
-    plural: &'static str,
     singular: &'static str,
     short: &'static str,
     /// Columns of `kubectl get` besides name and age: heading, type, path, and priority (1: only with `-o wide`).
@@ -28,7 +27,6 @@ struct Resource {
 const RESOURCES: [Resource; 4] = [
     Resource {
         kind: Kind::EgressPolicy,
-        plural: "egresspolicies",
         singular: "egresspolicy",
         short: "egp",
         columns: &[
@@ -40,8 +38,7 @@ const RESOURCES: [Resource; 4] = [
     },
     Resource {
         kind: Kind::Gateway,
-        plural: "gateways",
-        singular: "gateway",
+        singular: "vipgateway",
         short: "vgw",
         columns: &[
             ("Node", "string", ".spec.node", 0),
@@ -52,14 +49,12 @@ const RESOURCES: [Resource; 4] = [
     },
     Resource {
         kind: Kind::AddressPool,
-        plural: "addresspools",
         singular: "addresspool",
         short: "vpool",
         columns: &[("Ranges", "string", ".spec.ranges", 0), ("Announce", "string", ".spec.announce", 0)],
     },
     Resource {
         kind: Kind::OverlayNode,
-        plural: "overlaynodes",
         singular: "overlaynode",
         short: "von",
         columns: &[
@@ -107,7 +102,8 @@ pub fn definitions() -> [Value; 4] {
 }
 
 fn definition(resource: &Resource) -> Value {
-    let Resource { kind, plural, singular, short, columns } = resource;
+    let Resource { kind, singular, short, columns } = resource;
+    let plural = kind.plural();
     let (group, version) = kind.api_version().split_once('/').unwrap_or_default();
     let mut columns: Vec<_> = columns
         .iter()

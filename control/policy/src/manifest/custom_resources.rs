@@ -1,5 +1,5 @@
-//! Custom resources `vipgate.io/v1alpha1`: `EgressPolicy`, `Gateway` and `AddressPool`. Unlike in Kubernetes' kinds, an
-//! unknown field is an error.
+//! Custom resources `vipgate.io/v1alpha1`: `EgressPolicy`, `VipGateway` and `AddressPool`. Unlike in Kubernetes' kinds,
+//! an unknown field is an error.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
@@ -15,16 +15,16 @@ use super::{AddressRange, Cidr, LabelSelector};
 use crate::diagnostic::Code;
 use crate::schema::Address;
 
-/// A document of a custom resource.
+/// A document of a custom resource. An item of a list may have `apiVersion` and `kind` of the list.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub(super) struct Document<S> {
     #[serde(rename = "apiVersion")]
     #[schemars(with = "String")]
-    _api_version: IgnoredAny,
+    _api_version: Option<IgnoredAny>,
     #[serde(rename = "kind")]
     #[schemars(with = "String")]
-    _kind: IgnoredAny,
+    _kind: Option<IgnoredAny>,
     #[schemars(with = "Metadata")]
     pub(super) metadata: ObjectMeta,
     pub(super) spec: S,
@@ -133,7 +133,7 @@ fn one() -> NonZeroU32 {
 pub enum GatewayRef {
     /// By name.
     Names(#[schemars(length(min = 1), extend("uniqueItems" = true))] Vec<String>),
-    /// By labels of the Gateway manifests.
+    /// By labels of the VipGateway manifests.
     Selector(LabelSelector),
 }
 
@@ -213,7 +213,7 @@ pub struct Gateway {
     pub spec: GatewaySpec,
 }
 
-/// Spec of a `Gateway`.
+/// Spec of a `VipGateway`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct GatewaySpec {

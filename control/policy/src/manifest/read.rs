@@ -120,6 +120,7 @@ impl Reader<'_> {
                     self.into.unreadable.extend(readable_id(kind, node).map(|id| (location, id)));
                 }
                 if let Some((id, body)) = read {
+                    faults.extend(former_kind(kind, node, of));
                     let origin =
                         Origin { source: self.source.clone(), document: self.document, item, line: node.position.line };
                     let name = id.to_string().into();
@@ -155,7 +156,7 @@ impl Reader<'_> {
                 self.report(fault, item, severity);
             }
             Err(fault) => {
-                let kind = Kind::ALL.into_iter().find(|kind| node.text("kind") == Some(kind.as_str()));
+                let kind = node.text("kind").and_then(Kind::named);
                 self.into.unreadable.extend(kind.and_then(|kind| readable_id(kind, node)).map(|id| (location, id)));
                 faults.push((Severity::Error, fault));
             }
@@ -188,9 +189,7 @@ fn kind(node: &Node, of: Option<(&str, &str)>) -> Result<Option<Kind>, YamlError
     };
     let name = text_or("kind", of.map(|(_, kind)| kind))?;
     let version = text_or("apiVersion", of.map(|(version, _)| version))?;
-    let Some(kind) = Kind::ALL.into_iter().find(|kind| kind.as_str() == name) else {
-        return Ok(None);
-    };
+    let Some(kind) = Kind::named(&name) else { return Ok(None) };
     if version == kind.api_version() {
         return Ok(Some(kind));
     }
@@ -201,6 +200,16 @@ fn kind(node: &Node, of: Option<(&str, &str)>) -> Result<Option<Kind>, YamlError
     }
     let reason = format!("`{version}` of {name} is not supported, expected {}", kind.api_version());
     Err(at(node, Code::UnsupportedVersion, "apiVersion", reason))
+}
+
+/// A warning if the document, or the list with it, has the former name of its kind.
+fn former_kind(kind: Kind, node: &Node, of: Option<(&str, &str)>) -> Option<(Severity, YamlError)> {
+    let name = node.text("kind").or(of.map(|(_, kind)| kind))?;
+    (name != kind.as_str()).then(|| {
+        let now = kind.as_str();
+        let reason = format!("`{name}` is now `{now}`: write {now}; the former kind is still read");
+        (Severity::Warning, at(node, Code::FormerKind, "kind", reason))
+    })
 }
 
 /// The API group of a document, or of the list with it.

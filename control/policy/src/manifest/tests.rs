@@ -79,7 +79,7 @@ metadata: {name: n}
 # nothing here
 ---
 apiVersion: vipgate.io/v1alpha1
-kind: Gateway
+kind: VipGateway
 metadata: {name: gw-a, labels: {a: b}}
 spec: {zone: z, node: n, peerAddress: 198.51.100.1, maxAddresses: 100}
 ---
@@ -94,7 +94,14 @@ spec: {ranges: [203.0.113.0/28, 203.0.113.32-203.0.113.40], announce: BGP, provi
     let ids: Vec<_> = got.objects.iter().map(|object| format!("{} {}", object.id, object.origin.line)).collect();
     assert_eq!(
         ids,
-        ["Namespace a 6", "Pod a/p 9", "Service default/s 16", "Node n 19", "Gateway gw-a 25", "AddressPool public 30"]
+        [
+            "Namespace a 6",
+            "Pod a/p 9",
+            "Service default/s 16",
+            "Node n 19",
+            "VipGateway gw-a 25",
+            "AddressPool public 30"
+        ]
     );
     let diagnostic =
         got.objects[1].origin.diagnostic(Severity::Error, Code::MalformedValue, "status.podIPs[0].ip", "r");
@@ -219,16 +226,16 @@ const INVALID_DOCUMENTS: &[(&str, &str)] = &[
         "m.yaml:4: spec.announce: unknown value `bgp`, expected `L2` or `BGP`",
     ),
     (
-        "apiVersion: vipgate.io/v1alpha1\nkind: Gateway\nmetadata: {name: p}\nspec: {maxAddress: 1}",
+        "apiVersion: vipgate.io/v1alpha1\nkind: VipGateway\nmetadata: {name: p}\nspec: {maxAddress: 1}",
         "m.yaml:4: spec.maxAddress: unknown field, did you mean `maxAddresses`?",
     ),
     (
-        "apiVersion: vipgate.io/v1alpha1\nkind: Gateway\nmetadata: {name: p}\nspec: {peerAddress: \"::1\"}",
+        "apiVersion: vipgate.io/v1alpha1\nkind: VipGateway\nmetadata: {name: p}\nspec: {peerAddress: \"::1\"}",
         "m.yaml:4: spec.peerAddress: ::1 is not reachable",
     ),
-    ("apiVersion: vipgate.io/v1alpha1\nkind: Gateway\nmetadata: {name: p}", "m.yaml:1: spec: is missing"),
+    ("apiVersion: vipgate.io/v1alpha1\nkind: VipGateway\nmetadata: {name: p}", "m.yaml:1: spec: is missing"),
     (
-        "apiVersion: vipgate.io/v1alpha1\nkind: Gateway\nmetadata: {name: p}\nspec: {}\nspc: {}",
+        "apiVersion: vipgate.io/v1alpha1\nkind: VipGateway\nmetadata: {name: p}\nspec: {}\nspc: {}",
         "m.yaml:5: spc: unknown field, did you mean `spec`?",
     ),
 ];
@@ -265,6 +272,44 @@ fn unsupported_kinds_are_ignored_with_a_warning() {
             .to_string()
             .starts_with("m.yaml:2: kind: warning: `Secret` is not a supported kind and is ignored")
     );
+}
+
+#[test]
+fn the_former_kind_of_a_gateway_is_read_with_a_warning() {
+    let read = |text: &str| {
+        let got = manifests(text, UnsupportedKinds::Reject);
+        let ids: Vec<_> = got.objects.iter().map(|object| object.id.to_string()).collect();
+        (ids, got.diagnostics.iter().map(ToString::to_string).collect::<Vec<_>>())
+    };
+    let (ids, warnings) =
+        read("apiVersion: vipgate.io/v1alpha1\nkind: Gateway\nmetadata: {name: gw-a}\nspec: {zone: z}\n");
+    assert_eq!(ids, ["VipGateway gw-a"]);
+    let reason = "`Gateway` is now `VipGateway`: write VipGateway; the former kind is still read [VG0317]";
+    assert_eq!(warnings, [format!("m.yaml:2: kind: warning: {reason}")]);
+    let (ids, warnings) = read(
+        "apiVersion: vipgate.io/v1alpha1\nkind: GatewayList\nitems:\n- metadata: {name: gw-a}\n  spec: {}\n\
+         - kind: VipGateway\n  metadata: {name: gw-b}\n  spec: {}\n",
+    );
+    assert_eq!(ids, ["VipGateway gw-a", "VipGateway gw-b"]);
+    assert_eq!(warnings, [format!("m.yaml:4: items[0].kind: warning: {reason}")]);
+    // A Gateway of Gateway API remains another kind; and an unreadable one has its identity.
+    let other = "apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {name: x}";
+    let got = manifests(other, UnsupportedKinds::IgnoreOtherGroups);
+    assert_eq!((got.objects.len(), got.diagnostics[0].code), (0, Code::UnsupportedKind));
+    let text = "apiVersion: vipgate.io/v1alpha1\nkind: Gateway\nmetadata: {name: gw-a}\nspec: 1\n";
+    let got = manifests(text, UnsupportedKinds::Reject);
+    assert_eq!(got.unreadable[0].1.to_string(), "VipGateway gw-a");
+}
+
+#[test]
+fn kinds_are_found_by_their_names() {
+    for kind in Kind::ALL {
+        assert_eq!(Kind::named(kind.as_str()), Some(kind));
+        let plural = kind.plural();
+        assert!(plural.ends_with('s') && plural.chars().all(|it| it.is_ascii_lowercase()), "{plural}");
+    }
+    assert_eq!(Kind::named("Gateway"), Some(Kind::Gateway));
+    assert_eq!((Kind::named("gateway"), Kind::named("Secret")), (None, None));
 }
 
 #[test]

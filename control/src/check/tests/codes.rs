@@ -124,19 +124,19 @@ const CONFLICTS: [(Code, &[&str]); 29] = [
     (Code::HealthCheckPortConflict, &[LOCAL_SERVICE, LOCAL_SERVICE_T]),
     (
         Code::NoSuchGateway,
-        &["EgressPolicy p: {spec: {serviceRef: {name: s}, gateways: {names: [gw-z]}}}", "Gateway gw-a: {spec: {}}"],
+        &["EgressPolicy p: {spec: {serviceRef: {name: s}, gateways: {names: [gw-z]}}}", "VipGateway gw-a: {spec: {}}"],
     ),
     (
         Code::NoGatewaySelected,
         &[
             "EgressPolicy p: {spec: {serviceRef: {name: s}, gateways: {selector: {matchLabels: {a: b}}}}}",
-            "Gateway gw-a: {spec: {}}",
+            "VipGateway gw-a: {spec: {}}",
         ],
     ),
-    (Code::NoPeerAddress, &["Gateway gw-a: {spec: {}}", "Gateway gw-b: {spec: {}}"]),
+    (Code::NoPeerAddress, &["VipGateway gw-a: {spec: {}}", "VipGateway gw-b: {spec: {}}"]),
     (
         Code::DuplicatePeerAddress,
-        &["Gateway gw-a: {spec: {peerAddress: 192.0.2.1}}", "Gateway gw-b: {spec: {peerAddress: 192.0.2.1}}"],
+        &["VipGateway gw-a: {spec: {peerAddress: 192.0.2.1}}", "VipGateway gw-b: {spec: {peerAddress: 192.0.2.1}}"],
     ),
     (
         Code::NoEligibleGateway,
@@ -144,7 +144,7 @@ const CONFLICTS: [(Code, &[&str]); 29] = [
             "EgressPolicy p: {spec: {selectors: [{podSelector: {}}], addresses: [203.0.113.1], gateways: {names: \
              [gw-z]}}}",
             POD,
-            "Gateway gw-a: {spec: {}}",
+            "VipGateway gw-a: {spec: {}}",
         ],
     ),
     (
@@ -152,7 +152,7 @@ const CONFLICTS: [(Code, &[&str]); 29] = [
         &[
             "EgressPolicy p: {spec: {selectors: [{podSelector: {}}], addresses: [203.0.113.1], zoneAffinity: Require}}",
             POD,
-            "Gateway gw-a: {spec: {zone: a}}",
+            "VipGateway gw-a: {spec: {zone: a}}",
         ],
     ),
 ];

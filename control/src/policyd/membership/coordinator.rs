@@ -357,7 +357,7 @@ impl<S: Store> Coordinator<S> {
         let has_capacity = self.unknown_gateways.len() < MAX_UNKNOWN_GATEWAYS;
         if self.state.has_policy() && has_capacity && self.unknown_gateways.insert(name.clone()) {
             tracing::warn!(event = "gateway_unknown", gateway = %name,
-                "the policy has no gateway {name}: it gets no lease; add a Gateway manifest, or correct its `name`");
+                "the policy has no gateway {name}: it gets no lease; add a VipGateway manifest, or correct its `name`");
         }
     }
 

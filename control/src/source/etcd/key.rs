@@ -1,4 +1,4 @@
-//! Key layout: kind/namespace/name of the one object in the value.
+//! Key layout: kind/namespace/name of the one object in the value. A kind may have its former name in both.
 
 use vipgate_policy::manifest::{DEFAULT_NAMESPACE, Kind};
 use vipgate_policy::yaml::{Node, read};
@@ -7,7 +7,7 @@ use vipgate_policy::yaml::{Node, read};
 /// names no kind. Invalid manifests are reported when they are parsed.
 pub(super) fn mismatch(key: &str, text: &str) -> Option<String> {
     let (kind, path) = key.split_once('/')?;
-    let kind = Kind::ALL.into_iter().find(|it| it.as_str() == kind)?;
+    let kind = Kind::named(kind)?;
     let (namespace, name) = match path.split('/').collect::<Vec<_>>()[..] {
         [namespace, name] if kind.is_namespaced() => (namespace, name),
         ["", name] | [name] if !kind.is_namespaced() => ("", name),
@@ -35,13 +35,14 @@ pub(super) fn mismatch(key: &str, text: &str) -> Option<String> {
 
 /// Kind, namespace and name of a document, if it has them.
 fn object(document: &Node) -> Option<(&str, &str, &str)> {
-    let (kind, metadata) = (document.text("kind")?, document.get("metadata"));
+    let (kind_name, metadata) = (document.text("kind")?, document.get("metadata"));
+    let kind = Kind::named(kind_name);
     let get = |field: &str| metadata.and_then(|metadata| metadata.text(field));
     // A List has no name.
     let name = get("name").or_else(|| document.get("items").map(|_| ""))?;
-    let is_namespaced = Kind::ALL.into_iter().find(|it| it.as_str() == kind).is_some_and(Kind::is_namespaced);
+    let is_namespaced = kind.is_some_and(Kind::is_namespaced);
     let namespace = if is_namespaced { get("namespace").unwrap_or(DEFAULT_NAMESPACE) } else { "" };
-    Some((kind, namespace, name))
+    Some((kind.map_or(kind_name, Kind::as_str), namespace, name))
 }
 
 #[cfg(test)]
@@ -52,10 +53,15 @@ mod tests {
     fn a_key_must_match_the_object_of_its_manifest() {
         let service = |metadata: &str| format!("apiVersion: v1\nkind: Service\nmetadata: {metadata}\n");
         let own = service("{name: api, namespace: t}");
+        let gateway = |kind: &str| format!("apiVersion: vipgate.io/v1alpha1\nkind: {kind}\nmetadata: {{name: gw-a}}\n");
         for (key, text) in [
             ("Service/t/api", &own),
             ("Service/default/api", &service("{name: api}")),
             ("Namespace/t", &"apiVersion: v1\nkind: Namespace\nmetadata: {name: t}\n".to_owned()),
+            ("VipGateway/gw-a", &gateway("Gateway")),
+            ("Gateway/gw-a", &gateway("VipGateway")),
+            ("Gateway/gw-a", &gateway("Gateway")),
+            ("VipGateway/gw-a", &gateway("VipGateway")),
             // Not checked: keys without kind, namespace and name, and unreadable manifests.
             ("dump", &own),
             ("Service/api", &own),
@@ -72,6 +78,7 @@ mod tests {
             ("EgressPolicy/t/api", &own, ["EgressPolicy t/api", "Service t/api"]),
             ("Service/t/api", &service("{name: api}"), ["Service t/api", "Service default/api"]),
             ("Namespace/u", &"kind: Namespace\nmetadata: {name: t}\n".to_owned(), ["Namespace u", "Namespace t"]),
+            ("Gateway/gw-b", &gateway("Gateway"), ["VipGateway gw-b", "VipGateway gw-a"]),
             ("Service/t/api", &format!("{own}---\n{own}"), ["one Service", "2 documents"]),
             ("Service/t/api", &"kind: List\nitems: []\n".to_owned(), ["Service t/api", "List"]),
         ] {

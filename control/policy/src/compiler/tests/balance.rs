@@ -137,7 +137,7 @@ fn endpoints_and_ports_of_a_failed_gateway_are_spread_over_all_others() {
 fn many_gateways_have_similar_numbers_of_endpoints_and_ports() {
     let gateway = |n: usize| {
         format!(
-            "apiVersion: vipgate.io/v1alpha1\nkind: Gateway\nmetadata: {{name: gw-{n}}}\n\
+            "apiVersion: vipgate.io/v1alpha1\nkind: VipGateway\nmetadata: {{name: gw-{n}}}\n\
              spec: {{peerAddress: 192.0.2.{n}}}\n"
         )
     };

@@ -385,7 +385,7 @@ fn missing_and_duplicate_peer_addresses_of_gateways_are_warnings() {
         [
             "m.yaml:4: spec.peerAddress: warning: is missing: other gateways reach this one only if its configuration \
              sets peer.address",
-            "m.yaml:14: spec.peerAddress: warning: 192.0.2.98 is also the address of Gateway gw-b (m.yaml:6)",
+            "m.yaml:14: spec.peerAddress: warning: 192.0.2.98 is also the address of VipGateway gw-b (m.yaml:6)",
         ]
     );
 }

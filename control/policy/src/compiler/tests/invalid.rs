@@ -189,7 +189,7 @@ fn suspicious_policies_are_accepted_with_a_warning() {
         (vec![slice("s", &["10.0.0.1"]).replace("IPv4", "FQDN")], "m.yaml:4: addressType: warning: "),
         (
             vec![s(), policy("p", "", "{serviceRef: {name: s}, gateways: {names: [gw-a, gw-z]}}"), gateway("gw-a", "")],
-            "m.yaml:10: spec.gateways.names[1]: warning: there is no Gateway gw-z",
+            "m.yaml:10: spec.gateways.names[1]: warning: there is no VipGateway gw-z",
         ),
     ] {
         let got = expect_diagnostic(&documents, expected);

@@ -73,7 +73,7 @@ fn each_endpoint_has_a_gateway_that_owns_its_vips_or_a_diagnostic() {
             check_vip(&placement, vip, coverage)?;
         }
         for Peer { name, .. } in &placement.peers {
-            let spec = documents.iter().find(|it| it.contains("kind: Gateway") && it.contains(&**name)).unwrap();
+            let spec = documents.iter().find(|it| it.contains("kind: VipGateway") && it.contains(&**name)).unwrap();
             let limit = [1, 2].into_iter().find(|max| spec.contains(&format!("maxAddresses: {max}")));
             let owns = |vip: &&VipSpec| block_orders(&placement, vip).iter().any(|order| order[0] == *name);
             let owned = placement.vips.iter().filter(owns).count();

@@ -220,6 +220,10 @@ codes! {
          there, so it can be neither backend nor covered endpoint. Correct the address.",
         "EndpointSlice": "addressType: IPv4\nendpoints: [{addresses: [127.0.0.1]}]"
             => "addressType: IPv4\nendpoints: [{addresses: [10.244.0.7]}]";
+    FormerKind = 317, "Kind has another name now",
+        "The kind `Gateway` of vipgate.io is `VipGateway` now, since Gateway API and Istio have a `Gateway`, too. The \
+         former name is still read as the same kind. Write the new one; a later version will not read the former.",
+        "VipGateway": "kind: Gateway\nspec: {zone: zone-1}" => "kind: VipGateway\nspec: {zone: zone-1}";
 
     // VG04xx: egress policies, VIPs and pools.
     NoSuchService = 401, "Service does not exist",
@@ -307,17 +311,17 @@ codes! {
 
     // VG06xx: gateways and nodes.
     NoSuchGateway = 601, "Gateway does not exist",
-        "`gateways.names` of a policy has a name without Gateway manifest. The policy uses the other ones. Correct \
+        "`gateways.names` of a policy has a name without VipGateway manifest. The policy uses the other ones. Correct \
          the name, or add the manifest.";
     NoGatewaySelected = 602, "Selector matches no gateway",
-        "No Gateway manifest has the labels of `gateways.selector`. No gateway is eligible, so the traffic of the \
+        "No VipGateway manifest has the labels of `gateways.selector`. No gateway is eligible, so the traffic of the \
          policy's endpoints is dropped. Check the labels of both.";
     NoPeerAddress = 603, "Gateway has no peer address",
         "Gateways of a group exchange packets and sessions, so each needs an address for the others. The manifest has \
          none; the gateway is reachable only if its own configuration has `peer.address`. Set `spec.peerAddress`, \
          too.";
     DuplicatePeerAddress = 604, "Two gateways with one peer address",
-        "Two Gateway manifests have the same `spec.peerAddress`. Packets for one would reach the other. Correct one \
+        "Two VipGateway manifests have the same `spec.peerAddress`. Packets for one would reach the other. Correct one \
          of the two.";
     NoEligibleGateway = 605, "No gateway for a policy's VIPs",
         "The policy has VIPs, but no eligible gateway owns one: `gateways` permits none, or all are at \

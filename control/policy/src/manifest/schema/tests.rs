@@ -65,8 +65,8 @@ fn all_variants_of_custom_resources_are_accepted() {
         ("EgressPolicy", &selecting("addresses: [203.0.113.10, \"2001:db8::10\"]")),
         ("EgressPolicy", &selecting("pools: [{name: public}]")),
         ("EgressPolicy", &selecting("pools: [{name: public, count: 3}], addresses: null")),
-        ("Gateway", "{}"),
-        ("Gateway", "{zone: z, node: n, peerAddress: \"2001:db8::1\", maxAddresses: 1}"),
+        ("VipGateway", "{}"),
+        ("VipGateway", "{zone: z, node: n, peerAddress: \"2001:db8::1\", maxAddresses: 1}"),
         ("AddressPool", "{ranges: [203.0.113.0/30, \"2001:db8::-2001:db8::2\", 203.0.113.4 - 203.0.113.9]}"),
         ("AddressPool", "{provider: {cloud: {tags: [a, 7]}}}"),
     ] {
@@ -99,12 +99,12 @@ fn unknown_fields_values_and_types_are_rejected() {
         ("EgressPolicy", "{serviceRef: {name: s}, limits: {sessionsPerEndpoint: 1.5}}"),
         ("EgressPolicy", "{serviceRef: {name: s}, limits: {sessionsPerEndpoint: 4294967296}}"),
         ("EgressPolicy", "{serviceRef: {name: s}, limits: null}"),
-        ("Gateway", "null"),
-        ("Gateway", "{node: 7}"),
-        ("Gateway", "{peerAddress: gw-a}"),
-        ("Gateway", "{peerAddress: 198.51.100.256}"),
-        ("Gateway", "{maxAddresses: 0}"),
-        ("Gateway", "{maxAddresses: \"1\"}"),
+        ("VipGateway", "null"),
+        ("VipGateway", "{node: 7}"),
+        ("VipGateway", "{peerAddress: gw-a}"),
+        ("VipGateway", "{peerAddress: 198.51.100.256}"),
+        ("VipGateway", "{maxAddresses: 0}"),
+        ("VipGateway", "{maxAddresses: \"1\"}"),
         ("AddressPool", "{}"),
         ("AddressPool", "{ranges: []}"),
         ("AddressPool", "{ranges: [203.0.113.9]}"),
@@ -114,7 +114,7 @@ fn unknown_fields_values_and_types_are_rejected() {
     ] {
         assert_eq!(is_rejected(&manifest(kind, spec)), Some(true), "{kind} {spec}");
     }
-    let valid = manifest("Gateway", "{}");
+    let valid = manifest("VipGateway", "{}");
     assert_eq!(is_rejected(&valid), Some(false));
     for (from, to) in [
         ("v1alpha1", "v1"),
@@ -137,6 +137,6 @@ proptest! {
         prop_assert_eq!(assert_accepted(&manifest("EgressPolicy", &spec)), 1);
         let ranges = format!("{{ranges: [\"{net}\", \"{first}-{first}\"]}}");
         prop_assert_eq!(assert_accepted(&manifest("AddressPool", &ranges)), 1);
-        prop_assert_eq!(assert_accepted(&manifest("Gateway", &format!("{{peerAddress: \"{first}\"}}"))), 1);
+        prop_assert_eq!(assert_accepted(&manifest("VipGateway", &format!("{{peerAddress: \"{first}\"}}"))), 1);
     }
 }
