@@ -14,12 +14,12 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use vipgate_dataplane::policy::spec::PolicySet;
-use vipgate_policy::compiler::{Placement, compile};
+use vipgate_policy::compiler::{Placement, Tenancy, compile_for};
 use vipgate_policy::diagnostic::{Code, Diagnostic, sort_and_dedup};
 use vipgate_policy::manifest::{Manifests, UnsupportedKinds, read};
 use vipgate_policy::yaml::{Source, YamlError};
 
-use crate::config::{Config, PolicydConfig};
+use crate::config::{Config, PolicySource, PolicydConfig};
 use crate::source::manifest_files::walk;
 use crate::text_file::named_text;
 use crate::xds::resource::version_of;
@@ -109,22 +109,24 @@ impl Report {
     }
 }
 
-/// Checks files and directories.
-pub fn run(paths: &[PathBuf]) -> Report {
-    run_with_placement(paths).0
+/// Checks files and directories. `tenancy`: `None` is that of the configuration files, see [`run_with_placement`].
+pub fn run(paths: &[PathBuf], tenancy: Option<Tenancy>) -> Report {
+    run_with_placement(paths, tenancy).0
 }
 
 /// Checks files and directories, with the placement of the policy; none if there are no manifests. It is valid only
-/// without errors in the report.
-pub fn run_with_placement(paths: &[PathBuf]) -> (Report, Option<Placement>) {
-    run_in(Path::new(""), paths)
+/// without errors in the report. Without `tenancy`, that of the configuration files at the paths, if they have the same
+/// one, else strict tenancy.
+pub fn run_with_placement(paths: &[PathBuf], tenancy: Option<Tenancy>) -> (Report, Option<Placement>) {
+    run_in(Path::new(""), paths, tenancy)
 }
 
 /// Checks files and directories; relative paths in configurations are relative to `base`.
-fn run_in(base: &Path, paths: &[PathBuf]) -> (Report, Option<Placement>) {
+fn run_in(base: &Path, paths: &[PathBuf], tenancy: Option<Tenancy>) -> (Report, Option<Placement>) {
     let mut placement = None;
     let mut report = Report::default();
     let mut gateways = Vec::new();
+    let mut configured = Vec::new();
     let mut manifests = Manifests::default();
     let mut files = 0;
     let found = walk(paths);
@@ -148,12 +150,18 @@ fn run_in(base: &Path, paths: &[PathBuf]) -> (Report, Option<Placement>) {
                 Ok(config) => {
                     let what = format!("gateway {}", config.name);
                     gateways.push(config.locality());
+                    if matches!(config.policy, PolicySource::Files(_)) {
+                        configured.push(config.tenancy);
+                    }
                     (what, diagnostics(&source, files::gateway(&config, base)))
                 }
                 Err(errors) => (String::new(), errors.0),
             },
             File::Policyd => match PolicydConfig::from_source(&source) {
-                Ok(config) => ("policyd".to_owned(), diagnostics(&source, files::policyd(&config, base))),
+                Ok(config) => {
+                    configured.push(config.tenancy);
+                    ("policyd".to_owned(), diagnostics(&source, files::policyd(&config, base)))
+                }
                 Err(errors) => (String::new(), errors.0),
             },
             File::Manifests => {
@@ -170,7 +178,9 @@ fn run_in(base: &Path, paths: &[PathBuf]) -> (Report, Option<Placement>) {
     if files > 0 {
         // With one gateway configuration, the policy of that gateway; else that of all gateways.
         let gateway = if gateways.len() == 1 { gateways.pop() } else { None };
-        let compiled = compile(&manifests.objects);
+        configured.dedup();
+        let configured = if let [tenancy] = configured[..] { tenancy } else { Tenancy::Strict };
+        let compiled = compile_for(tenancy.unwrap_or(configured), &manifests.objects);
         let set = compiled.placement.policy_for(gateway.as_ref(), &version_of(&compiled.placement));
         report.policy = Some(summary(files, &manifests, &set));
         report.diagnostics.extend(manifests.diagnostics);

@@ -25,6 +25,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use vipgate_dataplane::session::query::SessionState;
+use vipgate_policy::compiler::Tenancy;
 use vipgate_policy::manifest::crd;
 
 use crate::admin::filter::{protocol, protocol_name, session_state};
@@ -40,6 +41,24 @@ use crate::{check, demo, gateway, kernel, output, policyd};
 pub struct Cli {
     #[command(subcommand)]
     command: Command,
+}
+
+/// What tenants may use, as an argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum TenancyArg {
+    /// Policies of a namespace use its own pods and Services, and AddressPools for it
+    Strict,
+    /// Policies may use pods and addresses of all
+    Open,
+}
+
+impl From<TenancyArg> for Tenancy {
+    fn from(argument: TenancyArg) -> Self {
+        match argument {
+            TenancyArg::Strict => Self::Strict,
+            TenancyArg::Open => Self::Open,
+        }
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -87,6 +106,9 @@ enum Command {
         /// Print the CustomResourceDefinitions of vipgate's kinds instead, as YAML
         #[arg(long, conflicts_with_all = ["paths", "print_schema"])]
         print_crds: bool,
+        /// Tenancy to compile manifests for; default: that of the configuration files at the paths, else strict
+        #[arg(long, value_enum)]
+        tenancy: Option<TenancyArg>,
         /// Explain a code such as VG0301 instead; without a code, or with `list`: list all codes
         #[arg(long, value_name = "CODE", conflicts_with_all = ["paths", "print_schema", "print_crds", "output"])]
         #[expect(clippy::option_option, reason = "clap's form of a flag whose value may be left out")]
@@ -289,7 +311,7 @@ fn run(cli: Cli) -> Result<(), CommandError> {
         Command::Check { print_schema: Some(None), .. } => output::json(&schema::all()),
         Command::Check { print_crds: true, .. } => output::print(&crd::yaml().map_err(CommandError::runtime)?),
         Command::Check { explain: Some(code), .. } => explain_code(code.as_deref()),
-        Command::Check { paths, output, .. } => run_check(&paths, output),
+        Command::Check { paths, output, tenancy, .. } => run_check(&paths, tenancy.map(Tenancy::from), output),
         Command::Demo { keep } => demo::run(keep),
         Command::Status(args) => status::run(&args),
         Command::Sessions { action: Some(SessionsAction::Flush { gateway, filter, all }), .. } => {
@@ -320,8 +342,8 @@ fn explain_code(code: Option<&str>) -> Result<(), CommandError> {
     output::print(&text.map_err(CommandError::usage)?)
 }
 
-fn run_check(paths: &[PathBuf], format: Format) -> Result<(), CommandError> {
-    let report = check::run(paths);
+fn run_check(paths: &[PathBuf], tenancy: Option<Tenancy>, format: Format) -> Result<(), CommandError> {
+    let report = check::run(paths, tenancy);
     for diagnostic in &report.diagnostics {
         output::print_error(diagnostic);
     }
@@ -388,8 +410,15 @@ mod tests {
             let Ok(Command::Check { explain, .. }) = parsed(&format!("vipgate check {line}")) else { panic!("{line}") };
             assert_eq!(explain, Some(code.map(str::to_owned)), "{line}");
         }
+        for (line, expected) in [("", None), (" --tenancy open", Some(Tenancy::Open))] {
+            let Ok(Command::Check { tenancy, .. }) = parsed(&format!("vipgate check a{line}")) else {
+                panic!("{line}")
+            };
+            assert_eq!(tenancy.map(Tenancy::from), expected, "{line}");
+        }
         for line in [
             "vipgate check",
+            "vipgate check a --tenancy closed",
             "vipgate check a --print-schema",
             "vipgate check a --print-crds",
             "vipgate check --print-schema --print-crds",

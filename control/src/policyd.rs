@@ -106,7 +106,8 @@ async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
     let (publish, published) = watch::channel(None);
     let (command_sender, commands) = mpsc::channel(1);
     let cluster = Cluster::from_config(&config.pod_cidrs, &config.service_cidrs, config.uncovered);
-    let intake = SourceIngester::new(source, ManifestStore::new(config.allow_empty).with_cluster(cluster));
+    let store = ManifestStore::new(config.allow_empty).with_cluster(cluster).with_tenancy(config.tenancy);
+    let intake = SourceIngester::new(source, store);
     let listen = config.listen.to_string();
     let state = server_state(config, intake.status(), command_sender, published);
     let signal_error = |error| CommandError::runtime(error).context("cannot install signal handlers");

@@ -13,6 +13,8 @@ use crate::config::{Config, PolicydConfig};
 pub enum Published {
     /// Kind `EgressPolicy`.
     EgressPolicy,
+    /// Kind `ClusterEgressPolicy`.
+    ClusterEgressPolicy,
     /// Kind `VipGateway`.
     Gateway,
     /// Kind `AddressPool`.
@@ -27,13 +29,21 @@ pub enum Published {
 
 impl Published {
     /// All documents.
-    pub const ALL: [Self; 6] =
-        [Self::EgressPolicy, Self::Gateway, Self::AddressPool, Self::OverlayNode, Self::GatewayYaml, Self::PolicydYaml];
+    pub const ALL: [Self; 7] = [
+        Self::EgressPolicy,
+        Self::ClusterEgressPolicy,
+        Self::Gateway,
+        Self::AddressPool,
+        Self::OverlayNode,
+        Self::GatewayYaml,
+        Self::PolicydYaml,
+    ];
 
     /// The kind, or the default name of the file.
     pub fn name(self) -> &'static str {
         match self {
             Self::EgressPolicy => Kind::EgressPolicy.as_str(),
+            Self::ClusterEgressPolicy => Kind::ClusterEgressPolicy.as_str(),
             Self::Gateway => Kind::Gateway.as_str(),
             Self::AddressPool => Kind::AddressPool.as_str(),
             Self::OverlayNode => Kind::OverlayNode.as_str(),
@@ -64,6 +74,7 @@ pub fn document(of: Published) -> Value {
     };
     match of {
         Published::EgressPolicy => custom_resource(Kind::EgressPolicy),
+        Published::ClusterEgressPolicy => custom_resource(Kind::ClusterEgressPolicy),
         Published::Gateway => custom_resource(Kind::Gateway),
         Published::AddressPool => custom_resource(Kind::AddressPool),
         Published::OverlayNode => custom_resource(Kind::OverlayNode),

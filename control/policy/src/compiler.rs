@@ -21,6 +21,7 @@ mod services;
 mod shard_maps;
 mod shard_moves;
 mod slices;
+mod tenancy;
 mod vips;
 
 use std::sync::Arc;
@@ -43,6 +44,7 @@ use self::pool::Pools;
 use self::shard_maps::ShardMaps;
 pub use self::shard_moves::{Placed, ShardMove, shard_groups, shard_moves};
 use self::slices::Slices;
+pub use self::tenancy::Tenancy;
 use crate::diagnostic::{Diagnostic, Diagnostics};
 use crate::manifest::Object;
 
@@ -69,30 +71,41 @@ impl Compiled {
     }
 }
 
-/// Compiles the policy of all objects.
+/// Compiles the policy of all objects for open tenancy.
 pub fn compile<'a>(objects: impl IntoIterator<Item = &'a Object>) -> Compiled {
+    compile_for(Tenancy::Open, objects)
+}
+
+/// Compiles the policy of all objects.
+pub fn compile_for<'a>(tenancy: Tenancy, objects: impl IntoIterator<Item = &'a Object>) -> Compiled {
     let mut objects: Vec<&Object> = objects.into_iter().collect();
     objects.sort_by(|a, b| inventory::order(a, b));
-    Memo::default().compile(objects.into_iter(), &Changes::default())
+    Memo::default().compile(tenancy, objects.into_iter(), &Changes::default())
 }
 
 /// A compiler that keeps its last result, and compiles only what a change of the objects concerns. Each result equals
-/// that of [`compile`], diagnostics included.
+/// that of [`compile_for`], diagnostics included.
 #[derive(Debug, Default)]
 pub struct Compiler {
+    tenancy: Tenancy,
     /// In the order of the inventory.
     objects: Vec<Arc<Object>>,
     memo: Memo,
 }
 
 impl Compiler {
+    /// A compiler without a result.
+    pub fn new(tenancy: Tenancy) -> Self {
+        Self { tenancy, ..Self::default() }
+    }
+
     /// Compiles the policy of all objects. An object that is the same as in the previous call is the same allocation.
     pub fn compile<'a>(&mut self, objects: impl IntoIterator<Item = &'a Arc<Object>>) -> Compiled {
         let mut objects: Vec<Arc<Object>> = objects.into_iter().cloned().collect();
         objects.sort_by(|a, b| inventory::order(a, b));
         let compiled = {
             let changes = Changes::between(&self.objects, &objects);
-            self.memo.compile(objects.iter().map(Arc::as_ref), &changes)
+            self.memo.compile(self.tenancy, objects.iter().map(Arc::as_ref), &changes)
         };
         self.objects = objects;
         compiled

@@ -25,8 +25,9 @@ use k8s_openapi::api::networking::v1::ServiceCIDR;
 pub use self::address::{Family, unusable as unusable_address};
 pub(crate) use self::annotation::{ANNOUNCE_FIELD, EGRESS_FIELD, TABLE_SIZE_FIELD};
 pub use self::custom_resources::{
-    AddressPool, AddressPoolSpec, AddressSelection, Announce, Distribution, EgressPolicy, EgressPolicySpec, Gateway,
-    GatewayRef, GatewaySpec, Limits, OnExhaustion, PodSelector, PoolRef, ServiceRef, UncoveredAction, ZoneAffinity,
+    AddressPool, AddressPoolSpec, AddressSelection, Announce, ClusterEgressPolicySpec, Distribution, EgressPolicy,
+    EgressPolicySpec, Gateway, GatewayRef, GatewaySpec, Limits, OnExhaustion, PodSelector, PoolRef, ServiceRef,
+    UncoveredAction, ZoneAffinity,
 };
 pub use self::label_selector::{LabelSelector, Requirement};
 pub use self::overlay::{MacAddress, MacAddressError, OverlayNode, OverlayNodeSpec};
@@ -60,6 +61,8 @@ pub struct Object {
 pub enum Body {
     /// `vipgate.io/v1alpha1` `AddressPool`.
     AddressPool(Box<AddressPool>),
+    /// `vipgate.io/v1alpha1` `ClusterEgressPolicy`.
+    ClusterEgressPolicy(Box<EgressPolicy>),
     /// `vipgate.io/v1alpha1` `EgressPolicy`.
     EgressPolicy(Box<EgressPolicy>),
     /// `discovery.k8s.io/v1` `EndpointSlice`.
@@ -85,6 +88,8 @@ pub enum Body {
 pub enum Kind {
     /// Address ranges that VIPs are allocated from.
     AddressPool,
+    /// SNAT policy of the platform: the VIPs of selected pods in any namespace.
+    ClusterEgressPolicy,
     /// SNAT policy: the VIPs of selected pods.
     EgressPolicy,
     /// Endpoints of a Service.
@@ -107,8 +112,9 @@ pub enum Kind {
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::AddressPool,
+        Self::ClusterEgressPolicy,
         Self::EgressPolicy,
         Self::EndpointSlice,
         Self::Gateway,
@@ -124,6 +130,7 @@ impl Kind {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::AddressPool => "AddressPool",
+            Self::ClusterEgressPolicy => "ClusterEgressPolicy",
             Self::EgressPolicy => "EgressPolicy",
             Self::EndpointSlice => "EndpointSlice",
             Self::Gateway => "VipGateway",
@@ -151,6 +158,7 @@ impl Kind {
     pub fn plural(self) -> &'static str {
         match self {
             Self::AddressPool => "addresspools",
+            Self::ClusterEgressPolicy => "clusteregresspolicies",
             Self::EgressPolicy => "egresspolicies",
             Self::EndpointSlice => "endpointslices",
             Self::Gateway => "vipgateways",
@@ -166,7 +174,9 @@ impl Kind {
     /// The supported `apiVersion`.
     pub fn api_version(self) -> &'static str {
         match self {
-            Self::AddressPool | Self::EgressPolicy | Self::Gateway | Self::OverlayNode => "vipgate.io/v1alpha1",
+            Self::AddressPool | Self::ClusterEgressPolicy | Self::EgressPolicy | Self::Gateway | Self::OverlayNode => {
+                "vipgate.io/v1alpha1"
+            }
             Self::EndpointSlice => "discovery.k8s.io/v1",
             Self::ServiceCidr => "networking.k8s.io/v1",
             Self::Namespace | Self::Node | Self::Pod | Self::Service => "v1",
@@ -178,6 +188,7 @@ impl Kind {
         match self {
             Self::EgressPolicy | Self::EndpointSlice | Self::Pod | Self::Service => true,
             Self::AddressPool
+            | Self::ClusterEgressPolicy
             | Self::Gateway
             | Self::Namespace
             | Self::Node

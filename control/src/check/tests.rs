@@ -14,7 +14,7 @@ fn conf(name: &str) -> PathBuf {
 
 #[test]
 fn the_example_configuration_is_valid() {
-    let report = run_in(&conf(".."), &[conf("gateway.yaml"), conf("policyd.yaml"), conf("demo/policy")]).0;
+    let report = run_in(&conf(".."), &[conf("gateway.yaml"), conf("policyd.yaml"), conf("demo/policy")], None).0;
     assert_eq!(report.diagnostics, []);
     assert_eq!(report.exit_code(), 0);
     let what: Vec<_> = report.configurations.iter().map(|configuration| configuration.role.as_str()).collect();
@@ -47,7 +47,7 @@ fn the_example_configuration_is_valid() {
 
 #[test]
 fn the_example_of_several_gateways_is_valid() {
-    let report = run(&[conf("demo/group")]);
+    let report = run(&[conf("demo/group")], None);
     assert_eq!(report.diagnostics, []);
     let policy = report.policy.as_ref().unwrap();
     let vips: Vec<_> = policy.vips.iter().map(|vip| vip.address.as_str()).collect();
@@ -56,7 +56,7 @@ fn the_example_of_several_gateways_is_valid() {
 
 #[test]
 fn all_of_conf_can_be_checked_at_once() {
-    let report = run_in(&conf(".."), &[conf("")]).0;
+    let report = run_in(&conf(".."), &[conf("")], None).0;
     assert_eq!(report.diagnostics, []);
     assert_eq!(report.configurations.len(), 3);
 }
@@ -75,7 +75,7 @@ fn all_diagnostics_are_reported_in_order() {
     .unwrap();
     write(at("m/2.yaml"), "apiVersion: v1\nkind: Secret\nmetadata: {name: s}\n---\na: [\n").unwrap();
     write(at("m/3.json"), "{\"dashboard\": {}}").unwrap();
-    let report = run(&[dir.path().to_owned(), at("gateway.yaml"), "/nonexistent".into()]);
+    let report = run(&[dir.path().to_owned(), at("gateway.yaml"), "/nonexistent".into()], None);
     assert_eq!(report.exit_code(), 2);
     let prefix = format!("{}/", dir.path().display());
     let messages: Vec<_> =
@@ -99,7 +99,7 @@ fn check_text(name: &str, text: &str) -> (u8, Vec<String>) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join(name);
     write(&file, text).unwrap();
-    let report = run(std::slice::from_ref(&file));
+    let report = run(std::slice::from_ref(&file), None);
     let prefix = format!("{}/", dir.path().display());
     (report.exit_code(), report.diagnostics.iter().map(|it| it.to_string().replace(&prefix, "")).collect())
 }

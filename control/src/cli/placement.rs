@@ -8,11 +8,13 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
-use vipgate_policy::compiler::{GatewayChanges, Homes, PlacementDiff, PortChanges, VipChanges, placement_diff};
+use vipgate_policy::compiler::{
+    GatewayChanges, Homes, PlacementDiff, PortChanges, Tenancy, VipChanges, placement_diff,
+};
 
 use super::show::{block_on, connect};
 use super::table::{Table, number, word};
-use super::{Format, QueryArgs};
+use super::{Format, QueryArgs, TenancyArg};
 use crate::check;
 use crate::command_error::CommandError;
 use crate::output;
@@ -27,6 +29,9 @@ pub(super) struct Placement {
     /// Show what would move; required, since nothing but the policy places VIPs and endpoints
     #[arg(long)]
     dry_run: bool,
+    /// Tenancy to compile the manifests for; default: that of the configuration files at the paths, else strict
+    #[arg(long, value_enum)]
+    tenancy: Option<TenancyArg>,
     #[command(flatten)]
     gateway: QueryArgs,
 }
@@ -78,7 +83,7 @@ pub(super) fn run(args: &Placement) -> Result<(), CommandError> {
                       a change of manifests would move";
         return Err(CommandError::usage(reason));
     }
-    let (report, placement) = check::run_with_placement(&args.paths);
+    let (report, placement) = check::run_with_placement(&args.paths, args.tenancy.map(Tenancy::from));
     for diagnostic in &report.diagnostics {
         output::print_error(diagnostic);
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use vipgate_dataplane::worker::builder::SESSIONS_PER_RESERVED;
-use vipgate_policy::compiler::{Cluster, GatewayLocality};
+use vipgate_policy::compiler::{Cluster, GatewayLocality, Tenancy};
 use vipgate_policy::manifest::{Cidr, UncoveredAction};
 use vipgate_policy::schema::{Address, FilePath, NAME_PATTERN, SocketAddress, URL_PATTERN};
 use vipgate_xdp::open::FILL_RING_SIZES;
@@ -47,6 +47,9 @@ pub struct Config {
     /// removed. Otherwise the last good policy stays in force. Default: `false`.
     #[serde(default)]
     pub allow_empty: bool,
+    /// With `policy.files`: what EgressPolicies and Services of a namespace may use. Default: `strict`.
+    #[serde(default)]
+    pub tenancy: Tenancy,
     /// Session table.
     #[serde(default)]
     pub sessions: Sessions,

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
+use vipgate_policy::compiler::Tenancy;
 use vipgate_policy::manifest::{Cidr, UncoveredAction};
 use vipgate_policy::schema::{FilePath, SocketAddress, URL_PATTERN};
 
@@ -35,6 +36,9 @@ pub struct PolicydConfig {
     /// Otherwise the last good policy stays in force. Default: `false`.
     #[serde(default)]
     pub allow_empty: bool,
+    /// What EgressPolicies and Services of a namespace may use. Default: `strict`.
+    #[serde(default)]
+    pub tenancy: Tenancy,
     /// Pod prefixes, covered by a policy or not. Traffic to them is internal and not translated.
     #[serde(default)]
     #[schemars(extend("uniqueItems" = true, "default" = []))]

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use vipgate_dataplane::policy::spec::Role;
+use vipgate_policy::compiler::Tenancy;
 use vipgate_policy::diagnostic::Code;
 use vipgate_policy::manifest::Cidr;
 use vipgate_xdp::open::FILL_RING_SIZES;
@@ -112,6 +113,10 @@ impl Config {
                 if self.allow_empty {
                     let reason = "applies to policy.files only; for a policy server set it in policyd.yaml";
                     report(Code::AllowEmptyWithServer, "allow_empty", reason.into());
+                }
+                if self.tenancy != Tenancy::default() {
+                    let reason = "applies to policy.files only; for a policy server set it in policyd.yaml";
+                    report(Code::TenancyWithServer, "tenancy", reason.into());
                 }
             }
         }

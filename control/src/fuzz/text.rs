@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use vipgate_dataplane::policy::build::Builder;
-use vipgate_policy::compiler::{GatewayLocality, Placement, compile};
+use vipgate_policy::compiler::{GatewayLocality, Placement, Tenancy, compile_for};
 use vipgate_policy::diagnostic::{Diagnostic, Diagnostics};
 use vipgate_policy::manifest::{Manifests, Object, UnsupportedKinds, read};
 use vipgate_policy::yaml::{self, MAX_ALIAS_BYTES, MAX_ALIAS_VALUES, Node, Source, Value};
@@ -46,12 +46,20 @@ pub fn manifests(data: &[u8]) {
     parse_bounded(text);
     let mut manifests = Manifests::default();
     read(&Arc::new(Source::new("m.yaml", text.to_owned())), UnsupportedKinds::Reject, &mut manifests);
-    let compiled = compile(&manifests.objects);
-    let diagnostics = Diagnostics([manifests.diagnostics, compiled.diagnostics].concat());
+    for tenancy in [Tenancy::Open, Tenancy::Strict] {
+        compile_manifests(text, &manifests, tenancy);
+    }
+    assert!(start.elapsed() < TIME_LIMIT, "{:?}", start.elapsed());
+}
+
+/// Compiles manifests: in any order the same policy, which a gateway accepts.
+fn compile_manifests(text: &str, manifests: &Manifests, tenancy: Tenancy) {
+    let compiled = compile_for(tenancy, &manifests.objects);
+    let diagnostics = Diagnostics([manifests.diagnostics.clone(), compiled.diagnostics].concat());
     check_positions(text, Some(&diagnostics));
     let mut reversed: Vec<&Object> = manifests.objects.iter().collect();
     reversed.reverse();
-    let again = compile(reversed);
+    let again = compile_for(tenancy, reversed);
     let is_valid = !diagnostics.0.iter().any(Diagnostic::is_error);
     if is_valid {
         assert_eq!(
@@ -61,7 +69,6 @@ pub fn manifests(data: &[u8]) {
         );
         check_applicable(&compiled.placement);
     }
-    assert!(start.elapsed() < TIME_LIMIT, "{:?}", start.elapsed());
 }
 
 /// A gateway must accept the compiled policy of valid manifests, and build the same from files as from a server.

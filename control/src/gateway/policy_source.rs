@@ -50,9 +50,9 @@ impl PolicySubscription {
         name: String,
         files: WatchedFiles,
         locality: GatewayLocality,
-        allow_empty: bool,
+        store: ManifestStore,
     ) -> (Self, Option<PolicyUpdate>) {
-        let (mut files, subscription) = FileSource::new(&name, files, locality, allow_empty);
+        let (mut files, subscription) = FileSource::new(&name, files, locality, store);
         files.read().await;
         let update = files.difference().await;
         if update.is_some() {
@@ -102,9 +102,9 @@ impl FileSource {
         name: &str,
         files: WatchedFiles,
         locality: GatewayLocality,
-        allow_empty: bool,
+        store: ManifestStore,
     ) -> (Self, PolicySubscription) {
-        let ingester = SourceIngester::new(format!("files {name}"), ManifestStore::new(allow_empty));
+        let ingester = SourceIngester::new(format!("files {name}"), store);
         let (events, received) = mpsc::channel(MAX_PENDING_EVENTS);
         let (command_sender, commands) = mpsc::channel(1);
         let handle = FileSourceHandle { status: ingester.status(), commands: command_sender };

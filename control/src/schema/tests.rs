@@ -49,7 +49,18 @@ fn all_files_in_conf_are_accepted() {
 fn all_schemas_are_in_one_object_by_name() {
     let all = all();
     let names: Vec<_> = all.as_object().unwrap().keys().map(String::as_str).collect();
-    assert_eq!(names, ["AddressPool", "EgressPolicy", "OverlayNode", "VipGateway", "gateway.yaml", "policyd.yaml"]);
+    assert_eq!(
+        names,
+        [
+            "AddressPool",
+            "ClusterEgressPolicy",
+            "EgressPolicy",
+            "OverlayNode",
+            "VipGateway",
+            "gateway.yaml",
+            "policyd.yaml"
+        ]
+    );
     for kind in Published::ALL {
         assert_eq!(all[kind.name()]["title"], kind.name());
         assert!(!document(kind).to_string().contains("\"$ref\""), "{}", kind.name());

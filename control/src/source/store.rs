@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use thiserror::Error;
-use vipgate_policy::compiler::{Cluster, Compiled, Compiler, Placement};
+use vipgate_policy::compiler::{Cluster, Compiled, Compiler, Placement, Tenancy};
 use vipgate_policy::diagnostic::{Code, Diagnostic, sort_and_dedup};
 use vipgate_policy::manifest::{Object, ObjectId, Origin, ReadOptions, UnclassedServices, UnsupportedKinds};
 
@@ -46,6 +46,7 @@ pub struct ManifestStore {
     cluster: Cluster,
     /// Handling of `LoadBalancer` Services without a class.
     unclassed: UnclassedServices,
+    tenancy: Tenancy,
     compiler: Compiler,
 }
 
@@ -119,6 +120,12 @@ impl ManifestStore {
     #[must_use]
     pub fn with_cluster(self, cluster: Cluster) -> Self {
         Self { cluster, ..self }
+    }
+
+    /// Sets what tenants may use. Default: strict tenancy.
+    #[must_use]
+    pub fn with_tenancy(self, tenancy: Tenancy) -> Self {
+        Self { tenancy, compiler: Compiler::new(tenancy), ..self }
     }
 
     /// Sets the handling of `LoadBalancer` Services without a class. Default: they are served.
@@ -297,7 +304,8 @@ impl ManifestStore {
         let compiled = self.compiler.compile(last_good.objects(&self.sorted));
         #[cfg(test)]
         {
-            let new = vipgate_policy::compiler::compile(last_good.objects(&self.sorted).map(Arc::as_ref));
+            let objects = last_good.objects(&self.sorted).map(Arc::as_ref);
+            let new = vipgate_policy::compiler::compile_for(self.tenancy, objects);
             assert_eq!((&compiled.placement, &compiled.diagnostics), (&new.placement, &new.diagnostics));
         }
         compiled

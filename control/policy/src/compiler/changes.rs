@@ -13,7 +13,7 @@ use crate::manifest::{Body, EndpointSlice, Kind, Object};
 pub(super) struct Changes<'a> {
     /// Services whose manifests or endpoint slices differ.
     pub(super) services: HashSet<NamespacedName<'a>>,
-    /// `EgressPolicy` manifests that differ, as the names of their policies.
+    /// `EgressPolicy` and `ClusterEgressPolicy` manifests that differ, as the names of their policies.
     pub(super) policies: HashSet<&'a str>,
     /// Endpoint slices that differ, before and after.
     pub(super) slices: Vec<&'a EndpointSlice>,
@@ -60,7 +60,7 @@ impl<'a> Changes<'a> {
                 self.services.extend(slice.service.as_deref().map(|service| (key.0, service)));
                 self.slices.push(slice);
             }
-            Body::EgressPolicy(_) => drop(self.policies.insert(&object.name)),
+            Body::EgressPolicy(_) | Body::ClusterEgressPolicy(_) => drop(self.policies.insert(&object.name)),
             Body::Gateway(_) => self.has_gateways = true,
             Body::Node(_) => (self.has_pods, self.has_gateways) = (true, true),
             Body::Pod(_) | Body::Namespace(_) => self.has_pods = true,

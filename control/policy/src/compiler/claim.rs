@@ -16,6 +16,7 @@ use super::inventory::{Inventory, NamespacedName, ObjectRef, age_key};
 use super::pods::{CoveredAddress, Pods};
 use super::pool::Pools;
 use super::slices::Slices;
+use crate::compiler::tenancy::Tenancy;
 use crate::diagnostic::{Code, Diagnostic, Severity};
 use crate::manifest::{
     AddressSelection, Cidr, Distribution, EGRESS_FIELD, EgressPolicy, EgressPolicySpec, GatewayRef, OnExhaustion,
@@ -25,9 +26,9 @@ use crate::manifest::{
 /// Precedence by kind of policy, highest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Rank {
-    /// EgressPolicy with `serviceRef`.
+    /// EgressPolicy or ClusterEgressPolicy with `serviceRef`.
     Service,
-    /// EgressPolicy with `selectors`.
+    /// EgressPolicy or ClusterEgressPolicy with `selectors`.
     Selectors,
     /// Service with the egress annotation.
     Annotation,
@@ -35,8 +36,9 @@ pub(super) enum Rank {
 
 impl Rank {
     /// Why it takes precedence over another one.
-    pub(super) fn precedence_reason(self, other: Self) -> &'static str {
+    pub(super) fn precedence_reason(self, other: Self, is_namespaced: bool) -> &'static str {
         match (self, other) {
+            (_, Self::Annotation) if !is_namespaced => "a ClusterEgressPolicy precedes an annotation",
             (_, Self::Annotation) => "an EgressPolicy precedes an annotation",
             _ => "serviceRef precedes selectors",
         }
@@ -48,6 +50,7 @@ impl Rank {
 pub(super) struct Claim<'a> {
     /// The policy for the engine.
     pub(super) spec: spec::EgressSpec,
+    /// Its namespace; empty for a ClusterEgressPolicy.
     pub(super) namespace: &'a str,
     pub(super) origin: &'a Origin,
     pub(super) rank: Rank,
@@ -89,6 +92,7 @@ pub(super) struct Inputs<'a> {
     pub(super) pods: &'a Pods<'a>,
     pub(super) slices: &'a Slices<'a>,
     pub(super) pools: &'a Pools<'a>,
+    pub(super) tenancy: Tenancy,
 }
 
 /// All claims, sorted by precedence, highest first, without the addresses that they cover.
@@ -104,8 +108,11 @@ pub(super) fn collect<'a>(sources: &Inputs<'a>, diagnostics: &mut Vec<Diagnostic
     // Pools allocate only addresses that no Service or policy uses.
     let mut allocated = HashSet::default();
     if policies.iter().any(|policy| policy.body.spec.pools.is_some()) {
-        allocated.extend(services.iter().flat_map(|service| &service.body.vips).map(|(_, vip)| *vip));
-        allocated.extend(policies.iter().flat_map(|policy| policy.body.spec.addresses.iter().flatten()));
+        allocated.extend(services.iter().flat_map(|service| sources.vips_of(service)).map(|(_, vip)| *vip));
+        for policy in &policies {
+            let addresses = policy.body.spec.addresses.iter().flatten();
+            allocated.extend(addresses.filter(|vip| sources.refused_address(policy.id, **vip).is_none()));
+        }
     }
     let mut claims: Vec<_> =
         policies.iter().map(|policy| sources.policy(*policy, &mut allocated, diagnostics)).collect();
@@ -179,7 +186,8 @@ impl<'a> Inputs<'a> {
             is_invalid: false,
         };
         if let Some(service) = &spec.service_ref {
-            let key = (policy.id.namespace.as_str(), service.name.as_str());
+            let namespace = service.namespace.as_ref().filter(|_| !policy.id.kind.is_namespaced());
+            let key = (namespace.unwrap_or(&policy.id.namespace).as_str(), service.name.as_str());
             claim.service = Some(key);
             let found = self.inventory.service(key);
             let missing = match found {
@@ -198,8 +206,16 @@ impl<'a> Inputs<'a> {
         } else {
             claim.vips_field = if spec.addresses.is_some() { "spec.addresses" } else { "spec.pools" };
             claim.selectors = policy.body.spec.selectors.as_deref().unwrap_or_default();
-            let addresses = spec.addresses.iter().flatten().enumerate();
-            claim.vips = addresses.map(|(i, vip)| (format!("spec.addresses[{i}]").into(), *vip)).collect();
+            for (i, vip) in spec.addresses.iter().flatten().enumerate() {
+                let field = format!("spec.addresses[{i}]");
+                if let Some((code, reason)) = self.refused_address(policy.id, *vip) {
+                    // Nobody else is kept from using it.
+                    claim.is_invalid = true;
+                    diagnostics.push(policy.error(code, &field, reason));
+                } else {
+                    claim.vips.push((field.into(), *vip));
+                }
+            }
             self.allocate_from_pools(policy, &mut claim, allocated, diagnostics);
         }
         claim
@@ -214,7 +230,11 @@ impl<'a> Inputs<'a> {
         }
         for (i, selector) in claim.selectors.iter().enumerate() {
             let before = claim.covers.len();
-            claim.covers.extend(self.pods.select(selector, claim.namespace));
+            claim.covers.extend(self.pods.select(selector, self.reach(claim.namespace)));
+            if let Some(reason) = self.pods_of_others(selector, claim.namespace) {
+                let field = format!("spec.selectors[{i}].namespaceSelector");
+                diagnostics.push(claim.diagnostic(Severity::Warning, Code::PodsOfOtherNamespace, &field, reason));
+            }
             if claim.covers.len() == before {
                 let field = format!("spec.selectors[{i}]");
                 let reason = "selects no pod that has an address".to_owned();
@@ -232,10 +252,9 @@ impl<'a> Inputs<'a> {
     ) {
         for (i, pool) in policy.body.spec.pools.iter().flatten().enumerate() {
             let field = format!("spec.pools[{i}]");
-            if !self.pools.contains(&pool.name) {
+            if let Err((code, reason)) = self.check_pool(policy.id, &pool.name) {
                 claim.is_invalid = true;
-                let reason = format!("there is no AddressPool {}", pool.name);
-                diagnostics.push(policy.error(Code::NoSuchPool, &format!("{field}.name"), reason));
+                diagnostics.push(policy.error(code, &format!("{field}.name"), reason));
                 continue;
             }
             let (vips, exhausted) = self.pools.allocate(&pool.name, &policy.id.path(), pool.count.get(), allocated);

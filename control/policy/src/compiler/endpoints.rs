@@ -146,7 +146,7 @@ fn override_remark(winner: &Claim<'_>, loser: &Claim<'_>) -> String {
 /// Why one policy takes precedence over another that covers the same endpoint.
 fn precedence(winner: &Claim<'_>, loser: &Claim<'_>) -> &'static str {
     match () {
-        () if winner.rank != loser.rank => winner.rank.precedence_reason(loser.rank),
+        () if winner.rank != loser.rank => winner.rank.precedence_reason(loser.rank, !winner.namespace.is_empty()),
         () if winner.created.is_some() && loser.created.is_none() => "the other policy has no creationTimestamp",
         () if winner.created != loser.created => "it is older",
         () => "same age, and its name sorts first",

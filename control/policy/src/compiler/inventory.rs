@@ -1,5 +1,6 @@
 //! Object index: the input objects by kind, sorted by namespace and name.
 
+use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -109,7 +110,9 @@ impl<'a> Inventory<'a> {
         let Object { id, name, origin, body } = object;
         match body {
             Body::AddressPool(body) => self.pools.push(ObjectRef { id, name, origin, body }),
-            Body::EgressPolicy(body) => self.policies.push(ObjectRef { id, name, origin, body }),
+            Body::EgressPolicy(body) | Body::ClusterEgressPolicy(body) => {
+                self.policies.push(ObjectRef { id, name, origin, body })
+            }
             Body::EndpointSlice(body) => {
                 if body.service.is_some() {
                     self.slices.push(ObjectRef { id, name, origin, body });
@@ -136,6 +139,13 @@ impl<'a> Inventory<'a> {
         self.services.get(at).copied()
     }
 
+    /// The Services of a namespace.
+    pub(super) fn services_of(&self, namespace: &str) -> &[ObjectRef<'a, Service>] {
+        let first = self.services.partition_point(|service| *service.id.namespace < *namespace);
+        let count = self.services[first..].partition_point(|service| service.id.namespace == namespace);
+        &self.services[first..first + count]
+    }
+
     /// The endpoint slices of all Services.
     pub(super) fn slices(&self) -> impl Iterator<Item = &ObjectRef<'a, EndpointSlice>> {
         self.slices.iter()
@@ -149,8 +159,9 @@ impl<'a> Inventory<'a> {
     }
 
     /// The labels of a namespace; without a manifest, only the name label.
-    pub(super) fn namespace_labels(&self, name: &str) -> BTreeMap<String, String> {
-        self.namespaces.get(name).cloned().unwrap_or_else(|| with_name(BTreeMap::new(), name))
+    pub(super) fn namespace_labels(&self, name: &str) -> Cow<'_, BTreeMap<String, String>> {
+        let known = self.namespaces.get(name).map(Cow::Borrowed);
+        known.unwrap_or_else(|| Cow::Owned(with_name(BTreeMap::new(), name)))
     }
 }
 

@@ -23,7 +23,7 @@ use super::changes::Changes;
 use super::claim::{self, Claim, Inputs};
 use super::placement::Table;
 use super::vips::{self, AssignedVip, VipTable};
-use super::{Compiled, Gateways, Inventory, Placement, Pods, Pools, ShardMaps, Slices, cluster, overlay};
+use super::{Compiled, Gateways, Inventory, Placement, Pods, Pools, ShardMaps, Slices, Tenancy, cluster, overlay};
 use crate::diagnostic::{Diagnostic, sort_and_dedup};
 use crate::manifest::Object;
 
@@ -73,7 +73,12 @@ struct Differences<'a> {
 
 impl Memo {
     /// Compiles objects, which differ from those of the previous compilation by `changes`.
-    pub(super) fn compile<'a>(&mut self, sorted: impl Iterator<Item = &'a Object>, changes: &Changes<'a>) -> Compiled {
+    pub(super) fn compile<'a>(
+        &mut self,
+        tenancy: Tenancy,
+        sorted: impl Iterator<Item = &'a Object>,
+        changes: &Changes<'a>,
+    ) -> Compiled {
         let mut diagnostics = Vec::new();
         let sink = &mut diagnostics;
         let inventory = Inventory::new(sorted, sink);
@@ -82,7 +87,7 @@ impl Memo {
         let slices = Slices::new(&inventory, &pods);
         let pools = Pools::new(&inventory, sink);
         let sources =
-            Inputs { inventory: &inventory, gateways: &gateways, pods: &pods, slices: &slices, pools: &pools };
+            Inputs { inventory: &inventory, gateways: &gateways, pods: &pods, slices: &slices, pools: &pools, tenancy };
         let claims = claim::collect(&sources, sink);
         if changes.has_gateways {
             self.shard_maps = ShardMaps::default();

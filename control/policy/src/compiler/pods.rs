@@ -23,6 +23,17 @@ pub(super) struct CoveredAddress<'a> {
     pub(super) locality: Locality<'a>,
 }
 
+/// The namespaces that a policy's selectors may select pods of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reach<'a> {
+    /// Those of `namespaceSelector`, else all.
+    Cluster,
+    /// Those of `namespaceSelector`, else the policy's own.
+    Named(&'a str),
+    /// The policy's own, if `namespaceSelector` selects it.
+    Own(&'a str),
+}
+
 /// Pods with addresses of their own, and host addresses (nodes and host-network pods).
 #[derive(Debug)]
 pub(super) struct Pods<'a> {
@@ -93,10 +104,10 @@ impl<'a> Pods<'a> {
                 self.by_address.insert(*address, (name.clone(), locality));
             }
         }
-        let namespace = self
-            .namespaces
-            .entry(&pod.id.namespace)
-            .or_insert_with(|| Namespace { labels: inventory.namespace_labels(&pod.id.namespace), pods: Vec::new() });
+        let namespace = self.namespaces.entry(&pod.id.namespace).or_insert_with(|| Namespace {
+            labels: inventory.namespace_labels(&pod.id.namespace).into_owned(),
+            pods: Vec::new(),
+        });
         namespace.pods.push(PodEntry { name, pod: pod.body, locality });
     }
 
@@ -125,15 +136,27 @@ impl<'a> Pods<'a> {
         self.hosts.get(&address).map(|host| &***host)
     }
 
-    /// Addresses of the pods that match a selector of a policy in `namespace`.
+    /// The first pod of another namespace than `own` with an address that a selector matches by its `namespaceSelector`.
+    pub(super) fn first_of_others(&self, selector: &PodSelector, own: &str) -> Option<&Arc<str>> {
+        let labels = selector.namespace_selector.as_ref()?;
+        let others = self.namespaces.iter().filter(|(name, other)| **name != own && labels.selects(&other.labels));
+        let mut pods = others.flat_map(|(_, other)| &other.pods);
+        pods.find(|entry| selector.pod_selector.selects(&entry.pod.labels)).map(|entry| &entry.name)
+    }
+
+    /// Addresses of the pods that match a selector of a policy.
     pub(super) fn select(
         &'a self,
         selector: &PodSelector,
-        namespace: &str,
+        reach: Reach<'_>,
     ) -> impl Iterator<Item = CoveredAddress<'a>> {
-        let namespaces = self.namespaces.iter().filter(move |(name, candidate)| match &selector.namespace_selector {
-            None => **name == namespace,
-            Some(labels) => labels.selects(&candidate.labels),
+        let namespaces = self.namespaces.iter().filter(move |(name, candidate)| {
+            let is_selected = selector.namespace_selector.as_ref().map(|labels| labels.selects(&candidate.labels));
+            match reach {
+                Reach::Cluster => is_selected.unwrap_or(true),
+                Reach::Named(own) => is_selected.unwrap_or(**name == own),
+                Reach::Own(own) => **name == own && is_selected.unwrap_or(true),
+            }
         });
         namespaces
             .flat_map(|(_, candidate)| &candidate.pods)

@@ -17,7 +17,7 @@ use crate::manifest::{AddressPool, AddressRange, Announce, Family};
 /// All address pools.
 #[derive(Debug)]
 pub(super) struct Pools<'a> {
-    by_name: BTreeMap<&'a str, &'a [AddressRange]>,
+    by_name: BTreeMap<&'a str, ObjectRef<'a, AddressPool>>,
     /// Sorted by first address, without overlaps.
     ranges: Vec<(AddressRange, ObjectRef<'a, AddressPool>)>,
 }
@@ -43,20 +43,25 @@ impl<'a> Pools<'a> {
                 _ => disjoint.push((range, pool)),
             }
         }
-        let by_name = inventory.pools.iter().map(|pool| (pool.id.name.as_str(), pool.body.spec.ranges.as_slice()));
+        let by_name = inventory.pools.iter().map(|pool| (pool.id.name.as_str(), *pool));
         Self { by_name: by_name.collect(), ranges: disjoint }
+    }
+
+    /// The pool with this address.
+    pub(super) fn of(&self, address: IpAddr) -> Option<ObjectRef<'a, AddressPool>> {
+        let after = self.ranges.partition_point(|(range, _)| range.first <= address);
+        let (range, pool) = &self.ranges[after.checked_sub(1)?];
+        range.contains(address).then_some(*pool)
     }
 
     /// Announce mode and name of the pool with this address.
     pub(super) fn announce(&self, address: IpAddr) -> Option<(Announce, &'a str)> {
-        let after = self.ranges.partition_point(|(range, _)| range.first <= address);
-        let (range, pool) = &self.ranges[after.checked_sub(1)?];
-        range.contains(address).then_some((pool.body.spec.announce, pool.id.name.as_str()))
+        self.of(address).map(|pool| (pool.body.spec.announce, pool.id.name.as_str()))
     }
 
-    /// Whether there is a pool with this name.
-    pub(super) fn contains(&self, name: &str) -> bool {
-        self.by_name.contains_key(name)
+    /// The pool with this name.
+    pub(super) fn named(&self, name: &str) -> Option<ObjectRef<'a, AddressPool>> {
+        self.by_name.get(name).copied()
     }
 
     /// Allocates `count` addresses of each family of the pool for the policy `owner`. If a family has too few free
@@ -68,7 +73,7 @@ impl<'a> Pools<'a> {
         count: u32,
         allocated: &mut HashSet<IpAddr>,
     ) -> (Vec<IpAddr>, Option<Family>) {
-        let ranges = self.by_name.get(name).copied().unwrap_or_default();
+        let ranges = self.by_name.get(name).map(|pool| pool.body.spec.ranges.as_slice()).unwrap_or_default();
         let of_family = |family| ranges.iter().filter(|range| Family::of(range.first) == family).collect();
         let ranges: [Vec<_>; 2] = Family::ALL.map(of_family);
         let sizes = ranges.each_ref().map(|all| all.iter().fold(0_u128, |sum, range| sum.saturating_add(size(range))));

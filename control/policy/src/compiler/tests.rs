@@ -11,6 +11,7 @@ mod placement_diff;
 mod rebalancing;
 mod shard_moves;
 mod stability;
+mod tenancy;
 mod valid;
 mod worlds;
 

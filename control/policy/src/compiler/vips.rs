@@ -70,12 +70,13 @@ pub(super) fn compile<'a>(
             referrers.entry(service).or_insert(claim);
         }
     }
-    let of_services = services.iter().flat_map(|service| &service.body.vips);
+    sources.check_service_vips(diagnostics);
+    let of_services = services.iter().flat_map(|service| sources.vips_of(service));
     let all = of_services.chain(claims.iter().flat_map(|claim| &claim.vips));
     let endpoints = sources.slices.endpoints_among(&all.map(|(_, vip)| *vip).collect());
     let mut vips = BTreeMap::new();
     for service in &services {
-        for (field, vip) in &service.body.vips {
+        for (field, vip) in sources.vips_of(service) {
             check_address(*vip, service.origin, field, sources, &endpoints, diagnostics);
             let entry: &mut Vip<'_> = vips.entry(*vip).or_default();
             check_namespace(*vip, entry, **service, field, diagnostics);
@@ -253,7 +254,9 @@ fn add_claim<'a>(
         diagnostics.push(claim.diagnostic(Severity::Error, Code::VipOfTwoPolicies, field, reason));
     } else if !vip.services.is_empty() && vip.services.iter().all(is_foreign) {
         let names: Vec<&str> = vip.names().map(|name| &**name).collect();
-        let reason = format!("{address} is the VIP of {}, in another namespace", names.join(", "));
+        let whose =
+            if claim.namespace.is_empty() { "which a ClusterEgressPolicy can't share" } else { "in another namespace" };
+        let reason = format!("{address} is the VIP of {}, {whose}", names.join(", "));
         diagnostics.push(claim.diagnostic(Severity::Error, Code::VipOfOtherNamespace, field, reason));
     } else {
         vip.claimed = Some(claim);

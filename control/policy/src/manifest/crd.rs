@@ -24,12 +24,24 @@ struct Resource {
     columns: &'static [(&'static str, &'static str, &'static str, u8)],
 }
 
-const RESOURCES: [Resource; 4] = [
+const RESOURCES: [Resource; 5] = [
     Resource {
         kind: Kind::EgressPolicy,
         singular: "egresspolicy",
         short: "egp",
         columns: &[
+            ("Service", "string", ".spec.serviceRef.name", 0),
+            ("Addresses", "string", ".spec.addresses", 0),
+            ("Excluded", "string", ".spec.excludedCIDRs", 1),
+            ("Distribution", "string", ".spec.distribution", 1),
+        ],
+    },
+    Resource {
+        kind: Kind::ClusterEgressPolicy,
+        singular: "clusteregresspolicy",
+        short: "cegp",
+        columns: &[
+            ("Service-Namespace", "string", ".spec.serviceRef.namespace", 0),
             ("Service", "string", ".spec.serviceRef.name", 0),
             ("Addresses", "string", ".spec.addresses", 0),
             ("Excluded", "string", ".spec.excludedCIDRs", 1),
@@ -66,7 +78,7 @@ const RESOURCES: [Resource; 4] = [
     },
 ];
 
-/// CEL rules of an EgressPolicy's `spec`, with messages.
+/// CEL rules of the `spec` of both kinds of policies, with messages.
 const POLICY_RULES: [(&str, &str); 3] = [
     ("has(self.serviceRef) != has(self.selectors)", "exactly one of serviceRef and selectors is required"),
     (
@@ -79,7 +91,19 @@ const POLICY_RULES: [(&str, &str); 3] = [
     ),
 ];
 
-/// CEL rules of an EgressPolicy's `spec.limits`.
+/// CEL rule of an EgressPolicy's `spec.serviceRef`.
+const NAMESPACED_RULE: (&str, &str) = (
+    "!has(self.namespace)",
+    "serviceRef.namespace is only for a ClusterEgressPolicy: an EgressPolicy refers to a Service in its own namespace",
+);
+
+/// CEL rule of a ClusterEgressPolicy's `spec.serviceRef`.
+const CLUSTER_RULE: (&str, &str) = (
+    "has(self.namespace)",
+    "serviceRef.namespace is required in a ClusterEgressPolicy, which has no namespace of its own",
+);
+
+/// CEL rules of `spec.limits` of a policy.
 const LIMITS_RULES: [(&str, &str); 1] = [(
     "!has(self.sessionsPerEndpoint) || !has(self.guaranteedPortsPerEndpoint) || \
      self.guaranteedPortsPerEndpoint <= self.sessionsPerEndpoint",
@@ -97,7 +121,7 @@ pub fn yaml() -> Result<String, serde_saphyr::ser::Error> {
 }
 
 /// The definitions.
-pub fn definitions() -> [Value; 4] {
+pub fn definitions() -> [Value; 5] {
     RESOURCES.map(|resource| definition(&resource))
 }
 
@@ -152,7 +176,7 @@ fn definition(resource: &Resource) -> Value {
 fn spec(kind: Kind, schema: &Value) -> Value {
     let mut spec = schema.clone();
     structural(&mut spec);
-    if kind == Kind::EgressPolicy {
+    if matches!(kind, Kind::EgressPolicy | Kind::ClusterEgressPolicy) {
         // The CEL rules replace the schema's alternatives: their messages are readable.
         if let Some(spec) = spec.as_object_mut() {
             spec.remove("oneOf");
@@ -162,6 +186,15 @@ fn spec(kind: Kind, schema: &Value) -> Value {
         properties["limits"]["x-kubernetes-validations"] = rules(&LIMITS_RULES);
         properties["pools"]["x-kubernetes-list-type"] = "map".into();
         properties["pools"]["x-kubernetes-list-map-keys"] = json!(["name"]);
+        // Both kinds have the field, since the API server would prune an unknown one without a word.
+        let rule = if kind.is_namespaced() { NAMESPACED_RULE } else { CLUSTER_RULE };
+        let service = &mut properties["serviceRef"];
+        service["required"] = json!(["name"]);
+        if kind.is_namespaced() {
+            service["properties"]["namespace"] =
+                json!({"type": "string", "description": "Only in a `ClusterEgressPolicy`."});
+        }
+        service["x-kubernetes-validations"] = rules(&[rule]);
     }
     spec
 }

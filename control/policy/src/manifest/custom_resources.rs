@@ -1,4 +1,4 @@
-//! Custom resources `vipgate.io/v1alpha1`: `EgressPolicy`, `VipGateway` and `AddressPool`. Unlike in Kubernetes' kinds,
+//! Custom resources `vipgate.io/v1alpha1`: `EgressPolicy`, `ClusterEgressPolicy`, `VipGateway` and `AddressPool`. Unlike in Kubernetes' kinds,
 //! an unknown field is an error.
 
 use std::collections::{BTreeMap, HashSet};
@@ -42,7 +42,7 @@ pub(super) trait Validate {
     fn validate(&self, report: &mut ReportError<'_>);
 }
 
-/// SNAT policy: the VIPs of selected pods.
+/// SNAT policy: the VIPs of selected pods. The content of an `EgressPolicy` and of a `ClusterEgressPolicy`.
 #[derive(Clone, Debug)]
 pub struct EgressPolicy {
     /// Its metadata.
@@ -93,13 +93,22 @@ pub struct EgressPolicySpec {
     pub on_exhaustion: OnExhaustion,
 }
 
-/// A Service in the policy's namespace.
+/// Spec of a `ClusterEgressPolicy`: that of an `EgressPolicy`, but `serviceRef` has a namespace, and a selector without
+/// `namespaceSelector` selects pods of all namespaces.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct ClusterEgressPolicySpec(pub EgressPolicySpec);
+
+/// A Service.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ServiceRef {
     /// Its name.
     #[schemars(length(min = 1))]
     pub name: String,
+    /// Its namespace: required in a `ClusterEgressPolicy`; in an `EgressPolicy` it is the policy's.
+    #[schemars(length(min = 1))]
+    pub namespace: Option<String>,
 }
 
 /// Pods by labels of the pod and of its namespace.
@@ -253,6 +262,8 @@ pub struct AddressPoolSpec {
     #[serde(default)]
     #[schemars(extend("default" = []))]
     pub ranges: Vec<AddressRange>,
+    /// Namespaces whose EgressPolicies and Services may have its addresses, with `tenancy: strict`. Default: all.
+    pub namespaces: Option<LabelSelector>,
     /// Announcement of its VIPs. Default: `L2`.
     #[serde(default)]
     pub announce: Announce,
@@ -283,6 +294,33 @@ impl std::fmt::Display for Announce {
 
 impl Validate for EgressPolicySpec {
     fn validate(&self, report: &mut ReportError<'_>) {
+        if self.service_ref.as_ref().is_some_and(|service| service.namespace.is_some()) {
+            let reason = "is only for a ClusterEgressPolicy: an EgressPolicy refers to a Service in its own namespace; \
+                          remove the field, or write a ClusterEgressPolicy";
+            report(Code::ServiceRefNamespace, "spec.serviceRef.namespace", reason.into());
+        }
+        self.validate_fields(report);
+    }
+}
+
+impl Validate for ClusterEgressPolicySpec {
+    fn validate(&self, report: &mut ReportError<'_>) {
+        let field = "spec.serviceRef.namespace";
+        match self.0.service_ref.as_ref().map(|service| service.namespace.as_deref()) {
+            Some(None) => {
+                let reason = "is missing: a ClusterEgressPolicy has no namespace of its own";
+                report(Code::MissingField, field, reason.into());
+            }
+            Some(Some("")) => report(Code::EmptyValue, field, "is empty".into()),
+            _ => {}
+        }
+        self.0.validate_fields(report);
+    }
+}
+
+impl EgressPolicySpec {
+    /// Validates what both kinds have in common.
+    fn validate_fields(&self, report: &mut ReportError<'_>) {
         let Limits { sessions_per_endpoint, guaranteed_ports_per_endpoint, .. } = self.limits;
         if let (Some(max), Some(guaranteed)) = (sessions_per_endpoint, guaranteed_ports_per_endpoint)
             && guaranteed > max
@@ -308,8 +346,7 @@ impl Validate for EgressPolicySpec {
                 report(
                     Code::EmptyValue,
                     "spec.selectors",
-                    "is empty and selects nothing; to select all pods of the namespace write [{podSelector: {}}]"
-                        .into(),
+                    "is empty and selects nothing; to select all pods write [{podSelector: {}}]".into(),
                 );
             }
             (None, Some(_)) if self.addresses.is_none() && self.pools.is_none() => {

@@ -10,8 +10,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::de::DeserializeOwned;
 
 use super::{
-    AddressPool, Body, DEFAULT_NAMESPACE, EgressPolicy, Gateway, Kind, Object, ObjectId, Origin, OverlayNode,
-    UnclassedServices, pod, service, slice,
+    AddressPool, Body, ClusterEgressPolicySpec, DEFAULT_NAMESPACE, EgressPolicy, Gateway, Kind, Object, ObjectId,
+    Origin, OverlayNode, UnclassedServices, pod, service, slice,
 };
 use crate::diagnostic::{Code, Diagnostic, ObjectLocation, Report, Severity};
 use crate::manifest::custom_resources::{Document, Validate};
@@ -289,6 +289,10 @@ fn body(
         Kind::AddressPool => {
             let (metadata, spec) = custom_resource(node, report)?;
             (ObjectName::of(&metadata), Body::AddressPool(Box::new(AddressPool { metadata, spec })))
+        }
+        Kind::ClusterEgressPolicy => {
+            let (metadata, ClusterEgressPolicySpec(spec)) = custom_resource(node, report)?;
+            (ObjectName::of(&metadata), Body::ClusterEgressPolicy(Box::new(EgressPolicy { metadata, spec })))
         }
         Kind::EgressPolicy => {
             let (metadata, spec) = custom_resource(node, report)?;

@@ -10,12 +10,19 @@ use super::{AddressPoolSpec, EgressPolicySpec, GatewaySpec, Kind, OverlayNodeSpe
 use crate::schema::root;
 
 /// The kinds of custom resources.
-pub const KINDS: [Kind; 4] = [Kind::EgressPolicy, Kind::Gateway, Kind::AddressPool, Kind::OverlayNode];
+pub const KINDS: [Kind; 5] =
+    [Kind::EgressPolicy, Kind::ClusterEgressPolicy, Kind::Gateway, Kind::AddressPool, Kind::OverlayNode];
 
 /// The schema of a custom resource; `None` for Kubernetes' own kinds.
 pub fn schema_of(kind: Kind) -> Option<Value> {
     let (mut schema, description) = match kind {
-        Kind::EgressPolicy => (object::<EgressPolicySpec>(kind), "SNAT policy: the VIPs of selected pods."),
+        Kind::EgressPolicy => {
+            (namespaced_policy(object::<EgressPolicySpec>(kind)), "SNAT policy: the VIPs of selected pods.")
+        }
+        Kind::ClusterEgressPolicy => {
+            let description = "SNAT policy of the platform: the VIPs of selected pods in any namespace.";
+            (cluster_policy(object::<EgressPolicySpec>(kind)), description)
+        }
         Kind::Gateway => (object::<GatewaySpec>(kind), "A gateway: locality, peer address and capacity for VIPs."),
         Kind::AddressPool => (object::<AddressPoolSpec>(kind), "Address ranges that VIPs are allocated from."),
         Kind::OverlayNode => {
@@ -28,6 +35,33 @@ pub fn schema_of(kind: Kind) -> Option<Value> {
     schema["title"] = kind.as_str().into();
     schema["description"] = description.into();
     Some(schema)
+}
+
+/// An EgressPolicy refers to a Service in its own namespace.
+fn namespaced_policy(mut schema: Value) -> Value {
+    let service = object_of(&mut schema["properties"]["spec"]["properties"]["serviceRef"]);
+    if let Some(fields) = service["properties"].as_object_mut() {
+        fields.remove("namespace");
+    }
+    schema
+}
+
+/// A ClusterEgressPolicy has no namespace of its own.
+fn cluster_policy(mut schema: Value) -> Value {
+    let spec = &mut schema["properties"]["spec"];
+    spec["description"] =
+        "Spec of a `ClusterEgressPolicy`. Exactly one of `serviceRef` and `selectors` is required.".into();
+    let service = object_of(&mut spec["properties"]["serviceRef"]);
+    service["required"] = json!(["name", "namespace"]);
+    service["properties"]["namespace"] = json!({"type": "string", "description": "Its namespace.", "minLength": 1});
+    let selector = &mut spec["properties"]["selectors"]["items"]["properties"]["namespaceSelector"];
+    selector["description"] = "Namespaces. Default: all namespaces.".into();
+    schema
+}
+
+/// The object of an optional field, whose alternative is `null`.
+fn object_of(schema: &mut Value) -> &mut Value {
+    if schema.get("anyOf").is_some() { &mut schema["anyOf"][0] } else { schema }
 }
 
 fn object<S: JsonSchema>(kind: Kind) -> Value {

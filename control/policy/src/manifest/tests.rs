@@ -113,6 +113,11 @@ const INVALID_POLICIES: &[(&str, &str)] = &[
     ("  serviceRef: {nme: x}", "m.yaml:5: spec.serviceRef.nme: unknown field, did you mean `name`?"),
     ("  serviceRef: {}", "m.yaml:5: spec.serviceRef.name: is missing"),
     ("  serviceRef: {name: \"\"}", "m.yaml:5: spec.serviceRef.name: is empty"),
+    (
+        "  serviceRef: {name: x, namespace: a}",
+        "m.yaml:5: spec.serviceRef.namespace: is only for a ClusterEgressPolicy: an EgressPolicy refers to a Service in \
+         its own namespace; remove the field, or write a ClusterEgressPolicy",
+    ),
     ("  limits: {}", "m.yaml:4: spec: needs `serviceRef` or `selectors`"),
     ("  selectors: []\n  addresses: [192.0.2.1]", "m.yaml:5: spec.selectors: is empty and selects nothing"),
     ("  selectors: [{}]\n  addresses: [192.0.2.1]", "m.yaml:5: spec.selectors[0].podSelector: is missing"),
@@ -172,6 +177,43 @@ fn invalid_policies_are_errors_with_line_field_and_reason() {
         let beyond_schemas = ["spec.pools[1]: a is a duplicate", "10.1.0.0/8 has host bits", "6 is more than"];
         let rejected_by_schema = !beyond_schemas.iter().any(|beyond| expected.contains(beyond));
         assert_eq!(is_rejected(&policy(spec)), Some(rejected_by_schema), "{spec}");
+    }
+}
+
+#[test]
+fn a_policy_of_the_cluster_has_no_namespace_but_its_service_has() {
+    let text = |metadata: &str, spec: &str| {
+        format!("apiVersion: vipgate.io/v1alpha1\nkind: ClusterEgressPolicy\nmetadata: {{{metadata}}}\nspec: {spec}\n")
+    };
+    let valid = text("name: p", "{serviceRef: {name: s, namespace: a}, limits: {sessionsPerEndpoint: 5}}");
+    let got = manifests(&valid, UnsupportedKinds::Reject);
+    assert_eq!((got.diagnostics, assert_accepted(&valid)), (vec![], 1));
+    assert_eq!(got.objects[0].id.to_string(), "ClusterEgressPolicy p");
+    let Body::ClusterEgressPolicy(policy) = &got.objects[0].body else { panic!("a policy of the cluster") };
+    let namespace = Some("a".to_owned());
+    assert_eq!(policy.spec.service_ref, Some(ServiceRef { name: "s".to_owned(), namespace }));
+    let selecting = text("name: p", "{selectors: [{podSelector: {}}], pools: [{name: public}]}");
+    assert_eq!((manifests(&selecting, UnsupportedKinds::Reject).diagnostics, assert_accepted(&selecting)), (vec![], 1));
+    for (metadata, spec, expected) in [
+        (
+            "name: p",
+            "{serviceRef: {name: s}}",
+            "4: spec.serviceRef.namespace: is missing: a ClusterEgressPolicy has no",
+        ),
+        ("name: p", "{serviceRef: {name: s, namespace: \"\"}}", "4: spec.serviceRef.namespace: is empty"),
+        ("name: p", "{serviceRef: {nme: s, namespace: a}}", "4: spec.serviceRef.nme: unknown field"),
+        ("name: p", "{selectors: [{podSelector: {}}]}", "4: spec.selectors: needs `addresses` or `pools`"),
+        (
+            "name: p, namespace: a",
+            "{serviceRef: {name: s, namespace: a}}",
+            "3: metadata.namespace: ClusterEgressPolicy objects are cluster-scoped",
+        ),
+    ] {
+        let text = text(metadata, spec);
+        let got = manifests(&text, UnsupportedKinds::Reject);
+        let messages: Vec<_> = got.diagnostics.iter().map(ToString::to_string).collect();
+        assert!(messages.iter().any(|it| it.starts_with(&format!("m.yaml:{expected}"))), "{text}\ngot: {messages:#?}");
+        assert_eq!(is_rejected(&text), Some(true), "{text}");
     }
 }
 
@@ -260,7 +302,7 @@ fn crds_of_vipgate_next_to_manifests_are_ignored() {
     let got = manifests(&own, UnsupportedKinds::Reject);
     assert_eq!((got.diagnostics, got.objects.len()), (vec![], 0));
     let others = manifests(&own.replace("group: vipgate.io", "group: example.org"), UnsupportedKinds::Reject);
-    assert_eq!(others.diagnostics.len(), 4);
+    assert_eq!(others.diagnostics.len(), 5);
 }
 
 #[test]

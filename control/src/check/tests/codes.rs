@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use vipgate_policy::compiler::Tenancy;
 use vipgate_policy::diagnostic::Example;
 use vipgate_policy::yaml::decode;
 
@@ -20,7 +21,9 @@ fn codes(name: &str, text: &str) -> BTreeSet<Code> {
     let file = dir.path().join(name);
     write(&file, text).unwrap();
     let path = if name == "m.yaml" { dir.path().to_owned() } else { file };
-    run(&[path]).diagnostics.iter().map(|it| it.code).collect()
+    // What one tenancy refuses is another mistake with the other one.
+    let of = |tenancy| run(std::slice::from_ref(&path), Some(tenancy)).diagnostics;
+    [Tenancy::Open, Tenancy::Strict].into_iter().flat_map(of).map(|it| it.code).collect()
 }
 
 /// The document around the text of an example.
@@ -64,7 +67,7 @@ fn examples_of_codes_show_the_mistake_and_its_correction() {
 }
 
 /// Manifests of the codes without an example, as documents `kind name: fields`.
-const CONFLICTS: [(Code, &[&str]); 29] = [
+const CONFLICTS: [(Code, &[&str]); 32] = [
     (Code::NotAnObject, &["- 1"]),
     (Code::TruncatedList, &["apiVersion: v1\nitems: [{apiVersion: v1, kind: Node, metadata: {name: n}}]"]),
     (Code::DuplicateObject, &["Namespace n", "Namespace n"]),
@@ -97,6 +100,18 @@ const CONFLICTS: [(Code, &[&str]); 29] = [
         ],
     ),
     (Code::DuplicatePodAddress, &[POD, "Pod y: {spec: {}, status: {podIPs: [{ip: 10.0.0.1}]}}"]),
+    (
+        Code::PodsOfOtherNamespace,
+        &[
+            "EgressPolicy p: {spec: {selectors: [{namespaceSelector: {}, podSelector: {}}], addresses: [203.0.113.1]}}",
+            "Pod x: {metadata: {namespace: b}, spec: {}, status: {podIPs: [{ip: 10.0.0.1}]}}",
+        ],
+    ),
+    (
+        Code::PoolOfOtherNamespaces,
+        &[POLICY_P, "AddressPool q: {spec: {ranges: [203.0.113.0/28], namespaces: {matchLabels: {tier: gold}}}}"],
+    ),
+    (Code::AddressOutsidePools, &[POLICY_P]),
     (Code::PortConflict, &[SERVICE, SERVICE_B]),
     (
         Code::AnnounceConflict,
@@ -242,7 +257,7 @@ fn the_code_is_at_the_end_of_the_line_and_a_field_of_the_json() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("gateway.yaml");
     write(&file, document("gateway.yaml", "workers: {core: [0]}").1).unwrap();
-    let report = run(std::slice::from_ref(&file));
+    let report = run(std::slice::from_ref(&file), None);
     let text = report.diagnostics[0].to_string();
     let start = format!("{}:4: workers.core: unknown field, did you mean `cores`?", file.display());
     assert!(text.starts_with(&start) && text.ends_with(" [VG0106]"), "{text}");

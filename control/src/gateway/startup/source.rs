@@ -9,6 +9,7 @@ use crate::config::{Config, PolicySource};
 use crate::gateway::background::BackgroundRuntime;
 use crate::gateway::policy_source::{MAX_PENDING_EVENTS, PolicySubscription};
 use crate::source::files::WatchedFiles;
+use crate::source::store::ManifestStore;
 use crate::xds::client::{Client, ServerStatus};
 use crate::xds::store::PolicyUpdate;
 
@@ -32,7 +33,8 @@ pub(super) async fn open(config: &Config, background: &BackgroundRuntime) -> Ope
             let names: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
             let files = WatchedFiles::new(paths.clone());
             let name = names.join(", ");
-            let files = PolicySubscription::files(name, files, config.locality(), config.allow_empty);
+            let store = ManifestStore::new(config.allow_empty).with_tenancy(config.tenancy);
+            let files = PolicySubscription::files(name, files, config.locality(), store);
             let (subscription, update) = background.run(files).await;
             let description = subscription.files.as_ref().map(|files| files.status.name.clone()).unwrap_or_default();
             OpenedSource { subscription, description, server: None, known: update, client: None }

@@ -49,7 +49,7 @@ impl FileGateway {
             "of a test".to_owned(),
             WatchedFiles::unwatched(disk.paths()),
             GatewayLocality::named(GATEWAY),
-            allow_empty,
+            ManifestStore::new(allow_empty),
         )
         .await;
         let mut gateway = Self { source, builder: builder(), in_force: None };

@@ -5,8 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 use vipgate_coverage::property;
 
+use super::tenancy::cluster_policy;
 use super::*;
 use crate::manifest::UnsupportedKinds;
+
+/// Fields of a selector that name namespaces, by their labels in [`super::incremental`].
+const NAMESPACE_SELECTORS: [&str; 3] = ["", "namespaceSelector: {}, ", "namespaceSelector: {matchLabels: {team: x}}, "];
 
 /// A random document; several have overlapping policies, conflicting VIPs, exhausted pools and missing Services.
 pub(super) fn random_document() -> impl Strategy<Value = String> {
@@ -46,9 +50,22 @@ pub(super) fn random_document() -> impl Strategy<Value = String> {
                 ),
             )
         });
-    let pods = ("[x-z]", prop::sample::select(vec!["app: web", "app: db"]), 1_u8..5)
-        .prop_map(|(name, labels, last)| pod("a", &name, labels, &format!("10.0.0.{last}")));
-    prop_oneof![services, slices, by_service, by_label, pods]
+    let namespaces = || prop::sample::select(vec!["a", "a", "b"]);
+    let pods = (namespaces(), "[x-z]", prop::sample::select(vec!["app: web", "app: db"]), 1_u8..5)
+        .prop_map(|(namespace, name, labels, last)| pod(namespace, &name, labels, &format!("10.0.0.{last}")));
+    let service_of_any =
+        (name(), namespaces()).prop_map(|(s, of)| format!("{{serviceRef: {{name: {s}, namespace: {of}}}}}"));
+    let vips =
+        prop::sample::select(vec!["addresses: [203.0.113.3]", "addresses: [198.51.100.1]", "pools: [{name: public}]"]);
+    let pods_of_any = (prop::sample::select(NAMESPACE_SELECTORS.to_vec()), vips.clone())
+        .prop_map(|(selector, vips)| format!("{{selectors: [{{{selector}podSelector: {{}}}}], {vips}}}"));
+    let of_cluster = ("[pr]", created(), prop_oneof![service_of_any, pods_of_any.clone()])
+        .prop_map(|(name, created, spec)| cluster_policy(&name, created, &spec));
+    // A namespace's policy whose selector may reach others, or whose VIP may be another namespace's.
+    let reaching = ("[q-s]", created(), namespaces(), pods_of_any).prop_map(|(name, created, namespace, spec)| {
+        policy(&name, created, &spec).replace("namespace: a", &format!("namespace: {namespace}"))
+    });
+    prop_oneof![services, slices, by_service, by_label, pods, of_cluster, reaching]
 }
 
 /// Random documents and a pool.
@@ -61,12 +78,23 @@ pub(super) fn random_documents() -> impl Strategy<Value = Vec<String>> {
 
 #[test]
 fn the_order_of_objects_does_not_matter() {
-    let classes = ["another order", "diagnostics", "endpoints", "VIPs", "an endpoint of several VIPs"];
+    let classes = [
+        "another order",
+        "diagnostics",
+        "endpoints",
+        "VIPs",
+        "an endpoint of several VIPs",
+        "an endpoint of a policy of the cluster",
+        "strict",
+        "open",
+    ];
+    let tenancies = prop::sample::select(vec![Tenancy::Strict, Tenancy::Open]);
     property(
         ProptestConfig::default(),
-        &(random_documents(), any::<u64>()),
+        &(random_documents(), any::<u64>(), tenancies),
         &classes,
-        |(documents, seed), coverage| {
+        |(documents, seed, tenancy), coverage| {
+            coverage.count(if tenancy == Tenancy::Strict { "strict" } else { "open" });
             let objects = objects(&documents.join("---\n"));
             let mut shuffled = objects.clone();
             let mut random = seed;
@@ -76,12 +104,14 @@ fn the_order_of_objects_does_not_matter() {
                 coverage.add("another order", u64::from(i != other));
                 shuffled.swap(i, other);
             }
-            let (one, other) = (compile(&objects), compile(&shuffled));
+            let (one, other) = (compile_for(tenancy, &objects), compile_for(tenancy, &shuffled));
             coverage.add("diagnostics", one.diagnostics.len() as u64);
             coverage.add("endpoints", one.placement.endpoints.len() as u64);
             coverage.add("VIPs", one.placement.vips.len() as u64);
             let several = one.placement.endpoints.iter().filter(|endpoint| endpoint.vips.len() > 1);
             coverage.add("an endpoint of several VIPs", several.count() as u64);
+            let of_cluster = one.placement.endpoints.iter().filter(|it| it.policy.starts_with("ClusterEgressPolicy "));
+            coverage.add("an endpoint of a policy of the cluster", of_cluster.count() as u64);
             prop_assert_eq!(one.placement, other.placement);
             prop_assert_eq!(one.diagnostics, other.diagnostics);
             Ok(())

@@ -7,9 +7,14 @@ use vipgate_coverage::{Coverage, property};
 
 use super::determinism::random_document;
 use super::*;
+use crate::diagnostic::Code;
 use crate::manifest::Kind;
 
 const GATEWAYS: [&str; 4] = ["gw-1", "gw-2", "gw-3", "gw-4"];
+
+/// Fields of a pool: the namespaces that may have its addresses.
+const NAMESPACES: [&str; 4] =
+    ["", "", ", namespaces: {matchLabels: {team: x}}", ", namespaces: {matchLabels: {kubernetes.io/metadata.name: b}}"];
 
 /// A document of a kind that concerns others.
 fn shared_document() -> impl Strategy<Value = String> {
@@ -25,7 +30,8 @@ fn shared_document() -> impl Strategy<Value = String> {
             )
         },
     );
-    let namespaces = prop::bool::ANY.prop_map(|labelled| namespace("a", if labelled { "team: x" } else { "" }));
+    let namespaces = (prop::sample::select(vec!["a", "b"]), prop::bool::ANY)
+        .prop_map(|(name, labelled)| namespace(name, if labelled { "team: x" } else { "" }));
     let overlay = (prop::sample::select(vec!["o1", "o2"]), 1_u8..3).prop_map(|(name, last)| {
         format!(
             "apiVersion: vipgate.io/v1alpha1\nkind: OverlayNode\nmetadata: {{name: {name}}}\n\
@@ -34,15 +40,16 @@ fn shared_document() -> impl Strategy<Value = String> {
     });
     let announce = prop::sample::select(vec!["L2", "BGP"]);
     let pools =
-        (prop::sample::select(vec!["public", "other"]), 2_u8..6, announce).prop_map(|(name, last, announce)| {
-            pool(name, &format!("{{ranges: [203.0.113.2-203.0.113.{last}], announce: {announce}}}"))
-        });
+        (prop::sample::select(vec!["public", "other"]), 2_u8..6, announce, prop::sample::select(NAMESPACES.to_vec()))
+            .prop_map(|(name, last, announce, of)| {
+                pool(name, &format!("{{ranges: [203.0.113.2-203.0.113.{last}], announce: {announce}{of}}}"))
+            });
     let service_cidrs = prop::sample::select(vec!["10.96.0.0/12", "10.97.0.0/16", "10.96.0.1/12"]).prop_map(|cidr| {
         format!(
             "apiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {{name: c}}\nspec: {{cidrs: [{cidr}]}}\n"
         )
     });
-    prop_oneof![3 => gateways, 1 => nodes, 1 => namespaces, 1 => overlay, 2 => pools, 1 => service_cidrs].boxed()
+    prop_oneof![3 => gateways, 1 => nodes, 2 => namespaces, 1 => overlay, 2 => pools, 1 => service_cidrs].boxed()
 }
 
 /// A slice whose addresses may be VIPs by mistake, and those of other Services.
@@ -180,8 +187,9 @@ fn edit() -> impl Strategy<Value = (usize, Option<String>)> {
 }
 
 /// What the changes reach: kinds of objects, and parts and differences of placements.
-const CLASSES: [&str; 38] = [
+const CLASSES: [&str; 44] = [
     "AddressPool",
+    "ClusterEgressPolicy",
     "EgressPolicy",
     "EndpointSlice",
     "Namespace",
@@ -191,6 +199,11 @@ const CLASSES: [&str; 38] = [
     "Service",
     "ServiceCIDR",
     "VipGateway",
+    "strict",
+    "open",
+    "pods of other namespaces",
+    "pool of other namespaces",
+    "address outside pools",
     "removed",
     "several",
     "unchanged",
@@ -225,42 +238,56 @@ const CLASSES: [&str; 38] = [
 fn an_incremental_compilation_equals_a_new_one() {
     let steps = prop::collection::vec(prop::collection::vec(edit(), 0..3), 1..24);
     let first = prop::bool::weighted(0.7).prop_map(|has_first| if has_first { first_documents() } else { Vec::new() });
-    property(ProptestConfig::with_cases(384), &(first, steps), &CLASSES, |(first, steps), coverage| {
-        let first = first.iter().map(|text| Arc::new(objects(text).pop().unwrap()));
-        let mut places: BTreeMap<usize, Arc<Object>> = (0..).zip(first).collect();
-        let (mut compiler, mut before) = (Compiler::default(), Compiled::default());
-        for step in steps {
-            coverage.add("several", u64::from(step.len() > 1));
-            coverage.add("unchanged", u64::from(step.is_empty()));
-            let mut kinds = Vec::new();
-            for (place, text) in step {
-                let old = places.remove(&place);
-                coverage.add("removed", u64::from(text.is_none() && old.is_some()));
-                if let Some(text) = text {
-                    let object = Arc::new(objects(&text).pop().unwrap());
-                    coverage.count(object.id.kind.as_str());
-                    kinds.push(object.id.kind);
-                    places.insert(place, object);
+    let tenancies = prop::sample::select(vec![Tenancy::Strict, Tenancy::Open]);
+    property(
+        ProptestConfig::with_cases(384),
+        &(first, steps, tenancies),
+        &CLASSES,
+        |(first, steps, tenancy), coverage| {
+            coverage.count(if tenancy == Tenancy::Strict { "strict" } else { "open" });
+            let first = first.iter().map(|text| Arc::new(objects(text).pop().unwrap()));
+            let mut places: BTreeMap<usize, Arc<Object>> = (0..).zip(first).collect();
+            let (mut compiler, mut before) = (Compiler::new(tenancy), Compiled::default());
+            for step in steps {
+                coverage.add("several", u64::from(step.len() > 1));
+                coverage.add("unchanged", u64::from(step.is_empty()));
+                let mut kinds = Vec::new();
+                for (place, text) in step {
+                    let old = places.remove(&place);
+                    coverage.add("removed", u64::from(text.is_none() && old.is_some()));
+                    if let Some(text) = text {
+                        let object = Arc::new(objects(&text).pop().unwrap());
+                        coverage.count(object.id.kind.as_str());
+                        kinds.push(object.id.kind);
+                        places.insert(place, object);
+                    }
+                    kinds.extend(old.map(|old| old.id.kind));
                 }
-                kinds.extend(old.map(|old| old.id.kind));
+                let compiled = compiler.compile(places.values());
+                let new = compile_for(tenancy, places.values().map(Arc::as_ref));
+                prop_assert_eq!(&compiled.placement, &new.placement);
+                prop_assert_eq!(&compiled.diagnostics, &new.diagnostics);
+                let is_faulty = |it: &Compiled| it.diagnostics.iter().any(Diagnostic::is_error);
+                coverage.add("faulty", u64::from(is_faulty(&compiled)));
+                coverage.add("mended", u64::from(is_faulty(&before) && !is_faulty(&compiled)));
+                let is_duplicate = |it: &&Diagnostic| it.code == Code::DuplicateObject;
+                coverage.add("duplicate", compiled.diagnostics.iter().filter(is_duplicate).count() as u64);
+                for (class, code) in [
+                    ("pods of other namespaces", Code::PodsOfOtherNamespace),
+                    ("pool of other namespaces", Code::PoolOfOtherNamespaces),
+                    ("address outside pools", Code::AddressOutsidePools),
+                ] {
+                    coverage.add(class, compiled.diagnostics.iter().filter(|it| it.code == code).count() as u64);
+                }
+                count_differences(coverage, &before.placement, &compiled.placement);
+                count_parts(coverage, &compiled.placement);
+                let is_slices = !kinds.is_empty() && kinds.iter().all(|kind| *kind == Kind::EndpointSlice);
+                coverage.add("only slices differ", u64::from(is_slices));
+                before = compiled;
             }
-            let compiled = compiler.compile(places.values());
-            let new = compile(places.values().map(Arc::as_ref));
-            prop_assert_eq!(&compiled.placement, &new.placement);
-            prop_assert_eq!(&compiled.diagnostics, &new.diagnostics);
-            let is_faulty = |it: &Compiled| it.diagnostics.iter().any(Diagnostic::is_error);
-            coverage.add("faulty", u64::from(is_faulty(&compiled)));
-            coverage.add("mended", u64::from(is_faulty(&before) && !is_faulty(&compiled)));
-            let is_duplicate = |it: &&Diagnostic| it.code == crate::diagnostic::Code::DuplicateObject;
-            coverage.add("duplicate", compiled.diagnostics.iter().filter(is_duplicate).count() as u64);
-            count_differences(coverage, &before.placement, &compiled.placement);
-            count_parts(coverage, &compiled.placement);
-            let is_slices = !kinds.is_empty() && kinds.iter().all(|kind| *kind == Kind::EndpointSlice);
-            coverage.add("only slices differ", u64::from(is_slices));
-            before = compiled;
-        }
-        Ok(())
-    });
+            Ok(())
+        },
+    );
 }
 
 #[test]
@@ -281,7 +308,7 @@ fn a_changed_slice_concerns_its_service_alone() {
     let after: Vec<Arc<Object>> =
         changed.map(|((old, new), object)| if old == new { object.clone() } else { parsed(new) }).collect();
     assert_eq!(before.iter().zip(&after).filter(|(a, b)| !Arc::ptr_eq(a, b)).count(), 1);
-    let mut compiler = Compiler::default();
+    let mut compiler = Compiler::new(Tenancy::Strict);
     let (one, other) = (compiler.compile(&before).placement, compiler.compile(&after).placement);
     assert_eq!((replaced(&one.policies, &other.policies), replaced(&one.vips, &other.vips)), (0, 0));
     assert_eq!((replaced(&one.services, &other.services), other.services.chunks().len()), (1, 3));

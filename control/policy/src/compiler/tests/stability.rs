@@ -112,8 +112,9 @@ impl Change {
             Self::Pool => world.others.push(pool("another", "{ranges: [198.51.101.0/24], announce: BGP}")),
             Self::SharingService => {
                 let vips = world.tenants[at].addresses();
-                let vip =
-                    if world.tenants[at].kind == Kind::Pool { "198.51.101.1".into() } else { vips[0].to_string() };
+                // A Service shares no VIP of a pool's policy or of the cluster's.
+                let is_alone = matches!(world.tenants[at].kind, Kind::Pool | Kind::OfCluster);
+                let vip = if is_alone { "198.51.101.1".into() } else { vips[0].to_string() };
                 let created = ", creationTimestamp: \"2021-01-01T00:00:00Z\"";
                 world.others.push(service("t9", created, 443, &[&vip]));
             }

@@ -4,8 +4,11 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
+use super::tenancy::cluster_policy;
 use super::*;
 
+/// Fields of a pool that only the tenants' namespace may use.
+const OF_A: &str = "namespaces: {matchLabels: {kubernetes.io/metadata.name: a}}";
 const NAMES: [&str; 6] = ["gw-a", "gw-b", "gw-c", "gw-d", "gw-e", "gw-f"];
 /// Zones of the nodes `node-0` to `node-3`, on which the pods are.
 const NODE_ZONES: [Option<&str>; 4] = [Some("z1"), Some("z1"), Some("z2"), None];
@@ -27,6 +30,8 @@ pub(super) enum Kind {
     ServiceWithPolicy,
     Addresses,
     Pool,
+    /// A ClusterEgressPolicy with addresses.
+    OfCluster,
 }
 
 /// A Service or policy with VIPs, and pods.
@@ -66,7 +71,13 @@ fn sites() -> impl Strategy<Value = Vec<Site>> {
 }
 
 pub(super) fn tenant(id: usize) -> impl Strategy<Value = Tenant> {
-    let kind = prop::sample::select(vec![Kind::AnnotatedService, Kind::ServiceWithPolicy, Kind::Addresses, Kind::Pool]);
+    let kind = prop::sample::select(vec![
+        Kind::AnnotatedService,
+        Kind::ServiceWithPolicy,
+        Kind::Addresses,
+        Kind::Pool,
+        Kind::OfCluster,
+    ]);
     let affinity = prop::sample::select(vec!["None", "None", "Prefer", "Require"]);
     let gateways = prop::sample::select(vec![
         "",
@@ -152,15 +163,16 @@ impl Tenant {
         let vips = match kind {
             Kind::AnnotatedService => return documents,
             Kind::ServiceWithPolicy => format!("serviceRef: {{name: {name}}}"),
-            Kind::Addresses => format!("addresses: [\"{}\"]", addresses.join("\", \"")),
+            Kind::Addresses | Kind::OfCluster => format!("addresses: [\"{}\"]", addresses.join("\", \"")),
             Kind::Pool => format!("pools: [{{name: {}, count: {vips}}}]", if *bgp { "bgp" } else { "l2" }),
         };
         let selectors = match kind {
-            Kind::Addresses | Kind::Pool => {
+            Kind::Addresses | Kind::Pool | Kind::OfCluster => {
                 format!("selectors: [{{podSelector: {{matchLabels: {{app: {name}}}}}}}], ")
             }
             _ => String::new(),
         };
+        let policy = if *kind == Kind::OfCluster { cluster_policy } else { policy };
         documents.push(policy(&name, &created, &format!("{{{selectors}{vips}, {place}}}")));
         documents
     }
@@ -182,6 +194,7 @@ impl World {
             pool("routed", "{ranges: [198.51.100.0/24, \"2001:db8:100::/48\"], announce: BGP}"),
             pool("bgp", "{ranges: [198.19.0.0/16, \"2001:db8:19::/64\"], announce: BGP}"),
             pool("l2", "{ranges: [198.18.0.0/16, \"2001:db8:18::/64\"]}"),
+            pool("own", &format!("{{ranges: [203.0.113.0/24, \"2001:db8:200::/48\"], {OF_A}}}")),
         ]);
         for (node, zone) in NODE_ZONES.iter().enumerate() {
             let labels = zone.map(|zone| format!("topology.kubernetes.io/zone: {zone}")).unwrap_or_default();
@@ -190,7 +203,8 @@ impl World {
         }
         documents.extend(self.sites.iter().map(Site::document));
         documents.extend(self.tenants.iter().flat_map(Tenant::documents));
-        let got = compiled(&documents);
+        let objects = objects(&documents.join("---\n"));
+        let got = compile_for(Tenancy::Strict, &objects);
         let errors: Vec<_> = got.diagnostics.iter().filter(|it| it.is_error()).collect();
         assert!(errors.is_empty(), "{errors:?}");
         got.placement
@@ -198,7 +212,7 @@ impl World {
 
     /// The tenant of a VIP.
     pub(super) fn tenant_of(&self, vip: &VipSpec) -> &Tenant {
-        let (_, id) = vip.name.split(", ").find_map(|name| name.rsplit_once("/t")).unwrap();
+        let (_, id) = vip.name.split(", ").find_map(|name| name.rsplit_once('t')).unwrap();
         self.tenants.iter().find(|it| it.id.to_string() == id).unwrap()
     }
 

@@ -143,6 +143,11 @@ codes! {
          or raise the second.",
         "EgressPolicy": "spec: {serviceRef: {name: s}, limits: {sessionsPerEndpoint: 5, guaranteedPortsPerEndpoint: 6}}"
             => "spec: {serviceRef: {name: s}, limits: {sessionsPerEndpoint: 6, guaranteedPortsPerEndpoint: 5}}";
+    TenancyWithServer = 215, "tenancy has no effect",
+        "In gateway.yaml the field is about `policy.files`. With a policy server, the server compiles the policies of \
+         all tenants. Set `tenancy` in policyd.yaml instead.",
+        "gateway.yaml": "policy: {server: {url: \"http://127.0.0.1:18000\"}}\ntenancy: open"
+            => "policy: {server: {url: \"http://127.0.0.1:18000\"}}";
 
     // VG03xx: manifests, each by itself.
     NotAnObject = 301, "Not a Kubernetes object",
@@ -224,6 +229,11 @@ codes! {
         "The kind `Gateway` of vipgate.io is `VipGateway` now, since Gateway API and Istio have a `Gateway`, too. The \
          former name is still read as the same kind. Write the new one; a later version will not read the former.",
         "VipGateway": "kind: Gateway\nspec: {zone: zone-1}" => "kind: VipGateway\nspec: {zone: zone-1}";
+    ServiceRefNamespace = 318, "serviceRef with a namespace",
+        "An EgressPolicy refers to a Service in its own namespace: its VIPs and pods are those of one tenant. A policy \
+         for Services of any namespace is a ClusterEgressPolicy, which platform teams write. Remove `namespace`, or \
+         change the kind.",
+        "EgressPolicy": "spec: {serviceRef: {name: s, namespace: a}}" => "spec: {serviceRef: {name: s}}";
 
     // VG04xx: egress policies, VIPs and pools.
     NoSuchService = 401, "Service does not exist",
@@ -270,6 +280,19 @@ codes! {
     DuplicatePodAddress = 413, "Address of two pods",
         "Two running pods have the same address. One of the manifests is probably out of date; the first pod by \
          namespace and name is used. Remove the other one.";
+    PodsOfOtherNamespace = 414, "Selector matches pods of others",
+        "With `tenancy: strict` an EgressPolicy covers only pods of its own namespace, and its `namespaceSelector` also \
+         matches pods of other namespaces. Those are not covered by it; the rest works. Pods of several namespaces are \
+         covered by a ClusterEgressPolicy.";
+    PoolOfOtherNamespaces = 415, "Pool is not for this namespace",
+        "With `tenancy: strict` only the namespaces that `spec.namespaces` of an AddressPool selects may have its \
+         addresses. The policy or Service is in another one. Use another pool, or have the platform team add the \
+         namespace to the pool or write a ClusterEgressPolicy.";
+    AddressOutsidePools = 416, "VIP is in no AddressPool",
+        "With `tenancy: strict` the VIPs of a policy are from AddressPools, or they are addresses of its own \
+         namespace's Services. For any other address gateways would answer ARP in place of the host that has it. Add \
+         the address to a pool, allocate one with `pools`, or set `tenancy: open` where all who write policies are \
+         trusted.";
 
     // VG05xx: Services.
     PortConflict = 501, "Port of a VIP is used twice",

@@ -102,7 +102,7 @@ fn assert_rule(path: &str, rule: &Value, schema: &Value) {
 
 #[test]
 fn rules_between_fields_have_readable_messages() {
-    let [policy, gateway, pool, _] = definitions();
+    let [policy, of_cluster, gateway, pool, _] = definitions();
     let messages = |schema: &Value| -> Vec<String> {
         let rules = schema["x-kubernetes-validations"].as_array().unwrap();
         rules.iter().map(|rule| rule["message"].as_str().unwrap().to_owned()).collect()
@@ -117,8 +117,18 @@ fn rules_between_fields_have_readable_messages() {
     );
     assert_eq!(gateways["description"], "Eligible gateways. Default: every gateway.");
     assert_eq!(messages(&spec["properties"]["limits"]).len(), 1);
-    let scopes = [&policy, &gateway, &pool].map(|definition| definition["spec"]["scope"].as_str().unwrap());
-    assert_eq!(scopes, ["Namespaced", "Cluster", "Cluster"]);
+    let service = &spec["properties"]["serviceRef"];
+    assert_eq!(service["x-kubernetes-validations"][0]["rule"], "!has(self.namespace)");
+    assert!(messages(service)[0].starts_with("serviceRef.namespace is only for a ClusterEgressPolicy"));
+    let cluster_spec = &schema(&of_cluster)["properties"]["spec"];
+    assert_eq!(messages(cluster_spec), messages(spec));
+    let service = &cluster_spec["properties"]["serviceRef"];
+    assert_eq!(service["x-kubernetes-validations"][0]["rule"], "has(self.namespace)");
+    assert_eq!(service["properties"]["namespace"]["type"], "string");
+    assert!(messages(service)[0].starts_with("serviceRef.namespace is required in a ClusterEgressPolicy"));
+    let scopes =
+        [&policy, &of_cluster, &gateway, &pool].map(|definition| definition["spec"]["scope"].as_str().unwrap());
+    assert_eq!(scopes, ["Namespaced", "Cluster", "Cluster", "Cluster"]);
     let provider = &schema(&pool)["properties"]["spec"]["properties"]["provider"];
     assert_eq!(provider["x-kubernetes-preserve-unknown-fields"], true);
 }

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::yaml::{Node, Source, decode};
 
-static VALIDATORS: LazyLock<[Validator; 4]> =
+static VALIDATORS: LazyLock<[Validator; 5]> =
     LazyLock::new(|| KINDS.map(|kind| jsonschema::validator_for(&schema_of(kind).unwrap()).unwrap()));
 
 /// Whether the schema accepts a document.
