@@ -104,7 +104,9 @@ fn explain_reports_policy_precedence() {
         "apiVersion: vipgate.io/v1alpha1\nkind: EgressPolicy\nmetadata: {name: greedy, namespace: tenant-b}\n\
          spec:\n  selectors: [{podSelector: {matchLabels: {app: web}}}]\n  addresses: [203.0.113.77]\n\
          ---\napiVersion: v1\nkind: Pod\nmetadata: {name: web-0, namespace: tenant-b, labels: {app: web}}\n\
-         status: {podIP: 10.1.0.21, podIPs: [{ip: 10.1.0.21}]}\n",
+         status: {podIP: 10.1.0.21, podIPs: [{ip: 10.1.0.21}]}\n\
+         ---\napiVersion: vipgate.io/v1alpha1\nkind: AddressPool\nmetadata: {name: greedy}\n\
+         spec: {ranges: [203.0.113.77/32]}\n",
     );
     let remarks = || testbed.query(&["explain", "10.1.0.21"])["endpoint"]["remarks"].clone();
     let wanted =

@@ -99,6 +99,11 @@ impl Compiler {
         Self { tenancy, ..Self::default() }
     }
 
+    /// What tenants may use.
+    pub fn tenancy(&self) -> Tenancy {
+        self.tenancy
+    }
+
     /// Compiles the policy of all objects. An object that is the same as in the previous call is the same allocation.
     pub fn compile<'a>(&mut self, objects: impl IntoIterator<Item = &'a Arc<Object>>) -> Compiled {
         let mut objects: Vec<Arc<Object>> = objects.into_iter().cloned().collect();

@@ -10,7 +10,7 @@ use vipgate_policy::yaml::{Node, Source, decode};
 use super::*;
 use crate::source::manifest_files::walk;
 
-static VALIDATORS: LazyLock<[Validator; 6]> =
+static VALIDATORS: LazyLock<[Validator; 7]> =
     LazyLock::new(|| Published::ALL.map(|kind| jsonschema::validator_for(&document(kind)).unwrap()));
 
 /// Whether the schema accepts a document.

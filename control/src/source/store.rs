@@ -46,7 +46,6 @@ pub struct ManifestStore {
     cluster: Cluster,
     /// Handling of `LoadBalancer` Services without a class.
     unclassed: UnclassedServices,
-    tenancy: Tenancy,
     compiler: Compiler,
 }
 
@@ -125,7 +124,7 @@ impl ManifestStore {
     /// Sets what tenants may use. Default: strict tenancy.
     #[must_use]
     pub fn with_tenancy(self, tenancy: Tenancy) -> Self {
-        Self { tenancy, compiler: Compiler::new(tenancy), ..self }
+        Self { compiler: Compiler::new(tenancy), ..self }
     }
 
     /// Sets the handling of `LoadBalancer` Services without a class. Default: they are served.
@@ -305,7 +304,7 @@ impl ManifestStore {
         #[cfg(test)]
         {
             let objects = last_good.objects(&self.sorted).map(Arc::as_ref);
-            let new = vipgate_policy::compiler::compile_for(self.tenancy, objects);
+            let new = vipgate_policy::compiler::compile_for(self.compiler.tenancy(), objects);
             assert_eq!((&compiled.placement, &compiled.diagnostics), (&new.placement, &new.diagnostics));
         }
         compiled

@@ -28,8 +28,9 @@ const POLICYD: &str = "10.3.0.254:18000";
 /// Port for links and tunnels between gateways, TCP and UDP.
 const PEER_PORT: u16 = 4790;
 
-const POLICY: [(&str, &str); 2] = [
+const POLICY: [(&str, &str); 3] = [
     ("gateways.yaml", include_str!("../../../../conf/demo/group/gateways.yaml")),
+    ("pool.yaml", include_str!("../../../../conf/demo/group/pool.yaml")),
     ("tenant-c.yaml", include_str!("../../../../conf/demo/group/tenant-c.yaml")),
 ];
 

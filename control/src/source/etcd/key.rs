@@ -42,7 +42,7 @@ fn object(document: &Node) -> Option<(&str, &str, &str)> {
     let name = get("name").or_else(|| document.get("items").map(|_| ""))?;
     let is_namespaced = kind.is_some_and(Kind::is_namespaced);
     let namespace = if is_namespaced { get("namespace").unwrap_or(DEFAULT_NAMESPACE) } else { "" };
-    Some((kind.map_or(kind_name, Kind::as_str), namespace, name))
+    Some((kind.map_or(kind_name, |kind| kind.as_str()), namespace, name))
 }
 
 #[cfg(test)]
