@@ -6,16 +6,16 @@ SHELL := /bin/bash
 PACKAGES := clang:clang llvm:llc libbpf-dev:/usr/include/bpf/bpf_helpers.h \
   libelf-dev:/usr/include/libelf.h zlib1g-dev:/usr/include/zlib.h m4:m4 pkg-config:pkg-config gcc:gcc g++:g++ \
   iproute2:ip ethtool:ethtool iputils-ping:ping procps:sysctl tcpdump:tcpdump iperf3:iperf3 python3-minimal:python3 util-linux:setpriv nftables:nft \
-  protobuf-compiler:protoc libprotobuf-dev:/usr/include/google/protobuf/descriptor.proto etcd-server:etcd etcd-client:etcdctl nginx-light:nginx curl:curl \
+  protobuf-compiler:protoc libprotobuf-dev:/usr/include/google/protobuf/descriptor.proto etcd-server:etcd etcd-client:etcdctl nginx-light:nginx curl:curl ca-certificates:/etc/ssl/certs/ca-certificates.crt \
   bird2:bird faketime:faketime frr:/usr/lib/frr/bgpd prometheus:prometheus nfdump:nfcapd dpkg-dev:dpkg-shlibdeps \
   python3-grpcio:/usr/lib/python3/dist-packages/grpc/__init__.py python3-protobuf:/usr/lib/python3/dist-packages/google/protobuf/__init__.py
 CARGO_DENY := 0.20.2
 CARGO_MACHETE := 0.9.2
 
-.PHONY: help deps deny build demo test fmt lint unit model loom miri fuzz doc e2e e2e-gateways e2e-server e2e-starts bench bench-watch bench-wire bench-flood soak bench-neighbor bench-policy bench-gateways clean-lab
+.PHONY: help deps deny build demo test fmt lint unit model loom miri fuzz doc e2e e2e-gateways e2e-server e2e-kubernetes e2e-starts bench bench-watch bench-wire bench-flood soak bench-neighbor bench-policy bench-gateways clean-lab
 
 help: ## list targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | awk -F: '{printf "  make %-15s%s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | awk -F: '{printf "  make %-15s%s\n", $$1, $$2}'
 
 deps: ## install missing Debian packages
 	@missing=""; \
@@ -144,7 +144,8 @@ BINARY = $(TEST) --no-run --test admin
 
 # Tests in single files work with either policy source; tests in directories choose it themselves.
 E2E_EITHER = $(patsubst tests/tests/%.rs,--test %,$(wildcard tests/tests/*.rs))
-E2E_FOLDERS = $(patsubst tests/tests/%/main.rs,--test %,$(filter-out tests/tests/gateways/main.rs,$(wildcard tests/tests/*/main.rs)))
+E2E_FOLDERS = $(patsubst tests/tests/%/main.rs,--test %,\
+  $(filter-out $(patsubst %,tests/tests/%/main.rs,gateways kubernetes),$(wildcard tests/tests/*/main.rs)))
 # Tests most affected by the policy source; `make e2e-server` runs all.
 E2E_SERVER = $(patsubst %,--test %,egress input policy restart services)
 # Tests of gateway groups that the engine's tests can't cover; `make e2e-gateways` runs all.
@@ -175,6 +176,12 @@ e2e-server: deps ## run all single-gateway tests with policy from a server, four
 e2e-gateways: deps ## run all tests of gateway groups, eight minutes; needs root
 	$(BINARY)
 	$(TEST) --test gateways -- --test-threads=1
+
+e2e-kubernetes: deps ## run tests with a real Kubernetes API server; builds it once, five minutes; needs root
+	$(BINARY)
+	@apiserver=$$(tests/kubernetes/apiserver.sh) && clients=$$(tests/kubernetes/kubectl.sh) \
+	  && export VIPGATE_KUBE_APISERVER=$$apiserver VIPGATE_KUBECTL=$$clients/kubectl \
+	  && set -x && $(TEST) --test kubernetes -- --test-threads=1
 
 e2e-starts: deps ## start 200 pairs of gateways while sending ARP requests for a VIP, fifteen minutes; needs root
 	$(BINARY)

@@ -25,7 +25,8 @@ pub use self::gateway::{
 pub use self::health::{Health, HealthTarget, LinkRequirement};
 pub use self::nat_log::{NatLog, NatLogTransport};
 pub use self::policyd::{
-    Etcd, KubernetesSource, Leases, MembershipLimits, PolicydConfig, PolicydLimits, PolicydSource, Tls,
+    Etcd, HandledServices, KubernetesSource, Leases, ListMode, MembershipLimits, PodWatch, PolicydConfig,
+    PolicydLimits, PolicydSource, Tls, Unclassed,
 };
 pub use self::privileges::{Privileges, Seccomp};
 pub use self::services::{DenyAction, Services};

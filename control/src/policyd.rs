@@ -33,6 +33,7 @@ use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 use vipgate_policy::compiler::Cluster;
+use vipgate_policy::manifest::UnclassedServices;
 
 use self::budget::Budget;
 use self::identity::RejectionLog;
@@ -42,12 +43,12 @@ use self::publication::Publication;
 use self::service::{AggregatedDiscoveryServiceServer, DiscoveryService};
 use self::state::{AcceptEmptyCommand, ServerState};
 use crate::command_error::CommandError;
-use crate::config::{PolicydConfig, PolicydLimits, PolicydSource, Tls};
+use crate::config::{PolicydConfig, PolicydLimits, PolicydSource, Tls, Unclassed};
 use crate::listener::{self, ConnectionLimiter, Limits, limit_by_descriptors, raise_descriptor_limit};
 use crate::metrics::NotReady;
 use crate::source::ingest::{SourceIngester, SourceStatus, join_result};
 use crate::source::store::{AcceptedEmpty, ManifestStore};
-use crate::source::{SourceEvent, etcd, files};
+use crate::source::{SourceEvent, etcd, files, kubernetes};
 use crate::xds::proto::policy_status_server::PolicyStatusServer;
 use crate::{logging, metrics, privileges, systemd};
 
@@ -106,7 +107,10 @@ async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
     let (publish, published) = watch::channel(None);
     let (command_sender, commands) = mpsc::channel(1);
     let cluster = Cluster::from_config(&config.pod_cidrs, &config.service_cidrs, config.uncovered);
-    let store = ManifestStore::new(config.allow_empty).with_cluster(cluster).with_tenancy(config.tenancy);
+    let store = ManifestStore::new(config.allow_empty)
+        .with_cluster(cluster)
+        .with_tenancy(config.tenancy)
+        .with_unclassed(unclassed_services(&config));
     let intake = SourceIngester::new(source, store);
     let listen = config.listen.to_string();
     let state = server_state(config, intake.status(), command_sender, published);
@@ -252,6 +256,16 @@ fn monitored(state: &Arc<ServerState>) -> metrics::Monitored {
     }
 }
 
+/// What LoadBalancer Services without a class are: in files and etcd they are vipgate's.
+fn unclassed_services(config: &PolicydConfig) -> UnclassedServices {
+    match &config.source {
+        PolicydSource::Kubernetes(source) if source.services.unclassed == Unclassed::Ignore => {
+            UnclassedServices::Ignore
+        }
+        PolicydSource::Kubernetes(_) | PolicydSource::Files(_) | PolicydSource::Etcd(_) => UnclassedServices::Serve,
+    }
+}
+
 /// Starts the task that watches the policy source; returns its display name and the task.
 fn start_source(
     source: &PolicydSource,
@@ -266,9 +280,13 @@ fn start_source(
             let name = format!("etcd {} below {}", etcd.endpoints.join(", "), etcd.prefix);
             Ok((name, tokio::spawn(etcd::watch_prefix(etcd.clone(), events))))
         }
-        PolicydSource::Kubernetes(_) => Err(CommandError::usage(
-            "source.kubernetes: this version reads manifests from files or etcd; use source.files or source.etcd",
-        )),
+        PolicydSource::Kubernetes(source) => {
+            let name = match &source.kubeconfig {
+                Some(path) => format!("the Kubernetes API of {}", path.display()),
+                None => "the Kubernetes API".to_owned(),
+            };
+            Ok((name, tokio::spawn(kubernetes::watch_cluster(source.clone(), events))))
+        }
     }
 }
 

@@ -1,9 +1,11 @@
-//! Policy sources: manifests in files or etcd. A source reports its entries (files or keys) as named texts, their
-//! changes, and whether it is reachable; the store parses and compiles them.
+//! Policy sources: manifests in files, etcd or the Kubernetes API. A source reports its entries (files, keys or
+//! objects) as named texts, their changes, and whether it is reachable; the store parses and compiles them.
 
+mod backoff;
 pub mod etcd;
 pub mod files;
 pub mod ingest;
+pub mod kubernetes;
 pub mod store;
 
 use std::io;
@@ -27,8 +29,8 @@ pub enum SourceEvent {
 pub struct SourceUpdate {
     /// Whether this is a full state: entries that aren't in it were removed.
     pub full: bool,
-    /// New and changed entries by name, or why one can't be read. The name is the path of a file or an etcd key, as in
-    /// diagnostics.
+    /// New and changed entries by name, or why one can't be read. The name is the path of a file, an etcd key, or
+    /// `Kind/namespace/name` of a Kubernetes object, as in diagnostics.
     pub changed: Vec<(Arc<str>, Result<String, EntryError>)>,
     /// Names of removed entries.
     pub removed: Vec<Arc<str>>,

@@ -1,7 +1,7 @@
 //! An etcd member on a host's loopback. Its data directory is removed on drop.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tempfile::TempDir;
@@ -11,12 +11,16 @@ use crate::wait_for;
 
 /// Client URL.
 pub const ENDPOINT: &str = "http://127.0.0.1:2379";
-const PEER: &str = "http://127.0.0.1:2380";
+/// Port of `ENDPOINT`.
+const PORT: u16 = 2379;
 
 /// An etcd member, running or not.
 #[derive(Debug)]
 pub struct Etcd {
     host: Host,
+    endpoint: String,
+    peer: String,
+    flags: Vec<String>,
     data: TempDir,
     process: Option<Process>,
 }
@@ -24,36 +28,54 @@ pub struct Etcd {
 impl Etcd {
     /// Starts a member and waits until it is healthy.
     pub fn start(host: &Host) -> Self {
-        let data = TempDir::with_prefix("vipgate-etcd-").unwrap();
-        let mut etcd = Self { host: host.clone(), data, process: None };
+        Self::start_at(host, PORT, &[])
+    }
+
+    /// The same with another client port, its peer port behind it, and with additional flags.
+    pub fn start_at(host: &Host, port: u16, flags: &[&str]) -> Self {
+        let mut etcd = Self {
+            host: host.clone(),
+            endpoint: format!("http://127.0.0.1:{port}"),
+            peer: format!("http://127.0.0.1:{}", port + 1),
+            flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
+            data: TempDir::with_prefix("vipgate-etcd-").unwrap(),
+            process: None,
+        };
         etcd.restart();
         etcd
     }
 
+    /// Client URL.
+    pub fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
     /// Starts it with its existing data.
     pub fn restart(&mut self) {
-        let data = self.data.path().join("data").display().to_string();
-        let command = [
+        let data = self.data().display().to_string();
+        let cluster = format!("test={}", self.peer);
+        let mut command = vec![
             "etcd",
             "--name",
             "test",
             "--data-dir",
             &data,
             "--listen-client-urls",
-            ENDPOINT,
+            &self.endpoint,
             "--advertise-client-urls",
-            ENDPOINT,
+            &self.endpoint,
             "--listen-peer-urls",
-            PEER,
+            &self.peer,
             "--initial-advertise-peer-urls",
-            PEER,
+            &self.peer,
             "--initial-cluster",
-            &format!("test={PEER}"),
+            &cluster,
             "--logger",
             "zap",
             "--log-level",
             "warn",
         ];
+        command.extend(self.flags.iter().map(String::as_str));
         let log = self.data.path().join("log");
         self.process = Some(self.host.spawn(&command, &log).unwrap());
         let healthy = wait_for(Duration::from_secs(30), || self.try_etcdctl(&["endpoint", "health"]).is_ok());
@@ -68,7 +90,7 @@ impl Etcd {
     }
 
     fn try_etcdctl(&self, arguments: &[&str]) -> Result<String, vipgate::lab::Error> {
-        self.host.output(&[&["env", "ETCDCTL_API=3", "etcdctl", "--endpoints", ENDPOINT], arguments].concat())
+        self.host.output(&[&["env", "ETCDCTL_API=3", "etcdctl", "--endpoints", &self.endpoint], arguments].concat())
     }
 
     /// Runs `etcdctl`; its stdout.
@@ -98,6 +120,22 @@ impl Etcd {
         let status: serde_json::Value = serde_json::from_str(&status).unwrap();
         let revision = status[0]["Status"]["header"]["revision"].as_u64().unwrap();
         self.etcdctl(&["compact", &revision.to_string()]);
+    }
+
+    /// Saves a snapshot of all keys, with their revisions.
+    pub fn save_snapshot(&self, file: &Path) {
+        self.etcdctl(&["snapshot", "save", &file.display().to_string()]);
+    }
+
+    /// Replaces all data by a snapshot: keys and the revision go back. The member is killed and started again.
+    pub fn restore_snapshot(&mut self, file: &Path) {
+        self.kill();
+        fs::remove_dir_all(self.data()).unwrap();
+        let (file, data) = (file.display().to_string(), self.data().display().to_string());
+        let cluster = format!("test={}", self.peer);
+        let command = ["snapshot", "restore", &file, "--name", "test", "--data-dir", &data, "--initial-cluster"];
+        self.etcdctl(&[&command[..], &[&cluster, "--initial-advertise-peer-urls", &self.peer]].concat());
+        self.restart();
     }
 
     /// Its data directory.

@@ -16,6 +16,7 @@ pub mod cluster;
 pub mod drop_accounting;
 pub mod etcd;
 pub mod flood;
+pub mod kubernetes;
 pub mod policyd;
 pub mod services;
 pub mod soak;

@@ -47,6 +47,20 @@ impl Policyd {
 
     /// The same with a command prefix, such as `env` with variables.
     pub fn start_with_wrapper(wrapper: &[String], host: &Host, folder: &Path, settings: PolicydConfig<'_>) -> Self {
+        let mut server = Self::spawn_with_wrapper(wrapper, host, folder, settings);
+        let ready_or_exited = || server.log().contains("\"event\":\"ready\"") || !server.process.is_alive();
+        let started_or_exited = wait_for(Duration::from_secs(20), ready_or_exited);
+        let log = server.log();
+        assert!(started_or_exited && server.process.is_alive(), "the policy server is not ready; log:\n{log}");
+        server
+    }
+
+    /// Starts a server without waiting.
+    pub fn spawn(host: &Host, folder: &Path, settings: PolicydConfig<'_>) -> Self {
+        Self::spawn_with_wrapper(&[], host, folder, settings)
+    }
+
+    fn spawn_with_wrapper(wrapper: &[String], host: &Host, folder: &Path, settings: PolicydConfig<'_>) -> Self {
         let PolicydConfig { name, listen, metrics, extra } = settings;
         let mut text = format!(
             "listen: \"{listen}\"\nmetrics: {{listen: \"127.0.0.1:{metrics}\"}}\nlog: {{format: json}}\n{extra}\n"
@@ -61,12 +75,7 @@ impl Policyd {
         let wrapper = wrapper.iter().map(String::as_str);
         let command: Vec<&str> = wrapper.chain([program.as_str(), "policyd", "--config", &config]).collect();
         let process = host.spawn(&command, &log).unwrap();
-        let mut server = Self { process, host: host.clone(), log, metrics };
-        let ready_or_exited = || server.log().contains("\"event\":\"ready\"") || !server.process.is_alive();
-        let started_or_exited = wait_for(Duration::from_secs(20), ready_or_exited);
-        let log = server.log();
-        assert!(started_or_exited && server.process.is_alive(), "the policy server is not ready; log:\n{log}");
-        server
+        Self { process, host: host.clone(), log, metrics }
     }
 
     /// Its process.

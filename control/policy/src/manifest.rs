@@ -183,6 +183,11 @@ impl Kind {
         }
     }
 
+    /// Whether it is one of vipgate's own, which a cluster has by a CustomResourceDefinition.
+    pub fn is_custom(self) -> bool {
+        schema::KINDS.contains(&self)
+    }
+
     /// Whether its objects are in a namespace.
     pub fn is_namespaced(self) -> bool {
         match self {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use vipgate_policy::diagnostic::{Code, Severity};
 
-use crate::config::{Config, PolicySource, PolicydConfig, PolicydSource};
+use crate::config::{Config, KubernetesSource, PolicySource, PolicydConfig, PolicydSource};
 use crate::xds::tls::{self, CertificateNames, Side, TlsError, Validity};
 
 /// A problem with the file of a field.
@@ -55,7 +55,11 @@ pub(super) fn gateway(config: &Config, base: &Path) -> Vec<Finding> {
 pub(super) fn policyd(config: &PolicydConfig, base: &Path) -> Vec<Finding> {
     let mut found = match &config.source {
         PolicydSource::Files(paths) => sources("source.files", paths, base),
-        PolicydSource::Etcd(_) | PolicydSource::Kubernetes(_) => Vec::new(),
+        PolicydSource::Etcd(_) => Vec::new(),
+        PolicydSource::Kubernetes(KubernetesSource { kubeconfig, .. }) => kubeconfig
+            .iter()
+            .flat_map(|path| unreadable("source.kubernetes.kubeconfig".to_owned(), path, base))
+            .collect(),
     };
     if let Some(tls) = &config.tls {
         found.extend(tls_files("tls", Side::Server, tls.ca.as_deref(), Some((&tls.cert, &tls.key)), base));
@@ -65,15 +69,14 @@ pub(super) fn policyd(config: &PolicydConfig, base: &Path) -> Vec<Finding> {
 
 /// Checks the manifest paths.
 fn sources(field: &str, paths: &[PathBuf], base: &Path) -> Vec<Finding> {
-    let mut found = Vec::new();
-    for (i, path) in paths.iter().enumerate() {
-        if let Err(error) = base.join(path).metadata() {
-            let reason = format!("{}: can't be read: {error}", path.display());
-            let (field, severity, code) = (format!("{field}[{i}]"), Severity::Error, Code::Unreadable);
-            found.push(Finding { field, severity, reason, code });
-        }
-    }
-    found
+    paths.iter().enumerate().filter_map(|(i, path)| unreadable(format!("{field}[{i}]"), path, base)).collect()
+}
+
+/// Checks that a path exists.
+fn unreadable(field: String, path: &Path, base: &Path) -> Option<Finding> {
+    let error = base.join(path).metadata().err()?;
+    let reason = format!("{}: can't be read: {error}", path.display());
+    Some(Finding { field, severity: Severity::Error, reason, code: Code::Unreadable })
 }
 
 /// Checks TLS files: each of them, then certificate and key together.

@@ -165,7 +165,7 @@ pub enum PolicydSource {
     Files(#[schemars(with = "Vec<FilePath>", length(min = 1), inner(length(min = 1)))] Vec<PathBuf>),
     /// Keys in etcd.
     Etcd(Etcd),
-    /// The Kubernetes API of the cluster that the server runs in. Not available in this version.
+    /// Objects of the Kubernetes API.
     Kubernetes(KubernetesSource),
 }
 
@@ -192,10 +192,68 @@ fn default_prefix() -> String {
     "/vipgate/".into()
 }
 
-/// The Kubernetes API; no settings. Not available in this version.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct KubernetesSource {}
+/// The Kubernetes API.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct KubernetesSource {
+    /// kubeconfig with the cluster's address and credentials. Default: the service account of the pod that the server
+    /// runs in.
+    #[schemars(with = "Option<FilePath>")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig. Default: its current one.
+    pub context: Option<String>,
+    /// Namespaces whose objects are read; cluster-scoped objects are read in any case. Default: all.
+    #[schemars(extend("uniqueItems" = true, "default" = []))]
+    pub namespaces: Vec<String>,
+    /// Which Services are vipgate's.
+    pub services: HandledServices,
+    /// When pods are read. Default: `selected`.
+    pub pods: PodWatch,
+    /// How objects are listed. Default: `paged`.
+    pub lists: ListMode,
+}
+
+/// Which LoadBalancer Services are vipgate's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct HandledServices {
+    /// Services with neither the load balancer class `vipgate.io/vipgate` nor an annotation of `vipgate.io`. Default:
+    /// `ignore`, since another load balancer in the cluster may have them.
+    pub unclassed: Unclassed,
+}
+
+/// Services with neither vipgate's load balancer class nor an annotation of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Unclassed {
+    /// They are another load balancer's.
+    #[default]
+    Ignore,
+    /// They are vipgate's.
+    Serve,
+}
+
+/// When pods are read from the Kubernetes API. Endpoints of Services need no pods.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum PodWatch {
+    /// While a policy selects pods by labels.
+    #[default]
+    Selected,
+    /// Always: for weights of pods (`vipgate.io/weight`).
+    Always,
+}
+
+/// How objects are listed from the Kubernetes API.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ListMode {
+    /// In pages, which every version supports.
+    #[default]
+    Paged,
+    /// As the beginning of the watch, from the server's memory: Kubernetes 1.32 or later.
+    Streamed,
+}
 
 #[cfg(test)]
 mod tests {

@@ -300,7 +300,9 @@ fn policyd_yaml_has_defaults_and_validation() {
         ("source: {etcd: {endpoints: [x]}}", "d.yaml:1: source.etcd.endpoints[0]: `x` is not a server URL"),
         ("source: {files: [a]}\ntls: {cert: c}", "d.yaml:2: tls.key: is missing"),
         ("source: {files: [a]}\nleases: {ttl: 600}", "d.yaml:2: leases.ttl: "),
-        ("source: {kubernetes: {x: 1}}", "d.yaml:1: source.kubernetes.x: unknown field; no fields are supported here"),
+        ("source: {kubernetes: {x: 1}}", "d.yaml:1: source.kubernetes.x: unknown field"),
+        ("source: {kubernetes: {services: {unclassed: x}}}", "d.yaml:1: source.kubernetes.services.unclassed: "),
+        ("source: {kubernetes: {namespaces: [a, a]}}", "d.yaml:1: source.kubernetes.namespaces[1]: a is a duplicate"),
     ] {
         let errors = PolicydConfig::parse("d.yaml", text).expect_err(text).to_string();
         assert!(errors.contains(expected), "{text}\ngot: {errors}");

@@ -15,7 +15,7 @@ use vipgate_xdp::open::FILL_RING_SIZES;
 use super::Validate;
 use super::gateway::{Bgp, Config, PeerAuthentication, PolicyServer, PolicySource, Ports, Sessions, Timeouts, Workers};
 use super::nat_log::NatLog;
-use super::policyd::{Etcd, MIN_BYTES, PolicydConfig, PolicydLimits, PolicydSource};
+use super::policyd::{Etcd, KubernetesSource, MIN_BYTES, PolicydConfig, PolicydLimits, PolicydSource};
 
 /// Linux: `IFNAMSIZ` is 16 with the terminating zero.
 pub(super) const INTERFACE_NAME_BYTES: usize = 15;
@@ -250,7 +250,7 @@ impl Validate for PolicydConfig {
         match &self.source {
             PolicydSource::Files(files) => paths("source.files", files, report),
             PolicydSource::Etcd(etcd) => etcd.validate(report),
-            PolicydSource::Kubernetes(_) => {}
+            PolicydSource::Kubernetes(kubernetes) => kubernetes.validate(report),
         }
         prefixes("pod_cidrs", &self.pod_cidrs, report);
         prefixes("service_cidrs", &self.service_cidrs, report);
@@ -281,6 +281,23 @@ impl Validate for Etcd {
             }
             url(&field, endpoint, report);
         }
+    }
+}
+
+impl Validate for KubernetesSource {
+    fn validate(&self, report: &mut Report<'_>) {
+        if self.context.is_some() && self.kubeconfig.is_none() {
+            let reason = "needs `kubeconfig`: a pod's service account has no contexts";
+            report(Code::ContextWithoutKubeconfig, "source.kubernetes.context", reason.into());
+        }
+        for (i, _) in self.namespaces.iter().enumerate().filter(|(_, namespace)| namespace.is_empty()) {
+            let reason = "is empty; omit `namespaces` for all";
+            report(Code::EmptyValue, &format!("source.kubernetes.namespaces[{i}]"), reason.into());
+        }
+        for_each_duplicate(&self.namespaces, |i, _| {
+            let reason = format!("{} is a duplicate", self.namespaces[i]);
+            report(Code::DuplicateValue, &format!("source.kubernetes.namespaces[{i}]"), reason);
+        });
     }
 }
 

@@ -5,7 +5,6 @@
 //! several members the first one that responds is used.
 //! Limits: plain http, no authentication.
 
-mod backoff;
 mod decode;
 mod key;
 mod member;
@@ -19,8 +18,8 @@ use std::time::Duration;
 use tokio::sync::mpsc::Sender;
 use tokio::time::{Instant, sleep};
 
-use self::backoff::Backoff;
 use self::member::{EtcdError, KeyRange, Member, Watch};
+use super::backoff::Backoff;
 use super::{EntryError, SourceEvent, SourceUpdate};
 use crate::config::Etcd;
 

@@ -148,6 +148,11 @@ codes! {
          all tenants. Set `tenancy` in policyd.yaml instead.",
         "gateway.yaml": "policy: {server: {url: \"http://127.0.0.1:18000\"}}\ntenancy: open"
             => "policy: {server: {url: \"http://127.0.0.1:18000\"}}";
+    ContextWithoutKubeconfig = 216, "Context without kubeconfig",
+        "`context` selects one of the contexts of a kubeconfig, and none is set: the server uses the service account of \
+         its pod. Set `kubeconfig`, too, or remove `context`.",
+        "policyd.yaml": "source: {kubernetes: {context: lab}}"
+            => "source: {kubernetes: {kubeconfig: /etc/vipgate/kubeconfig, context: lab}}";
 
     // VG03xx: manifests, each by itself.
     NotAnObject = 301, "Not a Kubernetes object",

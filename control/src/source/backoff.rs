@@ -1,4 +1,4 @@
-//! Exponential backoff with jitter for reconnecting to etcd.
+//! Exponential backoff with jitter for reconnecting to a source.
 
 use std::time::Duration;
 
@@ -6,17 +6,17 @@ const MIN_DELAY: Duration = Duration::from_millis(100);
 const MAX_DELAY: Duration = Duration::from_secs(5);
 
 /// Delays from 100 ms to 5 s.
-pub(super) struct Backoff {
+pub(in crate::source) struct Backoff {
     next: Duration,
 }
 
 impl Backoff {
-    pub(super) fn new() -> Self {
+    pub(in crate::source) fn new() -> Self {
         Self { next: MIN_DELAY }
     }
 
     /// The next delay.
-    pub(super) fn next_delay(&mut self) -> Duration {
+    pub(in crate::source) fn next_delay(&mut self) -> Duration {
         let delay = self.next;
         self.next = (delay * 2).min(MAX_DELAY);
         // Without randomness: the full delay.
@@ -24,7 +24,7 @@ impl Backoff {
     }
 }
 
-/// Half of the delay to all of it, so that policy servers of one etcd don't reconnect at the same time.
+/// Half of the delay to all of it, so that policy servers of one source don't reconnect at the same time.
 fn jittered(delay: Duration, random: u32) -> Duration {
     delay / 2 + (delay / 2).mul_f64(f64::from(random) / f64::from(u32::MAX))
 }

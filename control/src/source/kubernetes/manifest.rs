@@ -1,0 +1,130 @@
+//! Objects of the API as manifests: named `Kind/namespace/name`, as JSON, with the fields that policy is made of.
+//!
+//! What changes without meaning (managed fields, resource versions, node heartbeats) is left out, so that it causes no
+//! update.
+
+use std::sync::Arc;
+
+use kube::api::DynamicObject;
+use kube::core::ObjectMeta;
+use serde_json::{Map, Value, json};
+use vipgate_policy::manifest::Kind;
+
+/// Prefix of vipgate's own annotations.
+const ANNOTATION_PREFIX: &str = "vipgate.io/";
+
+/// An object of the API as a manifest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Manifest {
+    /// `Kind/namespace/name`, or `Kind/name` of a cluster-scoped object.
+    pub(super) name: Arc<str>,
+    /// JSON.
+    pub(super) text: String,
+    /// Whether it is a policy that selects pods by labels.
+    pub(super) selects_pods: bool,
+}
+
+/// The name of an object.
+pub(super) fn name(kind: Kind, metadata: &ObjectMeta) -> Arc<str> {
+    let name = metadata.name.as_deref().unwrap_or_default();
+    match metadata.namespace.as_deref() {
+        Some(namespace) if kind.is_namespaced() => format!("{}/{namespace}/{name}", kind.as_str()).into(),
+        _ => format!("{}/{name}", kind.as_str()).into(),
+    }
+}
+
+/// The manifest of an object.
+pub(super) fn manifest(kind: Kind, object: DynamicObject) -> Manifest {
+    let DynamicObject { metadata, mut data, .. } = object;
+    let name = name(kind, &metadata);
+    if let Some(Value::Array(endpoints)) = data.get_mut("endpoints") {
+        for reference in endpoints.iter_mut().filter_map(|endpoint| endpoint.get_mut("targetRef")) {
+            *reference = kept(reference, &["kind", "namespace", "name"]);
+        }
+    }
+    let mut document = kept(&data, fields(kind));
+    document["apiVersion"] = kind.api_version().into();
+    document["kind"] = kind.as_str().into();
+    document["metadata"] = kept_metadata(kind, metadata);
+    let selectors = data.pointer("/spec/selectors").and_then(Value::as_array);
+    Manifest {
+        name,
+        text: document.to_string(),
+        selects_pods: is_policy(kind) && selectors.is_some_and(|selectors| !selectors.is_empty()),
+    }
+}
+
+/// Whether objects of this kind may select pods by labels.
+pub(super) fn is_policy(kind: Kind) -> bool {
+    matches!(kind, Kind::EgressPolicy | Kind::ClusterEgressPolicy)
+}
+
+/// The fields that policy is made of, besides metadata.
+fn fields(kind: Kind) -> &'static [&'static str] {
+    match kind {
+        Kind::AddressPool
+        | Kind::ClusterEgressPolicy
+        | Kind::EgressPolicy
+        | Kind::Gateway
+        | Kind::OverlayNode
+        | Kind::ServiceCidr => &["spec"],
+        Kind::EndpointSlice => &["addressType", "endpoints", "ports"],
+        Kind::Namespace => &[],
+        Kind::Node => &["spec.podCIDR", "spec.podCIDRs", "status.addresses"],
+        Kind::Pod => &["spec.nodeName", "spec.hostNetwork", "status.phase", "status.podIP", "status.podIPs"],
+        Kind::Service => &[
+            "spec.type",
+            "spec.loadBalancerClass",
+            "spec.loadBalancerIP",
+            "spec.ipFamilies",
+            "spec.ipFamilyPolicy",
+            "spec.ports",
+            "spec.sessionAffinity",
+            "spec.sessionAffinityConfig",
+            "spec.loadBalancerSourceRanges",
+            "spec.externalTrafficPolicy",
+            "spec.internalTrafficPolicy",
+            "spec.healthCheckNodePort",
+            "status.loadBalancer",
+        ],
+    }
+}
+
+/// A map with only these fields (`field` or `field.field`) of another one.
+fn kept(value: &Value, fields: &[&str]) -> Value {
+    let mut kept = Map::new();
+    for field in fields {
+        match field.split_once('.') {
+            None => {
+                kept.extend(value.get(field).map(|value| ((*field).to_owned(), value.clone())));
+            }
+            Some((outer, inner)) => {
+                let Some(value) = value.get(outer).and_then(|value| value.get(inner)) else { continue };
+                kept.entry(outer).or_insert_with(|| json!({}))[inner] = value.clone();
+            }
+        }
+    }
+    Value::Object(kept)
+}
+
+fn kept_metadata(kind: Kind, metadata: ObjectMeta) -> Value {
+    let mut kept = json!({"name": metadata.name});
+    if kind.is_namespaced() {
+        kept["namespace"] = metadata.namespace.into();
+    }
+    if let Some(labels) = metadata.labels.filter(|labels| !labels.is_empty()) {
+        kept["labels"] = json!(labels);
+    }
+    let mut annotations = metadata.annotations.unwrap_or_default();
+    annotations.retain(|name, _| name.starts_with(ANNOTATION_PREFIX));
+    if !annotations.is_empty() {
+        kept["annotations"] = json!(annotations);
+    }
+    if let Some(created) = metadata.creation_timestamp {
+        kept["creationTimestamp"] = json!(created);
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests;

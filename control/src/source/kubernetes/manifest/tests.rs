@@ -1,0 +1,102 @@
+use vipgate_policy::manifest::{Manifests, UnsupportedKinds, read};
+use vipgate_policy::yaml::Source;
+
+use super::*;
+
+fn object(value: Value) -> DynamicObject {
+    serde_json::from_value(value).unwrap()
+}
+
+#[test]
+fn what_changes_without_meaning_is_left_out() {
+    let slice = |version: &str, time: &str| {
+        object(json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+            "metadata": {
+                "name": "api-1", "namespace": "t", "resourceVersion": version, "uid": version,
+                "labels": {"kubernetes.io/service-name": "api"},
+                "annotations": {"endpoints.kubernetes.io/last-change-trigger-time": time},
+                "managedFields": [{"manager": "kcm", "time": "2026-01-01T00:00:00Z"}],
+            },
+            "addressType": "IPv4",
+            "endpoints": [{
+                "addresses": ["10.0.0.1"], "conditions": {"ready": false},
+                "targetRef": {"kind": "Pod", "name": "p", "namespace": "t", "resourceVersion": version},
+            }],
+        }))
+    };
+    let first = manifest(Kind::EndpointSlice, slice("1", "a"));
+    assert_eq!(first, manifest(Kind::EndpointSlice, slice("2", "b")));
+    assert_eq!(&*first.name, "EndpointSlice/t/api-1");
+    let document: Value = serde_json::from_str(&first.text).unwrap();
+    let expected = json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+        "metadata": {"name": "api-1", "namespace": "t", "labels": {"kubernetes.io/service-name": "api"}},
+        "addressType": "IPv4",
+        "endpoints": [{
+            "addresses": ["10.0.0.1"], "conditions": {"ready": false},
+            "targetRef": {"kind": "Pod", "name": "p", "namespace": "t"},
+        }],
+    });
+    assert_eq!(document, expected);
+}
+
+#[test]
+fn a_node_keeps_its_addresses_and_prefixes_alone() {
+    let node = object(json!({
+        "apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "labels": {"topology.kubernetes.io/zone": "z"}},
+        "spec": {"podCIDRs": ["10.244.1.0/24"], "podCIDR": "10.244.1.0/24", "providerID": "x"},
+        "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}], "images": [{"names": ["x"]}]},
+    }));
+    let document: Value = serde_json::from_str(&manifest(Kind::Node, node).text).unwrap();
+    assert_eq!(document["spec"], json!({"podCIDRs": ["10.244.1.0/24"], "podCIDR": "10.244.1.0/24"}));
+    assert_eq!(document["status"], json!({"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]}));
+}
+
+#[test]
+fn only_a_policy_with_selectors_selects_pods() {
+    let policy = |kind: &str, spec: Value| {
+        object(json!({"apiVersion": "vipgate.io/v1alpha1", "kind": kind, "metadata": {"name": "p", "namespace": "t"},
+            "spec": spec}))
+    };
+    let selectors = json!({"selectors": [{"podSelector": {}}], "addresses": ["192.0.2.1"]});
+    assert!(manifest(Kind::EgressPolicy, policy("EgressPolicy", selectors.clone())).selects_pods);
+    assert!(manifest(Kind::ClusterEgressPolicy, policy("ClusterEgressPolicy", selectors.clone())).selects_pods);
+    for spec in [json!({"serviceRef": {"name": "api"}}), json!({"selectors": []}), json!({"selectors": null})] {
+        assert!(!manifest(Kind::EgressPolicy, policy("EgressPolicy", spec)).selects_pods);
+    }
+    assert!(!manifest(Kind::AddressPool, policy("AddressPool", selectors)).selects_pods);
+}
+
+/// The reader of manifests finds each kind's fields where they are in the API.
+#[test]
+fn manifests_of_all_kinds_are_readable() {
+    let specs = |kind| match kind {
+        Kind::AddressPool => json!({"ranges": ["192.0.2.0/28"]}),
+        Kind::EgressPolicy => json!({"serviceRef": {"name": "api"}}),
+        Kind::ClusterEgressPolicy => json!({"serviceRef": {"name": "api", "namespace": "t"}}),
+        Kind::Gateway => json!({"peerAddress": "192.0.2.1"}),
+        Kind::OverlayNode => {
+            json!({"address": "192.0.2.1", "mac": "02:00:00:00:00:01", "vni": 1, "podCIDRs": ["10.1.0.0/24"]})
+        }
+        Kind::ServiceCidr => json!({"cidrs": ["10.96.0.0/12"]}),
+        _ => json!({}),
+    };
+    for kind in Kind::ALL {
+        let object = object(json!({
+            "apiVersion": kind.api_version(), "kind": kind.as_str(),
+            "metadata": {
+                "name": "x", "namespace": kind.is_namespaced().then_some("t"), "resourceVersion": "7",
+                "creationTimestamp": "2026-01-02T03:04:05Z", "annotations": {"other.io/x": "y"},
+                "labels": {"kubernetes.io/service-name": "api"},
+            },
+            "spec": specs(kind), "addressType": "IPv4", "endpoints": [],
+        }));
+        let manifest = manifest(kind, object);
+        let mut manifests = Manifests::default();
+        read(&Source::new(&manifest.name, manifest.text.clone()).into(), UnsupportedKinds::Reject, &mut manifests);
+        assert_eq!(manifests.diagnostics, [], "{manifest:?}");
+        let [object] = &manifests.objects[..] else { panic!("{manifest:?}") };
+        assert_eq!(format!("{}/{}", object.id.kind.as_str(), object.id.path()), *manifest.name);
+    }
+}

@@ -1,0 +1,8 @@
+//! Policy from a real Kubernetes API server.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod access;
+mod apiserver;
+mod fixture;
+mod pods;
+mod source;

@@ -1,0 +1,78 @@
+//! Policies that select pods by labels: pods are read while there is one.
+
+use std::time::Duration;
+
+use serde_json::json;
+use vipgate_tests::kubernetes::{ApiServer, POLICYD};
+use vipgate_tests::{SERVER, Testbed, wait_for};
+
+use crate::access::grant_all_but;
+use crate::fixture::{
+    VIP_POOL, create_tenants, source, start_gateway, start_policyd, status, wait_health, wait_in_step, wait_seen_as,
+};
+
+const P4: &str = "10.1.0.31";
+
+const SELECTING: &str = "
+apiVersion: vipgate.io/v1alpha1
+kind: AddressPool
+metadata: {name: public}
+spec: {ranges: [203.0.113.30/32]}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: tenant-c}
+---
+apiVersion: vipgate.io/v1alpha1
+kind: EgressPolicy
+metadata: {name: batch, namespace: tenant-c}
+spec:
+  selectors: [{podSelector: {matchLabels: {app: batch}}}]
+  addresses: [203.0.113.30]
+";
+
+const POD: &str = "
+apiVersion: v1
+kind: Pod
+metadata: {name: batch-0, namespace: tenant-c, labels: {app: batch}}
+spec: {containers: [{name: main, image: none}]}
+";
+
+#[test]
+fn pods_are_read_while_a_policy_selects_some() {
+    let mut testbed = Testbed::new("k8s-pods");
+    let api = ApiServer::new(&testbed.gateway);
+    create_tenants(&testbed, &api);
+    // Without the right to read pods, which nobody needs yet.
+    grant_all_but(&api, Some("pods"));
+    let policyd = start_policyd(&testbed, &source(&api, POLICYD, ""));
+    start_gateway(&mut testbed, "");
+    wait_in_step(&testbed);
+    wait_health(&testbed, &policyd, None);
+
+    api.apply(SELECTING);
+    wait_health(&testbed, &policyd, Some("Pod: "));
+    grant_all_but(&api, None);
+    wait_health(&testbed, &policyd, None);
+    // A pod exists before it has an address.
+    api.apply(POD);
+    let address = json!({"status": {"phase": "Running", "podIP": P4, "podIPs": [{"ip": P4}]}});
+    api.patch_status("pod", "tenant-c", "batch-0", &address);
+    wait_seen_as(&testbed, 3, VIP_POOL);
+
+    // Other labels, and it is uncovered; the old ones, and it is covered again.
+    api.kubectl(&["label", "-n", "tenant-c", "pod", "batch-0", "app=web", "--overwrite"]);
+    testbed.wait_uncovered(&testbed.pods[3], SERVER[0], P4);
+    api.kubectl(&["label", "-n", "tenant-c", "pod", "batch-0", "app=batch", "--overwrite"]);
+    wait_seen_as(&testbed, 3, VIP_POOL);
+    api.delete("egresspolicies", "tenant-c", "batch");
+    testbed.wait_uncovered(&testbed.pods[3], SERVER[0], P4);
+    let objects = || policyd.metric("vipgate_policy_objects", "state=\"accepted\"");
+    let with_pods = objects();
+    api.apply(POD.replace("batch-0", "batch-1").as_str());
+    std::thread::sleep(Duration::from_millis(500));
+    assert!((objects() - with_pods).abs() < 0.5, "pods are still read: {}", status(&testbed));
+    assert!(wait_for(Duration::from_secs(5), || status(&testbed)["gateways"][0]["in_step"] == true));
+    policyd.kill();
+    testbed.stop("TERM");
+}
