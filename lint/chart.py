@@ -1,0 +1,318 @@
+#!/usr/bin/env python3
+"""Checks the Helm chart in charts/vipgate, or writes its generated files.
+
+    lint/chart.py copies [--write]           files of conf/ in the chart; needs Python alone
+    lint/chart.py render HELM [--write]      conf/kubernetes/install.yaml, and the table of values in the README
+    lint/chart.py check HELM [VIPGATE]       both, then lints and renders every file in charts/vipgate/ci, and validates each object by the
+                                             schemas of Kubernetes and of conf/crds.yaml, and configuration files with `vipgate check`
+
+HELM and VIPGATE are the programs' paths. All but `copies` need PyYAML, `check` also kubernetes-validate; `make chart` and `make chart-lint` provide them.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CHART = ROOT / "charts/vipgate"
+COPIES = {
+    "conf/crds.yaml": "crds/crds.yaml",
+    "conf/monitoring/alerts.yaml": "files/alerts.yaml",
+    "conf/monitoring/dashboard.json": "files/dashboard.json",
+}
+INSTALL = ROOT / "conf/kubernetes/install.yaml"
+# The oldest and the newest version that the chart is for.
+KUBERNETES = ("1.25", "1.37")
+# Objects of other projects: without a schema here.
+FOREIGN = {"cert-manager.io/v1", "monitoring.coreos.com/v1"}
+# Rights that policyd may have.
+READING = {"get", "list", "watch"}
+
+HEADER = """\
+# vipgate in a cluster without Helm: CustomResourceDefinitions, policy server, gateways. Made by `make chart` from charts/vipgate with
+# its default values and `tls.mode: secret`; change the chart instead. docs/kubernetes.md has the whole way.
+#
+# 1. Adapt the image and, in the ConfigMap vipgate-gateway, the interfaces: those toward pods (inside) and toward remote hosts (outside).
+#
+# 2. Create the namespace and the Secrets with certificates. The policy server accepts a gateway only with a certificate of its node's
+#    name:
+#
+#      kubectl create namespace vipgate
+#      nodes="node-1 node-2"
+#      openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 3650 -subj "/CN=vipgate gateways" \\
+#        -keyout ca.key -out ca.crt
+#      sign() {
+#        openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj "/CN=$1" -keyout $1.key -out $1.csr
+#        openssl x509 -req -in $1.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 365 \\
+#          -extfile <(echo "subjectAltName=$2") -out $1.crt
+#      }
+#      sign policyd DNS:vipgate-policyd.vipgate.svc,DNS:localhost
+#      for node in $nodes; do sign $node DNS:$node; done
+#      kubectl -n vipgate create secret generic vipgate-policyd-tls \\
+#        --from-file=ca.crt --from-file=tls.crt=policyd.crt --from-file=tls.key=policyd.key
+#      kubectl -n vipgate create secret generic vipgate-gateway-tls --from-file=ca.crt \\
+#        $(for node in $nodes; do echo --from-file=$node.crt --from-file=$node.key; done)
+#
+# 3. kubectl apply -f install.yaml
+#
+# 4. For each gateway: its VipGateway, with the node's name, and the node's label:
+#
+#      kubectl apply -f - <<EOF
+#      apiVersion: vipgate.io/v1alpha1
+#      kind: VipGateway
+#      metadata: {name: node-1}
+#      spec: {node: node-1, peerAddress: 192.0.2.11}
+#      EOF
+#      kubectl label node node-1 vipgate.io/gateway=
+#
+# After the DaemonSet is deleted, pods' packets are dropped until `vipgate detach` is run on the node.
+apiVersion: v1
+kind: Namespace
+metadata:
+  name: vipgate
+  labels:
+    # Required for host network and capabilities.
+    pod-security.kubernetes.io/enforce: privileged
+"""
+
+
+def copies(write):
+    """Files of conf/ that the chart contains: Helm reads none outside of it."""
+    for source, copy in COPIES.items():
+        content, target = (ROOT / source).read_bytes(), CHART / copy
+        yield from generated(target, content, write, "make chart-crds")
+
+
+def generated(path, content, write, command):
+    if path.exists() and path.read_bytes() == content:
+        return
+    if write:
+        path.write_bytes(content)
+        print(f"wrote {path.relative_to(ROOT)}")
+    else:
+        yield f"{path.relative_to(ROOT)} is not current: {command}"
+
+
+def run(*command):
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
+
+
+def template(helm, *arguments):
+    code, stdout, stderr = run(helm, "template", "vipgate", str(CHART), "--namespace", "vipgate", "--include-crds", *arguments)
+    if code:
+        raise SystemExit(f"helm template {' '.join(arguments)}: {stderr}")
+    return stdout
+
+
+def install_yaml(helm):
+    rendered = template(helm, "--set", "tls.mode=secret")
+    # Helm doesn't manage these objects.
+    rendered = re.sub(r"^ *(app.kubernetes.io/managed-by|helm.sh/chart): .*\n", "", rendered, flags=re.M)
+    # Versions of Helm differ in white space.
+    rendered = re.sub(r"[ \t]+$", "", rendered, flags=re.M)
+    rendered = re.sub(r"\n+---", "\n---", rendered).rstrip()
+    return f"{HEADER}{rendered}\n"
+
+
+def values_table():
+    """The table of values, from the comments `# -- ` of values.yaml."""
+    import yaml
+
+    text = (CHART / "values.yaml").read_text()
+    values, path, comment, rows = yaml.safe_load(text), [], None, []
+    for line in text.splitlines():
+        if match := re.match(r" *# -- (.*)", line):
+            comment = match[1]
+        elif match := re.match(r" *# (.*)", line):
+            comment = comment and f"{comment} {match[1]}"
+        elif match := re.match(r"( *)([\w-]+):", line):
+            path = [*path[: len(match[1]) // 2], match[2]]
+            if comment:
+                default = values
+                for name in path:
+                    default = default[name]
+                rows.append((".".join(path), json.dumps(default), comment))
+            comment = None
+        else:
+            comment = None
+    documented = {key for key, _, _ in rows}
+    missing = [key for key in leaves(values) if not any(key == it or key.startswith(f"{it}.") for it in documented)]
+    if missing:
+        raise SystemExit(f"values.yaml: no description: {', '.join(missing)}")
+    lines = [f"| `{key}` | `{default}` | {comment} |" for key, default, comment in rows]
+    return "\n".join(["| value | default | description |", "|---|---|---|", *lines])
+
+
+def leaves(values, prefix=""):
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def readme():
+    begin, end = "<!-- generated: values -->\n", "<!-- end of generated -->"
+    before, rest = (CHART / "README.md").read_text().split(begin)
+    return f"{before}{begin}\n{values_table()}\n\n{end}{rest.split(end)[1]}"
+
+
+def render(helm, write):
+    yield from generated(INSTALL, install_yaml(helm).encode(), write, "make chart")
+    yield from generated(CHART / "README.md", readme().encode(), write, "make chart")
+
+
+def strict(schema):
+    """A CRD's schema that rejects unknown fields, which an API server would drop."""
+    if isinstance(schema, list):
+        return [strict(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    schema = {key: strict(value) for key, value in schema.items()}
+    is_object = isinstance(schema.get("properties"), dict) and schema.get("type") == "object"
+    if is_object and schema["properties"].keys() != {"apiVersion", "kind", "metadata", "spec", "status"}:
+        schema.setdefault("additionalProperties", False)
+    return schema
+
+
+def validator():
+    """Returns a function that yields what is wrong with an object."""
+    import jsonschema
+    import kubernetes_validate
+    import yaml
+
+    own = {}
+    for crd in yaml.safe_load_all((ROOT / "conf/crds.yaml").read_text()):
+        for version in crd["spec"]["versions"]:
+            name = (f"{crd['spec']['group']}/{version['name']}", crd["spec"]["names"]["kind"])
+            own[name] = jsonschema.Draft7Validator(strict(version["schema"]["openAPIV3Schema"]))
+
+    def validate(document):
+        api, kind = document["apiVersion"], document["kind"]
+        if (api, kind) in own:
+            for error in own[api, kind].iter_errors(document):
+                yield f"{'.'.join(map(str, error.path))}: {error.message}"
+        elif api.startswith("vipgate.io/"):
+            yield f"conf/crds.yaml has no {kind} of {api}"
+        elif api not in FOREIGN and kind != "CustomResourceDefinition":
+            for version in KUBERNETES:
+                try:
+                    kubernetes_validate.validate(document, version, strict=True)
+                except kubernetes_validate.ValidationError as error:
+                    yield f"Kubernetes {version}: {'.'.join(map(str, error.path))}: {error.message}"
+
+    return validate
+
+
+def references(documents):
+    """What objects of the chart refer to, and isn't there."""
+    there = {(it["kind"], it["metadata"]["name"]) for it in documents}
+    has_secrets = any(kind == "Secret" for kind, _ in there)
+    for workload in documents:
+        if workload["kind"] not in ("DaemonSet", "Deployment"):
+            continue
+        spec = workload["spec"]["template"]["spec"]
+        wanted = [("ServiceAccount", spec["serviceAccountName"])]
+        volumes = spec["volumes"]
+        wanted += [("ConfigMap", it["configMap"]["name"]) for it in volumes if "configMap" in it]
+        wanted += [("Secret", it["secret"]["secretName"]) for it in volumes if "secret" in it and has_secrets]
+        yield from (f"{workload['kind']}: no {kind} {name}" for kind, name in wanted if (kind, name) not in there)
+        names = {it["name"] for it in volumes}
+        for container in spec["containers"] + spec.get("initContainers", []):
+            mounts = {it["name"] for it in container["volumeMounts"]}
+            yield from (f"{workload['kind']}: no volume {name}" for name in sorted(mounts - names))
+
+
+def rights(documents):
+    for role in documents:
+        for rule in role.get("rules", []) if role["kind"] in ("Role", "ClusterRole") else []:
+            if not set(rule["verbs"]) <= READING or "*" in rule["resources"] + rule["apiGroups"] or "secrets" in rule["resources"]:
+                yield f"{role['kind']}: the policy server only reads: {rule}"
+
+
+def configuration(vipgate, key, text):
+    """What `vipgate check` finds in a configuration file, except that certificates aren't here."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / key
+        # As configure.sh does.
+        file.write_text(text.replace("@NODE@", "node-1").replace("@ADDRESS@", "192.0.2.1").replace("@HOST@", "192.0.2.1"))
+        code, stdout, stderr = run(vipgate, "check", str(file))
+    lines = (stdout + stderr).replace(f"{folder}/", "").splitlines()
+    found = [line for line in lines if line.endswith("]") and "[VG0701]" not in line]
+    yield from found
+    if code and not found and not any("[VG0701]" in line for line in lines):
+        yield f"vipgate check: {stderr}"
+
+
+def examine(name, text, validate, vipgate):
+    import yaml
+
+    documents = [document for document in yaml.safe_load_all(text) if document]
+    seen = set()
+    for document in documents:
+        metadata = document["metadata"]
+        where = f"{name}: {document['kind']} {metadata['name']}"
+        identity = (document["apiVersion"], document["kind"], metadata.get("namespace"), metadata["name"])
+        if identity in seen:
+            yield f"{where}: twice"
+        seen.add(identity)
+        yield from (f"{where}: {problem}" for problem in validate(document))
+        for key, value in document.get("data", {}).items() if document["kind"] == "ConfigMap" else []:
+            if key.endswith((".yaml", ".json")) and not isinstance(yaml.safe_load(value), dict):
+                yield f"{where}: {key} is no object"
+            if vipgate and key.endswith(".yaml"):
+                yield from (f"{where}: {problem}" for problem in configuration(vipgate, key, value))
+    yield from (f"{name}: {problem}" for problem in [*references(documents), *rights(documents)])
+
+
+def schema_is_whole():
+    """Each property of the schema is in values.yaml, with its default. Helm checks the other way round."""
+    import yaml
+
+    def missing(schema, values, path):
+        for name, property in schema.get("properties", {}).items():
+            if name not in values and path + name not in ("global",) and not path.startswith("tls.certManager.issuerRef."):
+                yield f"values.yaml: {path}{name} of values.schema.json is missing"
+            elif isinstance(values.get(name), dict):
+                yield from missing(property, values[name], f"{path}{name}.")
+
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    yield from missing(schema, yaml.safe_load((CHART / "values.yaml").read_text()), "")
+
+
+def check(helm, vipgate):
+    yield from copies(False)
+    yield from render(helm, False)
+    yield from schema_is_whole()
+    validate = validator()
+    yield from examine("install.yaml", install_yaml(helm), validate, vipgate)
+    for path in [None, *sorted((CHART / "ci").glob("*.yaml"))]:
+        name, arguments = (path.name, ["--values", str(path)]) if path else ("default values", [])
+        code, stdout, stderr = run(helm, "lint", "--strict", str(CHART), "--namespace", "vipgate", *arguments)
+        if code:
+            yield f"{name}: helm lint: {stdout}{stderr}"
+            continue
+        yield from examine(name, template(helm, *arguments), validate, vipgate)
+
+
+def main():
+    write = "--write" in sys.argv
+    match [argument for argument in sys.argv[1:] if argument != "--write"]:
+        case ["copies"]:
+            problems = list(copies(write))
+        case ["render", helm]:
+            problems = list(render(helm, write))
+        case ["check", helm, *vipgate] if not write and len(vipgate) < 2:
+            problems = list(check(helm, *vipgate or [None]))
+        case _:
+            raise SystemExit(__doc__)
+    print("\n".join(problems) or "charts/vipgate: no problems")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
