@@ -42,8 +42,8 @@ pub(crate) fn start_gateway(testbed: &mut Testbed, extra: &str) {
 /// Creates both tenants of the demo, with the addresses of their Services.
 pub(crate) fn create_tenants(testbed: &Testbed, api: &ApiServer) {
     api.apply(&testbed.read_policy("tenant-a.yaml"));
-    // 1.20 drops `loadBalancerClass`, which says that the Service is vipgate's; so does any annotation of vipgate's.
-    let tenant = testbed.read_policy("tenant-b.yaml");
+    // 1.20 has no `loadBalancerClass`, which says that the Service is vipgate's; so does any annotation of vipgate's.
+    let tenant = testbed.read_policy("tenant-b.yaml").replace("  loadBalancerClass: vipgate.io/vipgate\n", "");
     let annotated = "  namespace: tenant-b\n  annotations: {vipgate.io/announce: L2}\nspec:\n  type: LoadBalancer";
     api.apply(&tenant.replace("  namespace: tenant-b\nspec:\n  type: LoadBalancer", annotated));
     set_ingress(api, "tenant-a", "api", &VIP_A);
