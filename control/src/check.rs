@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use vipgate_dataplane::policy::spec::PolicySet;
-use vipgate_policy::compiler::{Placement, Tenancy, compile_for};
+use vipgate_policy::compiler::{GatewayLocality, Placement, Tenancy, compile_for};
 use vipgate_policy::diagnostic::{Code, Diagnostic, sort_and_dedup};
 use vipgate_policy::manifest::{Manifests, UnsupportedKinds, read};
 use vipgate_policy::yaml::{Source, YamlError};
@@ -125,8 +125,7 @@ pub fn run_with_placement(paths: &[PathBuf], tenancy: Option<Tenancy>) -> (Repor
 fn run_in(base: &Path, paths: &[PathBuf], tenancy: Option<Tenancy>) -> (Report, Option<Placement>) {
     let mut placement = None;
     let mut report = Report::default();
-    let mut gateways = Vec::new();
-    let mut configured = Vec::new();
+    let mut settings = Settings::default();
     let mut manifests = Manifests::default();
     let mut files = 0;
     let found = walk(paths);
@@ -146,24 +145,8 @@ fn run_in(base: &Path, paths: &[PathBuf], tenancy: Option<Tenancy>) -> (Report, 
         // fields of a configuration.
         let source = Arc::new(Source::new(&name, text));
         let (what, found) = match kind(&source, paths.contains(&path)) {
-            File::Gateway => match Config::from_source(&source) {
-                Ok(config) => {
-                    let what = format!("gateway {}", config.name);
-                    gateways.push(config.locality());
-                    if matches!(config.policy, PolicySource::Files(_)) {
-                        configured.push(config.tenancy);
-                    }
-                    (what, diagnostics(&source, files::gateway(&config, base)))
-                }
-                Err(errors) => (String::new(), errors.0),
-            },
-            File::Policyd => match PolicydConfig::from_source(&source) {
-                Ok(config) => {
-                    configured.push(config.tenancy);
-                    ("policyd".to_owned(), diagnostics(&source, files::policyd(&config, base)))
-                }
-                Err(errors) => (String::new(), errors.0),
-            },
+            File::Gateway => settings.check_gateway(&source, base),
+            File::Policyd => settings.check_policyd(&source, base),
             File::Manifests => {
                 files += 1;
                 read(&source, UnsupportedKinds::IgnoreOtherGroups, &mut manifests);
@@ -176,12 +159,8 @@ fn run_in(base: &Path, paths: &[PathBuf], tenancy: Option<Tenancy>) -> (Report, 
         report.diagnostics.extend(found);
     }
     if files > 0 {
-        // With one gateway configuration, the policy of that gateway; else that of all gateways.
-        let gateway = if gateways.len() == 1 { gateways.pop() } else { None };
-        configured.dedup();
-        let configured = if let [tenancy] = configured[..] { tenancy } else { Tenancy::Strict };
-        let compiled = compile_for(tenancy.unwrap_or(configured), &manifests.objects);
-        let set = compiled.placement.policy_for(gateway.as_ref(), &version_of(&compiled.placement));
+        let compiled = compile_for(tenancy.unwrap_or(settings.tenancy()), &manifests.objects);
+        let set = compiled.placement.policy_for(settings.gateway(), &version_of(&compiled.placement));
         report.policy = Some(summary(files, &manifests, &set));
         report.diagnostics.extend(manifests.diagnostics);
         report.diagnostics.extend(compiled.diagnostics);
@@ -189,6 +168,52 @@ fn run_in(base: &Path, paths: &[PathBuf], tenancy: Option<Tenancy>) -> (Report, 
     }
     sort_and_dedup(&mut report.diagnostics);
     (report, placement)
+}
+
+/// What the configuration files say about the policy.
+#[derive(Debug, Default)]
+struct Settings {
+    gateways: Vec<GatewayLocality>,
+    /// Of each file whose process compiles manifests.
+    tenancies: Vec<Tenancy>,
+}
+
+impl Settings {
+    /// Checks a `gateway.yaml`: what it is, and its diagnostics.
+    fn check_gateway(&mut self, source: &Source, base: &Path) -> (String, Vec<Diagnostic>) {
+        let config = match Config::from_source(source) {
+            Ok(config) => config,
+            Err(errors) => return (String::new(), errors.0),
+        };
+        self.gateways.push(config.locality());
+        if matches!(config.policy, PolicySource::Files(_)) {
+            self.tenancies.push(config.tenancy);
+        }
+        (format!("gateway {}", config.name), diagnostics(source, files::gateway(&config, base)))
+    }
+
+    /// Checks a `policyd.yaml`.
+    fn check_policyd(&mut self, source: &Source, base: &Path) -> (String, Vec<Diagnostic>) {
+        let config = match PolicydConfig::from_source(source) {
+            Ok(config) => config,
+            Err(errors) => return (String::new(), errors.0),
+        };
+        self.tenancies.push(config.tenancy);
+        ("policyd".to_owned(), diagnostics(source, files::policyd(&config, base)))
+    }
+
+    /// The gateway whose policy is checked: that of the only gateway configuration; else that of all gateways.
+    fn gateway(&self) -> Option<&GatewayLocality> {
+        if let [gateway] = &self.gateways[..] { Some(gateway) } else { None }
+    }
+
+    /// The tenancy of all files; strict if they differ.
+    fn tenancy(&self) -> Tenancy {
+        match self.tenancies[..] {
+            [first, ref others @ ..] if others.iter().all(|other| *other == first) => first,
+            _ => Tenancy::Strict,
+        }
+    }
 }
 
 fn unreadable(name: &str, error: &io::Error) -> Diagnostic {

@@ -99,7 +99,7 @@ fn read_certificates(files: Tls) -> Result<Arc<Certificates>, CommandError> {
 
 async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
     let (event_sender, events) = mpsc::channel(EVENT_QUEUE);
-    let (source, source_task) = start_source(&config.source, event_sender)?;
+    let (source, source_task) = start_source(&config.source, event_sender);
     let certificates = config.tls.clone().map(read_certificates).transpose()?;
     let listener = listen::bind(config.listen)?;
     let metrics_listener = metrics::bind(config.metrics.listen).await?;
@@ -267,25 +267,22 @@ fn unclassed_services(config: &PolicydConfig) -> UnclassedServices {
 }
 
 /// Starts the task that watches the policy source; returns its display name and the task.
-fn start_source(
-    source: &PolicydSource,
-    events: mpsc::Sender<SourceEvent>,
-) -> Result<(String, JoinHandle<()>), CommandError> {
+fn start_source(source: &PolicydSource, events: mpsc::Sender<SourceEvent>) -> (String, JoinHandle<()>) {
     match source {
         PolicydSource::Files(paths) => {
             let names: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
-            Ok((format!("files {}", names.join(", ")), tokio::spawn(files::watch_paths(paths.clone(), events))))
+            (format!("files {}", names.join(", ")), tokio::spawn(files::watch_paths(paths.clone(), events)))
         }
         PolicydSource::Etcd(etcd) => {
             let name = format!("etcd {} below {}", etcd.endpoints.join(", "), etcd.prefix);
-            Ok((name, tokio::spawn(etcd::watch_prefix(etcd.clone(), events))))
+            (name, tokio::spawn(etcd::watch_prefix(etcd.clone(), events)))
         }
         PolicydSource::Kubernetes(source) => {
             let name = match &source.kubeconfig {
                 Some(path) => format!("the Kubernetes API of {}", path.display()),
                 None => "the Kubernetes API".to_owned(),
             };
-            Ok((name, tokio::spawn(kubernetes::watch_cluster(source.clone(), events))))
+            (name, tokio::spawn(kubernetes::watch_cluster(source.clone(), events)))
         }
     }
 }

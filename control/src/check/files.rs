@@ -58,7 +58,7 @@ pub(super) fn policyd(config: &PolicydConfig, base: &Path) -> Vec<Finding> {
         PolicydSource::Etcd(_) => Vec::new(),
         PolicydSource::Kubernetes(KubernetesSource { kubeconfig, .. }) => kubeconfig
             .iter()
-            .flat_map(|path| unreadable("source.kubernetes.kubeconfig".to_owned(), path, base))
+            .filter_map(|path| unreadable("source.kubernetes.kubeconfig".to_owned(), path, base))
             .collect(),
     };
     if let Some(tls) = &config.tls {

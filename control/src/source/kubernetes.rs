@@ -141,7 +141,7 @@ impl Reflector<'_> {
             }
             self.mirror.apply(&collection, event);
         }
-        // Later ones are the probe's to judge: a watch that ends is no outage.
+        // Later on the probe decides: a watch that ends is no outage.
         if !self.mirror.is_complete() {
             for reason in failures {
                 self.report_unreachable(&reason).await;

@@ -1,5 +1,6 @@
 //! Rights of the policy server's account: exactly those that it needs, and each that it lacks is named.
 
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use vipgate_tests::kubernetes::{ADMIN, ApiServer, POLICYD};
@@ -38,7 +39,7 @@ rules:
 "
     .to_owned();
     for (group, resource, verbs) in RIGHTS.iter().filter(|(_, resource, _)| Some(*resource) != without) {
-        role += &format!("  - {{apiGroups: [\"{group}\"], resources: [{resource}], verbs: [{verbs}]}}\n");
+        writeln!(role, "  - {{apiGroups: [\"{group}\"], resources: [{resource}], verbs: [{verbs}]}}").unwrap();
     }
     api.apply(&role);
 }

@@ -73,7 +73,7 @@ pub(super) fn compile(inventory: &Inventory<'_>, diagnostics: &mut Vec<Diagnosti
         let all = cidr.body.spec.iter().flat_map(|spec| spec.cidrs.iter().flatten());
         services.extend(prefixes(cidr, indexed("spec.cidrs", all), diagnostics));
     }
-    Cluster { nodes, services, ..Cluster::default() }.non_empty()
+    Cluster { services, nodes, ..Cluster::default() }.non_empty()
 }
 
 /// The texts of a list with their fields.

@@ -111,7 +111,7 @@ impl<'a> Inventory<'a> {
         match body {
             Body::AddressPool(body) => self.pools.push(ObjectRef { id, name, origin, body }),
             Body::EgressPolicy(body) | Body::ClusterEgressPolicy(body) => {
-                self.policies.push(ObjectRef { id, name, origin, body })
+                self.policies.push(ObjectRef { id, name, origin, body });
             }
             Body::EndpointSlice(body) => {
                 if body.service.is_some() {

@@ -68,8 +68,8 @@ impl Mirror {
 
     /// Whether each collection was listed, or can't be read while its objects are known.
     pub(super) fn is_complete(&self) -> bool {
-        let is_settled = |objects: &Objects| objects.is_listed || self.is_initialized && objects.unavailable.is_some();
-        self.collections.values().all(is_settled)
+        let is_known = |objects: &Objects| objects.is_listed || self.is_initialized && objects.unavailable.is_some();
+        self.collections.values().all(is_known)
     }
 
     /// Whether a policy selects pods by labels.
@@ -82,38 +82,7 @@ impl Mirror {
         let Some(objects) = self.collections.get_mut(collection) else { return };
         match event {
             CollectionEvent::Failed(_) => {}
-            CollectionEvent::Listed(manifests, definition) => {
-                // The store has retained all objects of a collection that couldn't be read: it needs them again.
-                let was_unavailable = objects.unavailable.take().is_some();
-                self.is_due |= was_unavailable || !objects.is_listed;
-                let is_replaced = match (&objects.definition, &definition) {
-                    (Some(before), Some(now)) => before != now,
-                    _ => false,
-                };
-                let mut absent = std::mem::take(&mut objects.texts);
-                let mut changed = Vec::new();
-                for Manifest { name, text, selects_pods } in manifests {
-                    let hash = hash(&text);
-                    let was_orphaned = objects.orphaned.remove(&name);
-                    if absent.remove(&name) != Some(hash) || was_unavailable || was_orphaned {
-                        changed.push((name.clone(), Some(text)));
-                    }
-                    note_selectors(&mut self.selecting, &name, selects_pods);
-                    objects.texts.insert(name, hash);
-                }
-                self.changes.extend(changed);
-                for (name, hash) in absent {
-                    if is_replaced || objects.orphaned.contains(&name) {
-                        objects.texts.insert(name.clone(), hash);
-                        objects.orphaned.insert(name);
-                    } else {
-                        self.selecting.remove(&name);
-                        self.changes.insert(name, None);
-                    }
-                }
-                objects.is_listed = true;
-                objects.definition = definition.or(objects.definition.take());
-            }
+            CollectionEvent::Listed(manifests, definition) => self.apply_list(collection, manifests, definition),
             CollectionEvent::Applied(Manifest { name, text, selects_pods }) => {
                 let was_orphaned = objects.orphaned.remove(&name);
                 note_selectors(&mut self.selecting, &name, selects_pods);
@@ -142,6 +111,41 @@ impl Mirror {
                 objects.unavailable = Some(path);
             }
         }
+    }
+
+    /// Replaces the objects of a collection by those of a list.
+    fn apply_list(&mut self, collection: &Collection, manifests: Vec<Manifest>, definition: Option<Arc<str>>) {
+        let Some(objects) = self.collections.get_mut(collection) else { return };
+        // The store has retained all objects of a collection that couldn't be read: it needs them again.
+        let was_unavailable = objects.unavailable.take().is_some();
+        self.is_due |= was_unavailable || !objects.is_listed;
+        let is_replaced = match (&objects.definition, &definition) {
+            (Some(before), Some(now)) => before != now,
+            _ => false,
+        };
+        let mut absent = std::mem::take(&mut objects.texts);
+        let mut changed = Vec::new();
+        for Manifest { name, text, selects_pods } in manifests {
+            let hash = hash(&text);
+            let was_orphaned = objects.orphaned.remove(&name);
+            if absent.remove(&name) != Some(hash) || was_unavailable || was_orphaned {
+                changed.push((name.clone(), Some(text)));
+            }
+            note_selectors(&mut self.selecting, &name, selects_pods);
+            objects.texts.insert(name, hash);
+        }
+        self.changes.extend(changed);
+        for (name, hash) in absent {
+            if is_replaced || objects.orphaned.contains(&name) {
+                objects.texts.insert(name.clone(), hash);
+                objects.orphaned.insert(name);
+            } else {
+                self.selecting.remove(&name);
+                self.changes.insert(name, None);
+            }
+        }
+        objects.is_listed = true;
+        objects.definition = definition.or(objects.definition.take());
     }
 
     /// Why the cluster can't be reported yet: the first collection that can't be read.
