@@ -19,7 +19,7 @@ use vipgate_policy::diagnostic::{Code, Diagnostic, sort_and_dedup};
 use vipgate_policy::manifest::{Manifests, UnsupportedKinds, read};
 use vipgate_policy::yaml::{Source, YamlError};
 
-use crate::config::{Config, PolicySource, PolicydConfig};
+use crate::config::{Config, PolicydConfig};
 use crate::source::manifest_files::walk;
 use crate::text_file::named_text;
 use crate::xds::resource::version_of;
@@ -186,9 +186,7 @@ impl Settings {
             Err(errors) => return (String::new(), errors.0),
         };
         self.gateways.push(config.locality());
-        if matches!(config.policy, PolicySource::Files(_)) {
-            self.tenancies.push(config.tenancy);
-        }
+        self.tenancies.extend(config.files_tenancy());
         (format!("gateway {}", config.name), diagnostics(source, files::gateway(&config, base)))
     }
 

@@ -214,3 +214,28 @@ fn a_cluster_dump_may_have_unsupported_kinds() {
         "cut.yaml:15: kind: is missing: the document is probably truncated at line 15, since a List has its kind after";
     assert!(messages.len() == 1 && messages[0].starts_with(start), "{messages:?}");
 }
+
+#[test]
+fn manifests_are_checked_for_the_tenancy_of_the_configuration_or_of_the_argument() {
+    let dir = tempfile::tempdir().unwrap();
+    let manifest = "apiVersion: vipgate.io/v1alpha1\nkind: EgressPolicy\nmetadata: {name: p}\n\
+                    spec: {selectors: [{podSelector: {}}], addresses: [203.0.113.1]}\n";
+    write(dir.path().join("m.yaml"), manifest).unwrap();
+    let policyd = |tenancy: &str| format!("listen: \"127.0.0.1:1\"\nsource: {{kubernetes: {{}}}}\n{tenancy}");
+    for (configured, argument, expected) in [
+        (None, None, 1),
+        (None, Some(Tenancy::Open), 0),
+        (Some(""), None, 1),
+        (Some("tenancy: open"), None, 0),
+        (Some("tenancy: open"), Some(Tenancy::Strict), 1),
+        (Some("tenancy: strict"), Some(Tenancy::Open), 0),
+    ] {
+        let file = dir.path().join("policyd.yaml");
+        if let Some(tenancy) = configured {
+            write(&file, policyd(tenancy)).unwrap();
+        }
+        let report = run(&[dir.path().to_owned()], argument);
+        let errors: Vec<_> = report.diagnostics.iter().filter(|it| it.is_error()).map(|it| it.code).collect();
+        assert_eq!(errors, vec![Code::AddressOutsidePools; expected], "{configured:?} {argument:?}");
+    }
+}

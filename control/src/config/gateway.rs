@@ -118,6 +118,11 @@ impl Config {
         self.node.as_deref().unwrap_or(&self.name)
     }
 
+    /// What tenants may use, with `policy.files`.
+    pub fn files_tenancy(&self) -> Option<Tenancy> {
+        matches!(self.policy, PolicySource::Files(_)).then_some(self.tenancy)
+    }
+
     /// Its locality, and the cluster settings of its own.
     pub fn locality(&self) -> GatewayLocality {
         GatewayLocality {

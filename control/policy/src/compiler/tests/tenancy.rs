@@ -35,19 +35,21 @@ fn gold_pool() -> String {
 
 const ALL_PODS: &str = "selectors: [{podSelector: {}}]";
 
+/// A policy of namespace `a` with this selector, and pods of three namespaces.
+fn of(selector: &str) -> Vec<String> {
+    vec![
+        policy("p", "", &format!("{{selectors: [{selector}], pools: [{{name: public}}]}}")),
+        pool("public", "{ranges: [203.0.113.0/28]}"),
+        namespace("a", "team: x"),
+        namespace("b", "team: x"),
+        pod("a", "x", "app: web", "10.0.0.1"),
+        pod("b", "y", "app: web", "10.0.0.2"),
+        pod("c", "z", "app: db", "10.0.0.3"),
+    ]
+}
+
 #[test]
 fn a_policy_covers_only_pods_of_its_own_namespace() {
-    let of = |selector: &str| {
-        vec![
-            policy("p", "", &format!("{{selectors: [{selector}], pools: [{{name: public}}]}}")),
-            pool("public", "{ranges: [203.0.113.0/28]}"),
-            namespace("a", "team: x"),
-            namespace("b", "team: x"),
-            pod("a", "x", "app: web", "10.0.0.1"),
-            pod("b", "y", "app: web", "10.0.0.2"),
-            pod("c", "z", "app: db", "10.0.0.3"),
-        ]
-    };
     let covered = |outcome: &Outcome| -> Vec<String> {
         outcome.set.endpoints.iter().map(|endpoint| endpoint.address.to_string()).collect()
     };
