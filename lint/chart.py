@@ -30,6 +30,7 @@ KUBERNETES = ("1.25", "1.37")
 FOREIGN = {"cert-manager.io/v1", "monitoring.coreos.com/v1"}
 # Rights that policyd may have.
 READING = {"get", "list", "watch"}
+WRITING = {"services/status": {"patch"}, "leases": {"get", "create", "update"}}
 
 HEADER = """\
 # vipgate in a cluster without Helm: CustomResourceDefinitions, policy server, gateways. Made by `make chart` from charts/vipgate with
@@ -230,8 +231,9 @@ def references(documents):
 def rights(documents):
     for role in documents:
         for rule in role.get("rules", []) if role["kind"] in ("Role", "ClusterRole") else []:
-            if not set(rule["verbs"]) <= READING or "*" in rule["resources"] + rule["apiGroups"] or "secrets" in rule["resources"]:
-                yield f"{role['kind']}: the policy server only reads: {rule}"
+            allowed = [WRITING.get(resource, READING) for resource in rule["resources"]]
+            if not all(set(rule["verbs"]) <= verbs for verbs in allowed) or "*" in rule["resources"] + rule["apiGroups"] or "secrets" in rule["resources"]:
+                yield f"{role['kind']}: more than the policy server may do: {rule}"
 
 
 def configuration(vipgate, key, text):

@@ -25,7 +25,7 @@ pub use self::gateway::{
 pub use self::health::{Health, HealthTarget, LinkRequirement};
 pub use self::nat_log::{NatLog, NatLogTransport};
 pub use self::policyd::{
-    Etcd, HandledServices, KubernetesSource, Leases, ListMode, MembershipLimits, PodWatch, PolicydConfig,
+    Etcd, HandledServices, KubernetesSource, LeaseName, Leases, ListMode, MembershipLimits, PodWatch, PolicydConfig,
     PolicydLimits, PolicydSource, Tls, Unclassed,
 };
 pub use self::privileges::{Privileges, Seccomp};

@@ -9,6 +9,8 @@
 mod budget;
 pub mod codec;
 mod identity;
+pub mod ipam;
+mod leader;
 pub mod listen;
 pub mod membership;
 mod meter;
@@ -110,9 +112,14 @@ async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
     let store = ManifestStore::new(config.allow_empty)
         .with_cluster(cluster)
         .with_tenancy(config.tenancy)
-        .with_unclassed(unclassed_services(&config));
+        .with_unclassed(unclassed_services(&config))
+        .with_ipam(matches!(config.source, PolicydSource::Kubernetes(_)));
     let intake = SourceIngester::new(source, store);
     let listen = config.listen.to_string();
+    let kubernetes_source = match &config.source {
+        PolicydSource::Kubernetes(source) => Some(source.clone()),
+        PolicydSource::Files(_) | PolicydSource::Etcd(_) => None,
+    };
     let state = server_state(config, intake.status(), command_sender, published);
     let signal_error = |error| CommandError::runtime(error).context("cannot install signal handlers");
     let mut terminate = signal(SignalKind::terminate()).map_err(signal_error)?;
@@ -122,7 +129,9 @@ async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
     let gateways = serve_gateways(&state, listener, certificates, stopped.clone());
     let [_, metrics_connections] = state.listeners.clone();
     let metrics_server =
-        tokio::spawn(metrics::serve(monitored(&state), metrics_listener, metrics_connections, stopped));
+        tokio::spawn(metrics::serve(monitored(&state), metrics_listener, metrics_connections, stopped.clone()));
+    let ipam = kubernetes_source.zip(state.ipam.clone());
+    let allocator = ipam.map(|(source, ipam)| tokio::spawn(ipam::run(source, ipam, stopped)));
     let compiler = tokio::spawn(compile_loop(state, intake, (events, commands), publish, listen));
 
     let outcome = tokio::select! {
@@ -137,6 +146,10 @@ async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
     systemd::stopping();
     source_task.abort();
     let _ = stop.send(true);
+    if let Some(allocator) = allocator {
+        // Without a response, the Lease ends by itself.
+        let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, allocator).await;
+    }
     for is_closed in [
         tokio::time::timeout(SHUTDOWN_TIMEOUT, gateways).await.is_ok(),
         tokio::time::timeout(SHUTDOWN_TIMEOUT, metrics_server).await.is_ok(),
@@ -157,6 +170,7 @@ fn server_state(
     published: watch::Receiver<Option<Arc<Publication>>>,
 ) -> Arc<ServerState> {
     let stats = Arc::default();
+    let ipam = matches!(config.source, PolicydSource::Kubernetes(_)).then(Arc::default);
     let membership =
         membership::open(&config.source, (config.leases, config.membership), published.clone(), Arc::clone(&stats));
     Arc::new(ServerState {
@@ -165,6 +179,7 @@ fn server_state(
         published,
         registry: Arc::default(),
         membership,
+        ipam,
         stats,
         listeners: [
             ConnectionLimiter::new("grpc", connection_limits(config.limits)),
@@ -324,6 +339,9 @@ async fn compile_loop(
                 systemd::extend_startup(&format!("no policy yet: {reason}"), 2 * NO_POLICY_LOG_INTERVAL);
                 continue;
             }
+        }
+        if let Some((ipam, snapshot)) = state.ipam.as_ref().zip(state.source.compiled.load().ipam.clone()) {
+            ipam.snapshot.send_replace(Some(snapshot));
         }
         if let Some(placement) = state.source.compiled.load().placement.clone() {
             let (previous, started) = (last.clone(), Instant::now());

@@ -24,6 +24,7 @@ mod slices;
 mod tenancy;
 mod vips;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use self::changes::Changes;
@@ -31,6 +32,7 @@ pub use self::cluster::Cluster;
 use self::gateways::Gateways;
 pub use self::gateways::MAX_BACKUPS;
 use self::inventory::Inventory;
+pub(crate) use self::inventory::namespace_labels;
 use self::memo::Memo;
 pub use self::placement::{
     Difference, GatewayLocality, Iter, Keyed, Peer, PlacedBackend, PlacedService, Placement, Table, differences,
@@ -55,6 +57,8 @@ pub struct Compiled {
     pub placement: Placement,
     /// Errors and warnings, ordered by file and line.
     pub diagnostics: Vec<Diagnostic>,
+    /// VIPs that policies have of their own, not from a Service, sorted.
+    pub policy_addresses: Vec<IpAddr>,
 }
 
 impl Compiled {

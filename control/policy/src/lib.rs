@@ -3,13 +3,14 @@
 //!
 //! Read up from the ground: [`yaml`] gives every value its line, [`diagnostic`] is what is wrong where, [`schema`] has
 //! the shapes of fields, [`manifest`] turns documents into objects, [`compiler`] turns objects into VIPs, policies,
-//! endpoints and Services, placed on gateways.
+//! endpoints and Services, placed on gateways. [`ipam`] decides which addresses of pools Services get.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 pub mod compiler;
 pub mod diagnostic;
 pub mod fingerprint;
+pub mod ipam;
 pub mod manifest;
 pub mod schema;
 pub mod yaml;

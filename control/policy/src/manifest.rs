@@ -13,6 +13,7 @@ mod port;
 mod read;
 pub mod schema;
 mod service;
+mod service_request;
 mod slice;
 mod values;
 
@@ -35,6 +36,7 @@ pub use self::pod::{DEFAULT_WEIGHT, MAX_WEIGHT, Pod};
 pub use self::port::Protocol;
 pub use self::read::{Manifests, ReadOptions, UnsupportedKinds, read};
 pub use self::service::{DEFAULT_TABLE_SIZE, Service, ServicePort, UnclassedServices};
+pub use self::service_request::{FIELD_MANAGER, FamilyPolicy, ServiceRequest, is_own_status};
 pub use self::slice::{EndpointSlice, Hints, SliceEndpoint, SlicePort};
 pub use self::values::{AddressRange, Cidr};
 use crate::diagnostic::{Code, Diagnostic, ObjectLocation, Severity};

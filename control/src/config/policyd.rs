@@ -211,6 +211,26 @@ pub struct KubernetesSource {
     pub pods: PodWatch,
     /// How objects are listed. Default: `paged`.
     pub lists: ListMode,
+    /// The Lease that policy servers elect their leader by, which gives Services their addresses.
+    pub lease: LeaseName,
+}
+
+/// The Lease (coordination.k8s.io/v1) of policy servers.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct LeaseName {
+    /// Its namespace. Default: that of the pod that the server runs in, else `default`.
+    #[schemars(length(min = 1))]
+    pub namespace: Option<String>,
+    /// Its name. Default: `vipgate-policyd`.
+    #[schemars(length(min = 1))]
+    pub name: String,
+}
+
+impl Default for LeaseName {
+    fn default() -> Self {
+        Self { namespace: None, name: "vipgate-policyd".to_owned() }
+    }
 }
 
 /// Which LoadBalancer Services are vipgate's.

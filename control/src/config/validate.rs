@@ -294,6 +294,12 @@ impl Validate for KubernetesSource {
             let reason = "is empty; omit `namespaces` for all";
             report(Code::EmptyValue, &format!("source.kubernetes.namespaces[{i}]"), reason.into());
         }
+        for (field, text) in [("namespace", self.lease.namespace.as_deref()), ("name", Some(self.lease.name.as_str()))]
+        {
+            if text == Some("") {
+                report(Code::EmptyValue, &format!("source.kubernetes.lease.{field}"), "is empty".into());
+            }
+        }
         for_each_duplicate(&self.namespaces, |i, _| {
             let reason = format!("{} is a duplicate", self.namespaces[i]);
             report(Code::DuplicateValue, &format!("source.kubernetes.namespaces[{i}]"), reason);

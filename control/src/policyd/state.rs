@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::budget::Budget;
+use super::ipam::IpamState;
 use super::publication::Publication;
 use super::registry::Registry;
 use crate::listener::ConnectionLimiter;
@@ -29,6 +30,8 @@ pub struct ServerState {
     pub registry: Arc<Registry>,
     /// Membership: active gateways and their leases.
     pub membership: MembershipHandle,
+    /// Address management, with `source.kubernetes`.
+    pub ipam: Option<Arc<IpamState>>,
     /// Counters.
     pub stats: Arc<Stats>,
     /// Connections of the gRPC and the metrics listener.

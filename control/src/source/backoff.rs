@@ -6,17 +6,17 @@ const MIN_DELAY: Duration = Duration::from_millis(100);
 const MAX_DELAY: Duration = Duration::from_secs(5);
 
 /// Delays from 100 ms to 5 s.
-pub(in crate::source) struct Backoff {
+pub(crate) struct Backoff {
     next: Duration,
 }
 
 impl Backoff {
-    pub(in crate::source) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { next: MIN_DELAY }
     }
 
     /// The next delay.
-    pub(in crate::source) fn next_delay(&mut self) -> Duration {
+    pub(crate) fn next_delay(&mut self) -> Duration {
         let delay = self.next;
         self.next = (delay * 2).min(MAX_DELAY);
         // Without randomness: the full delay.

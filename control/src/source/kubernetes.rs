@@ -23,9 +23,12 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 use vipgate_policy::manifest::Kind;
 
+pub(crate) use self::client::client;
+pub(crate) use self::collection::describe;
 use self::collection::{Collection, CollectionEvent};
 use self::mirror::Mirror;
 use self::probe::Finding;
+pub(crate) use self::probe::cluster_uid;
 use super::SourceEvent;
 use super::backoff::Backoff;
 use crate::config::{KubernetesSource, PodWatch};
@@ -80,8 +83,8 @@ impl Reflector<'_> {
 
     /// A client of the same cluster as before: another one's objects would remove all that is in force.
     async fn connect(&mut self) -> Result<Client, String> {
-        let client = client::client(self.config).await.map_err(|error| error.to_string())?;
-        match (&self.cluster_uid, probe::cluster_uid(&client).await?) {
+        let client = client(self.config).await.map_err(|error| error.to_string())?;
+        match (&self.cluster_uid, cluster_uid(&client).await?) {
             (Some(before), Some(now)) if *before != now => Err(format!(
                 "it is another cluster than before (`kube-system` has uid {now}, not {before}): restart the policy \
                  server if that is intended"

@@ -19,7 +19,8 @@ use std::sync::Arc;
 use thiserror::Error;
 use vipgate_policy::compiler::{Cluster, Compiled, Compiler, Placement, Tenancy};
 use vipgate_policy::diagnostic::{Code, Diagnostic, sort_and_dedup};
-use vipgate_policy::manifest::{Object, ObjectId, Origin, ReadOptions, UnclassedServices, UnsupportedKinds};
+use vipgate_policy::ipam::Snapshot;
+use vipgate_policy::manifest::{Kind, Object, ObjectId, Origin, ReadOptions, UnclassedServices, UnsupportedKinds};
 
 use self::entry::{Entry, Presence};
 use self::last_good::LastGood;
@@ -46,6 +47,8 @@ pub struct ManifestStore {
     cluster: Cluster,
     /// Handling of `LoadBalancer` Services without a class.
     unclassed: UnclassedServices,
+    /// Whether compilations prepare address management.
+    has_ipam: bool,
     compiler: Compiler,
 }
 
@@ -70,6 +73,8 @@ pub struct CompileOutcome {
     pub objects: usize,
     /// Why the source is unhealthy: parts that are empty or unreadable. Empty: it is healthy.
     pub unhealthy: Vec<String>,
+    /// What address management works on, where it is used.
+    pub ipam: Option<Arc<Snapshot>>,
 }
 
 impl CompileOutcome {
@@ -131,6 +136,12 @@ impl ManifestStore {
     #[must_use]
     pub fn with_unclassed(self, unclassed: UnclassedServices) -> Self {
         Self { unclassed, ..self }
+    }
+
+    /// Prepares address management at each compilation.
+    #[must_use]
+    pub fn with_ipam(self, has_ipam: bool) -> Self {
+        Self { has_ipam, ..self }
     }
 
     /// Applies an update.
@@ -284,6 +295,18 @@ impl ManifestStore {
         }
         diagnostics.extend(compiled.diagnostics);
         sort_and_dedup(&mut diagnostics);
+        let is_ready = self.has_ipam && self.initialized;
+        let ipam = is_ready.then(|| {
+            let is_used = |object: &&Arc<Object>| matches!(object.id.kind, Kind::AddressPool | Kind::Namespace);
+            let of_pools = last_good.objects(&self.sorted).filter(is_used);
+            // Services as they are written: one of another type by now has no claim to its address, be it faulty.
+            let services = self.sorted.values().filter(|object| object.id.kind == Kind::Service);
+            Arc::new(Snapshot {
+                tenancy: self.compiler.tenancy(),
+                objects: of_pools.chain(services).cloned().collect(),
+                policy_addresses: std::mem::take(&mut compiled.policy_addresses),
+            })
+        });
         for entry in self.entries.values_mut() {
             let is_affected = last_good.affects(entry);
             if entry.in_force_differs || is_affected {
@@ -296,7 +319,7 @@ impl ManifestStore {
         compiled.placement.cluster = cluster.non_empty();
         let placement = self.initialized.then(|| Arc::new(compiled.placement));
         let unhealthy = unhealthy.iter().map(|it| format!("{}: {}", it.name, it.reason)).collect();
-        CompileOutcome { placement, diagnostics, faulty, objects, unhealthy }
+        CompileOutcome { placement, diagnostics, faulty, objects, unhealthy, ipam }
     }
 
     fn compile_objects(&mut self, last_good: &LastGood) -> Compiled {

@@ -8,7 +8,7 @@ use vipgate_tests::{Testbed, wait_for};
 
 use crate::fixture::{create_tenants, source, start_policyd_with};
 
-const RIGHTS: [(&str, &str, &str); 11] = [
+const RIGHTS: [(&str, &str, &str); 13] = [
     ("", "services", "list, watch"),
     ("", "pods", "list, watch"),
     ("", "nodes", "list, watch"),
@@ -20,7 +20,12 @@ const RIGHTS: [(&str, &str, &str); 11] = [
     ("vipgate.io", "vipgateways", "list, watch"),
     ("vipgate.io", "addresspools", "list, watch"),
     ("vipgate.io", "overlaynodes", "list, watch"),
+    ("", "services/status", "patch"),
+    ("coordination.k8s.io", "leases", "get, create, update"),
 ];
+/// Not for reading policy: pods are read only for policies that select some, 1.20 has no ServiceCIDRs, and the last two
+/// are for writing.
+const NOT_REQUIRED: [&str; 4] = ["pods", "servicecidrs", "services/status", "leases"];
 
 /// Grants the policy server's account all rights, except those on one resource.
 pub(crate) fn grant_all_but(api: &ApiServer, without: Option<&str>) {
@@ -49,8 +54,7 @@ fn each_missing_right_is_named_and_nothing_is_published_without_it() {
     let testbed = Testbed::new("k8s-access");
     let api = ApiServer::new(&testbed.gateway);
     create_tenants(&testbed, &api);
-    // Pods are read only for policies that select some; and 1.20 has no ServiceCIDRs.
-    for (_, resource, _) in RIGHTS.iter().filter(|(_, resource, _)| !["pods", "servicecidrs"].contains(resource)) {
+    for (_, resource, _) in RIGHTS.iter().filter(|(_, resource, _)| !NOT_REQUIRED.contains(resource)) {
         grant_all_but(&api, Some(resource));
         let denied = || api.try_kubectl(POLICYD, &["get", resource, "-A"]).is_err();
         assert!(wait_for(Duration::from_secs(10), denied), "{resource}");
@@ -62,6 +66,37 @@ fn each_missing_right_is_named_and_nothing_is_published_without_it() {
         policyd.wait_for_log(&["\"event\":\"ready\""]);
         policyd.kill();
     }
+}
+
+#[test]
+fn without_rights_to_write_policy_is_in_force_and_the_missing_right_is_named() {
+    const POOL: &str = "
+apiVersion: vipgate.io/v1alpha1
+kind: AddressPool
+metadata: {name: public}
+spec: {ranges: [203.0.113.30/32]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: new, namespace: tenant-a, annotations: {vipgate.io/announce: L2}}
+spec: {type: LoadBalancer, ports: [{port: 80}]}
+";
+    let testbed = Testbed::new("k8s-write");
+    let api = ApiServer::new(&testbed.gateway);
+    create_tenants(&testbed, &api);
+    api.apply(POOL);
+    for resource in ["leases", "services/status"] {
+        grant_all_but(&api, Some(resource));
+        let policyd = start_policyd_with(&testbed, &source(&api, POLICYD, ""), true);
+        let event = if resource == "leases" { "lease_failed" } else { "address_failed" };
+        policyd.wait_for_log(&[event, resource, "forbidden"]);
+        policyd.kill();
+    }
+    let policyd = start_policyd_with(&testbed, &source(&api, POLICYD, ""), true);
+    policyd.wait_for_log(&["address_failed", "forbidden"]);
+    grant_all_but(&api, None);
+    policyd.wait_for_log(&["address_assigned", "tenant-a/new", "203.0.113.30"]);
+    policyd.kill();
 }
 
 #[test]

@@ -4,5 +4,6 @@
 mod access;
 mod apiserver;
 mod fixture;
+mod ipam;
 mod pods;
 mod source;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 
 use crate::diagnostic::{Code, Diagnostic, Severity};
 use crate::manifest::{
@@ -122,8 +122,7 @@ impl<'a> Inventory<'a> {
                 self.gateways.insert(&id.name, ObjectRef { id, name, origin, body });
             }
             Body::Namespace(body) => {
-                let labels = body.metadata.labels.clone().unwrap_or_default();
-                self.namespaces.insert(&id.name, with_name(labels, &id.name));
+                self.namespaces.insert(&id.name, namespace_labels(&body.metadata, &id.name));
             }
             Body::Node(body) => self.nodes.push(ObjectRef { id, name, origin, body }),
             Body::OverlayNode(body) => self.overlay_nodes.push(ObjectRef { id, name, origin, body }),
@@ -163,6 +162,11 @@ impl<'a> Inventory<'a> {
         let known = self.namespaces.get(name).map(Cow::Borrowed);
         known.unwrap_or_else(|| Cow::Owned(with_name(BTreeMap::new(), name)))
     }
+}
+
+/// The labels of a namespace, with that of its name.
+pub(crate) fn namespace_labels(metadata: &ObjectMeta, name: &str) -> BTreeMap<String, String> {
+    with_name(metadata.labels.clone().unwrap_or_default(), name)
 }
 
 fn with_name(mut labels: BTreeMap<String, String>, name: &str) -> BTreeMap<String, String> {

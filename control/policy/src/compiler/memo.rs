@@ -94,6 +94,9 @@ impl Memo {
         }
         let (vips, vip_changes) = self.compile_vips(&sources, &claims, changes);
         sink.extend(vips.diagnostics.iter().cloned());
+        let own = claims.iter().filter(|claim| claim.service.is_none()).flat_map(|claim| &claim.vips);
+        let mut policy_addresses: Vec<IpAddr> = own.map(|(_, vip)| *vip).collect();
+        policy_addresses.sort_unstable();
         let differences = Differences { changes, vips: &vip_changes };
         let previous = (&self.placement, &mut self.shard_maps);
         let (policies, endpoints) =
@@ -112,7 +115,7 @@ impl Memo {
         self.vips = Some(vips);
         self.placement = placement.clone();
         sort_and_dedup(&mut diagnostics);
-        Compiled { placement, diagnostics }
+        Compiled { placement, diagnostics, policy_addresses }
     }
 
     /// The shard maps of the placement; forgets the others.

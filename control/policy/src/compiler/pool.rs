@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr};
 
 use foldhash::HashSet;
 
@@ -76,7 +76,7 @@ impl<'a> Pools<'a> {
         let ranges = self.by_name.get(name).map(|pool| pool.body.spec.ranges.as_slice()).unwrap_or_default();
         let of_family = |family| ranges.iter().filter(|range| Family::of(range.first) == family).collect();
         let ranges: [Vec<_>; 2] = Family::ALL.map(of_family);
-        let sizes = ranges.each_ref().map(|all| all.iter().fold(0_u128, |sum, range| sum.saturating_add(size(range))));
+        let sizes = ranges.each_ref().map(|all| all.iter().fold(0_u128, |sum, range| sum.saturating_add(range.size())));
         let (mut addresses, mut exhausted) = (Vec::new(), [false; 2]);
         // By slot, then by family: what a greater count adds is last.
         for slot in 0..count {
@@ -109,32 +109,15 @@ fn start(owner: &str, pool: &str, family: Family, slot: u32) -> u64 {
     fingerprint.finish()
 }
 
-fn size(range: &AddressRange) -> u128 {
-    // Saturates only for all of IPv6, where one less makes no difference.
-    (bits(range.last) - bits(range.first)).saturating_add(1)
-}
-
 /// The `n`th address of ranges with more than `n` addresses in total.
 fn nth(ranges: &[&AddressRange], mut n: u128) -> IpAddr {
     let mut last = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
     for range in ranges {
         last = range.last;
-        if n < size(range) {
-            let address = bits(range.first) + n;
-            return match range.first {
-                // Addresses of an IPv4 range have 32 bits.
-                IpAddr::V4(_) => Ipv4Addr::from_bits(u32::try_from(address).unwrap_or(u32::MAX)).into(),
-                IpAddr::V6(_) => Ipv6Addr::from_bits(address).into(),
-            };
+        if n < range.size() {
+            return range.nth(n);
         }
-        n -= size(range);
+        n -= range.size();
     }
     last
-}
-
-fn bits(address: IpAddr) -> u128 {
-    match address {
-        IpAddr::V4(v4) => v4.to_bits().into(),
-        IpAddr::V6(v6) => v6.to_bits(),
-    }
 }

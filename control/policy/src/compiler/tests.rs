@@ -53,7 +53,7 @@ struct Outcome {
 
 impl Outcome {
     fn accept(self) -> Result<(Placement, Vec<Diagnostic>), Diagnostics> {
-        Compiled { placement: self.placement, diagnostics: self.diagnostics }.accept()
+        Compiled { placement: self.placement, diagnostics: self.diagnostics, policy_addresses: Vec::new() }.accept()
     }
 }
 

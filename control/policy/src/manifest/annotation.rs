@@ -16,11 +16,17 @@ pub(crate) const ANNOUNCE_FIELD: &str = "metadata.annotations[vipgate.io/announc
 /// Service: slots of its Maglev table.
 pub(super) const TABLE_SIZE: &str = "vipgate.io/maglev-table-size";
 pub(crate) const TABLE_SIZE_FIELD: &str = "metadata.annotations[vipgate.io/maglev-table-size]";
+/// Service: the addresses that it is to get, separated by commas.
+pub(super) const ADDRESSES: &str = "vipgate.io/addresses";
+/// Service: the AddressPool of its addresses.
+pub(super) const POOL: &str = "vipgate.io/pool";
+/// Service: Services of one namespace with the same key may share an address.
+pub(super) const SHARING_KEY: &str = "vipgate.io/sharing-key";
 /// Pod: relative weight for new sessions.
 pub(super) const WEIGHT: &str = "vipgate.io/weight";
 
 /// Annotations of Services.
-pub(super) const SERVICE_ANNOTATIONS: [&str; 3] = [EGRESS, ANNOUNCE, TABLE_SIZE];
+pub(super) const SERVICE_ANNOTATIONS: [&str; 6] = [EGRESS, ANNOUNCE, TABLE_SIZE, ADDRESSES, POOL, SHARING_KEY];
 /// Annotations of Pods.
 pub(super) const POD_ANNOTATIONS: [&str; 1] = [WEIGHT];
 
@@ -70,7 +76,8 @@ pub(super) fn number(
     value
 }
 
-fn text<'a>(metadata: &'a ObjectMeta, name: &str) -> Option<&'a str> {
+/// The text of an annotation.
+pub(super) fn text<'a>(metadata: &'a ObjectMeta, name: &str) -> Option<&'a str> {
     metadata.annotations.as_ref()?.get(name).map(String::as_str)
 }
 

@@ -136,6 +136,10 @@ fn one() -> NonZeroU32 {
     NonZeroU32::MIN
 }
 
+fn yes() -> bool {
+    true
+}
+
 /// Gateways by name or by label.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -264,6 +268,11 @@ pub struct AddressPoolSpec {
     pub ranges: Vec<AddressRange>,
     /// Namespaces whose EgressPolicies and Services may have its addresses, with `tenancy: strict`. Default: all.
     pub namespaces: Option<LabelSelector>,
+    /// Services that may get its addresses from the policy server, by their labels. Default: all.
+    pub service_selector: Option<LabelSelector>,
+    /// Whether Services that name neither a pool nor an address get its addresses. Default: true.
+    #[serde(default = "yes")]
+    pub auto_assign: bool,
     /// Announcement of its VIPs. Default: `L2`.
     #[serde(default)]
     pub announce: Announce,

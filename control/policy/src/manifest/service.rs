@@ -10,11 +10,13 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use vipgate_dataplane::policy::maglev;
 use vipgate_dataplane::policy::spec::Scope;
 
-use super::{Announce, Protocol, annotation, port};
+use super::{Announce, Protocol, ServiceRequest, annotation, port};
 use crate::diagnostic::{Code, Report, Severity};
 
 /// vipgate's load balancer class; Services without a class depend on [`UnclassedServices`].
 const LOAD_BALANCER_CLASS: &str = "vipgate.io/vipgate";
+/// Type of Services with addresses of a load balancer.
+const LOAD_BALANCER: &str = "LoadBalancer";
 /// Default slots of a Maglev table: with 100 backends their load differs by a tenth.
 pub const DEFAULT_TABLE_SIZE: u32 = 2039;
 /// Kubernetes' default and range of the client IP affinity timeout, seconds.
@@ -61,6 +63,8 @@ pub struct Service {
     pub internal: Scope,
     /// The port of its health check.
     pub health_check: Option<u16>,
+    /// What it asks of address management; `None`: it has no address and may have none.
+    pub request: Option<Box<ServiceRequest>>,
 }
 
 /// A frontend port of a Service.
@@ -115,9 +119,10 @@ pub(super) fn read(document: &Document, unclassed: UnclassedServices, report: &m
         external: Scope::Cluster,
         internal: Scope::Cluster,
         health_check: None,
+        request: ServiceRequest::read(document, unclassed).map(Box::new),
     };
     let kind = spec.and_then(|spec| spec.type_.as_deref()).unwrap_or("ClusterIP");
-    if kind != "LoadBalancer" {
+    if kind != LOAD_BALANCER {
         service.no_vip_reason = Some(format!("its type is {kind}, not LoadBalancer"));
         return service;
     }
@@ -139,6 +144,12 @@ pub(super) fn read(document: &Document, unclassed: UnclassedServices, report: &m
         service.pending = true;
     }
     service
+}
+
+/// Whether a Service is a load balancer of vipgate's.
+pub(super) fn is_handled(document: &Document, unclassed: UnclassedServices) -> bool {
+    let kind = document.spec.as_ref().and_then(|spec| spec.type_.as_deref());
+    kind == Some(LOAD_BALANCER) && other_class(document, unclassed).is_none()
 }
 
 /// Why a `LoadBalancer` Service is another controller's; `None` if it is vipgate's.

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
@@ -90,9 +90,31 @@ impl AddressRange {
         self.first.is_ipv4() == address.is_ipv4() && (self.first..=self.last).contains(&address)
     }
 
+    /// Number of addresses; of all of IPv6 one less.
+    pub(crate) fn size(&self) -> u128 {
+        (bits(self.last) - bits(self.first)).saturating_add(1)
+    }
+
+    /// The address at this offset, which is less than the size.
+    pub(crate) fn nth(&self, offset: u128) -> IpAddr {
+        let address = bits(self.first).saturating_add(offset);
+        match self.first {
+            // Addresses of an IPv4 range have 32 bits.
+            IpAddr::V4(_) => Ipv4Addr::from_bits(u32::try_from(address).unwrap_or(u32::MAX)).into(),
+            IpAddr::V6(_) => Ipv6Addr::from_bits(address).into(),
+        }
+    }
+
     /// Whether the ranges have a common address.
     pub fn overlaps(&self, other: &Self) -> bool {
         self.contains(other.first) || other.contains(self.first)
+    }
+}
+
+fn bits(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(v4) => v4.to_bits().into(),
+        IpAddr::V6(v6) => v6.to_bits(),
     }
 }
 

@@ -1,5 +1,7 @@
 //! Metric definitions of the policy server.
 
+use vipgate_policy::ipam::Reason;
+
 use crate::metric::{Label, metrics};
 
 const KIND: Label = Label::one_of("kind", &["EgressPolicy", "Vip", "Endpoint", "Service", "Gateway"]);
@@ -7,6 +9,10 @@ const INSTEAD: Label = Label::one_of("instead", &["last_good", "nothing"]);
 const SEVERITY: Label = Label::one_of("severity", &["error", "warning"]);
 const RESPONSE_RESULT: Label = Label::one_of("result", &["accepted", "refused"]);
 const STREAM_REASON: Label = Label::one_of("reason", &["certificate", "name_in_use", "secret"]);
+const POOL: Label = Label::any("pool", "name of the AddressPool");
+const ADDRESS_STATE: Label = Label::one_of("state", &["service", "policy", "free"]);
+const REFUSAL_REASON: Label = Label::names("reason", || Reason::ALL.iter().map(|reason| reason.as_str()).collect());
+const WRITE_RESULT: Label = Label::one_of("result", &["written", "conflict", "failed"]);
 
 metrics! {
     /// Policy server.
@@ -50,4 +56,11 @@ metrics! {
     HELD_BYTES = Gauge("policyd_held_bytes", []):
         "Bytes held for clients: incoming requests, subscriptions, unacknowledged responses";
     MEMORY_REJECTED = Counter("policyd_memory_refused", []): "Requests and streams rejected by the memory limits";
+    LEADER = Gauge("policyd_leader", []):
+        "Whether this policy server leads, and gives Services their addresses; only with `source.kubernetes`";
+    IPAM_ADDRESSES = Gauge("ipam_addresses", [POOL, ADDRESS_STATE]):
+        "Addresses of pools, by who has them: Services, policies, nobody; from the leader";
+    IPAM_REFUSED = Gauge("ipam_refused", [REFUSAL_REASON]):
+        "Services that don't get an address that they ask for, by reason; from the leader";
+    IPAM_WRITES = Counter("ipam_writes", [WRITE_RESULT]): "Writes of addresses to the status of Services, by result";
 }

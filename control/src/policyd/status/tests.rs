@@ -27,6 +27,7 @@ fn service(endpoints: u8) -> (Service, watch::Sender<Option<Arc<Publication>>>) 
         published,
         registry: Arc::default(),
         membership,
+        ipam: None,
         stats,
         listeners: [room.clone(), room],
         budget: Arc::default(),

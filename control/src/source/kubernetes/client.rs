@@ -13,7 +13,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why there is no client.
 #[derive(Debug, Error)]
-pub(super) enum ConnectError {
+pub(crate) enum ConnectError {
     /// The kubeconfig can't be read, or it lacks something.
     #[error("source.kubernetes.kubeconfig {path}: {error}")]
     Kubeconfig { path: String, error: KubeconfigError },
@@ -30,7 +30,7 @@ pub(super) enum ConnectError {
 ///
 /// # Errors
 /// If the configuration of the client can't be read or used.
-pub(super) async fn client(source: &KubernetesSource) -> Result<Client, ConnectError> {
+pub(crate) async fn client(source: &KubernetesSource) -> Result<Client, ConnectError> {
     let mut config = match &source.kubeconfig {
         None => Config::incluster()?,
         Some(path) => {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use kube::api::DynamicObject;
 use kube::core::ObjectMeta;
 use serde_json::{Map, Value, json};
-use vipgate_policy::manifest::Kind;
+use vipgate_policy::manifest::{FIELD_MANAGER, Kind, is_own_status};
 
 /// Prefix of vipgate's own annotations.
 const ANNOTATION_PREFIX: &str = "vipgate.io/";
@@ -122,6 +122,10 @@ fn kept_metadata(kind: Kind, metadata: ObjectMeta) -> Value {
     }
     if let Some(created) = metadata.creation_timestamp {
         kept["creationTimestamp"] = json!(created);
+    }
+    if kind == Kind::Service && metadata.managed_fields.iter().flatten().any(is_own_status) {
+        // Without its time, and without other managers.
+        kept["managedFields"] = json!([{"manager": FIELD_MANAGER, "fieldsV1": {"f:status": {}}}]);
     }
     kept
 }

@@ -45,7 +45,7 @@ pub(super) async fn run(client: Client, findings: Sender<Finding>) {
 ///
 /// # Errors
 /// If the server doesn't respond as it should.
-pub(super) async fn cluster_uid(client: &Client) -> Result<Option<String>, String> {
+pub(crate) async fn cluster_uid(client: &Client) -> Result<Option<String>, String> {
     let namespaces: Api<PartialObjectMeta<Namespace>> = Api::all(client.clone());
     match timeout(REQUEST_TIMEOUT, namespaces.get_opt("kube-system")).await {
         Ok(Ok(namespace)) => Ok(namespace.and_then(|namespace| namespace.metadata.uid)),

@@ -9,7 +9,7 @@ fn strict(documents: &[String]) -> Outcome {
 
 fn compiled_with(tenancy: Tenancy, documents: &[String]) -> Outcome {
     let objects = objects(&documents.join("---\n"));
-    let Compiled { placement, diagnostics } = compile_for(tenancy, &objects);
+    let Compiled { placement, diagnostics, .. } = compile_for(tenancy, &objects);
     Outcome { set: placement.policy_for(None, "1"), placement, diagnostics }
 }
 

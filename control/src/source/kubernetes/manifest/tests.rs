@@ -100,3 +100,18 @@ fn manifests_of_all_kinds_are_readable() {
         assert_eq!(format!("{}/{}", object.id.kind.as_str(), object.id.path()), *manifest.name);
     }
 }
+
+#[test]
+fn a_service_keeps_who_has_written_its_addresses_without_the_time() {
+    let service = |manager: &str, fields: &str, time: &str| {
+        let entry = json!({"manager": manager, "operation": "Update", "time": time, "fieldsV1": {fields: {}}});
+        let metadata = json!({"name": "s", "namespace": "t", "managedFields": [entry]});
+        manifest(Kind::Service, object(json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata})))
+    };
+    let first = service(FIELD_MANAGER, "f:status", "2026-01-01T00:00:00Z");
+    assert!(first.text.contains(FIELD_MANAGER), "{first:?}");
+    assert_eq!(first, service(FIELD_MANAGER, "f:status", "2026-01-02T00:00:00Z"));
+    for (manager, fields) in [("kubectl", "f:status"), (FIELD_MANAGER, "f:metadata")] {
+        assert!(!service(manager, fields, "2026-01-01T00:00:00Z").text.contains("managedFields"));
+    }
+}

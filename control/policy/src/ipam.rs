@@ -1,0 +1,156 @@
+//! Address management (LB IPAM): which addresses of AddressPools the Services of vipgate's class get.
+//!
+//! Pure, and without a memory: what a Service has is in its status. A Service keeps its addresses as long as it asks for
+//! nothing else; a pool that shrinks takes none away. What is given up in one plan is free in the next, when the status
+//! says so: two writes in any order never give one address to two Services.
+
+mod planner;
+mod pools;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use self::planner::Planner;
+use self::pools::Pools;
+use crate::compiler::{Tenancy, namespace_labels};
+use crate::manifest::{Body, Object, ServiceRequest};
+
+/// What Services get addresses from, and what they have, at one time.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    /// What namespaces may use.
+    pub tenancy: Tenancy,
+    /// The objects in force: pools, namespaces and Services; others are ignored.
+    pub objects: Vec<Arc<Object>>,
+    /// Addresses that policies have of their own, sorted.
+    pub policy_addresses: Vec<IpAddr>,
+}
+
+/// Why a Service doesn't get an address, by kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reason {
+    /// No pool is for it.
+    NoPool,
+    /// The pools for it have no free address.
+    Exhausted,
+    /// The address that it names is in use.
+    InUse,
+    /// The address that it names is in no pool for it.
+    NotInPool,
+    /// The address that it names is of a family that it doesn't have.
+    Family,
+    /// The addresses that it names can't be read.
+    Invalid,
+}
+
+impl Reason {
+    /// All reasons.
+    pub const ALL: [Self; 6] =
+        [Self::NoPool, Self::Exhausted, Self::InUse, Self::NotInPool, Self::Family, Self::Invalid];
+
+    /// Its name in metrics and logs.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NoPool => "no_pool",
+            Self::Exhausted => "exhausted",
+            Self::InUse => "in_use",
+            Self::NotInPool => "not_in_pool",
+            Self::Family => "family",
+            Self::Invalid => "invalid",
+        }
+    }
+}
+
+/// Why a Service doesn't get an address that it asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The kind of reason.
+    pub reason: Reason,
+    /// The reason as text.
+    pub text: String,
+}
+
+/// What a Service gets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Decision {
+    /// Index of the Service.
+    pub service: usize,
+    /// The addresses that it is to have.
+    pub addresses: Vec<IpAddr>,
+    /// Whether its status is to be written.
+    pub is_change: bool,
+    /// Why it has fewer than it asks for.
+    pub refusal: Option<Refusal>,
+    /// Addresses that it keeps although no pool would give them to it any more.
+    pub outside: Vec<IpAddr>,
+}
+
+/// How many addresses of a pool are in use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolUsage {
+    /// The pool's name.
+    pub name: String,
+    /// Addresses of Services.
+    pub services: u64,
+    /// Addresses of policies.
+    pub policies: u64,
+    /// Free addresses, at most `u64::MAX`.
+    pub free: u64,
+}
+
+/// What all Services get.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AllocationPlan {
+    /// A decision on each Service that may have addresses of vipgate's, oldest Service first.
+    pub decisions: Vec<Decision>,
+    /// The pools, by name.
+    pub usage: Vec<PoolUsage>,
+}
+
+impl AllocationPlan {
+    /// The decisions that change the status of a Service; what is given up is first.
+    pub fn changes(&self) -> Vec<&Decision> {
+        let mut changes: Vec<&Decision> = self.decisions.iter().filter(|decision| decision.is_change).collect();
+        changes.sort_by_key(|decision| !decision.addresses.is_empty());
+        changes
+    }
+}
+
+impl Snapshot {
+    /// The Services among the objects.
+    pub fn services(&self) -> Vec<ServiceRequest> {
+        let request = |object: &Arc<Object>| match &object.body {
+            Body::Service(service) => service.request.as_deref().cloned(),
+            _ => None,
+        };
+        self.objects.iter().filter_map(request).collect()
+    }
+
+    /// Decides on each of these Services.
+    pub fn plan(&self, services: &[ServiceRequest]) -> AllocationPlan {
+        let mut namespaces: BTreeMap<String, BTreeMap<String, String>> = BTreeMap::new();
+        for object in &self.objects {
+            if let Body::Namespace(namespace) = &object.body {
+                let name = &object.id.name;
+                namespaces.insert(name.clone(), namespace_labels(&namespace.metadata, name));
+            }
+        }
+        for service in services {
+            let name = &service.namespace;
+            // One that was not read has at least the label of its name.
+            namespaces.entry(name.clone()).or_insert_with(|| namespace_labels(&ObjectMeta::default(), name));
+        }
+        let specs = self.objects.iter().filter_map(|object| match &object.body {
+            Body::AddressPool(pool) => Some((object.id.name.as_str(), &pool.spec)),
+            _ => None,
+        });
+        let pools = Pools::new(specs, self.tenancy, &namespaces);
+        Planner::new(services, pools, &self.policy_addresses).plan()
+    }
+}
+
+#[cfg(test)]
+mod tests;

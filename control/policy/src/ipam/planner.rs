@@ -1,0 +1,297 @@
+//! The decisions of one plan: first what is kept, then what is given, oldest Service first.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use foldhash::HashMap;
+
+use super::pools::Pools;
+use super::{AllocationPlan, Decision, PoolUsage, Reason, Refusal};
+use crate::manifest::{Family, FamilyPolicy, ServiceRequest};
+
+pub(super) struct Planner<'a> {
+    services: &'a [ServiceRequest],
+    pools: Pools<'a>,
+    policy_addresses: &'a [IpAddr],
+    /// Services by address: those that have it now, and those that get it.
+    users: HashMap<IpAddr, Vec<usize>>,
+    /// Addresses by namespace and sharing key.
+    shared: HashMap<(&'a str, &'a str), BTreeSet<IpAddr>>,
+}
+
+impl<'a> Planner<'a> {
+    pub(super) fn new(services: &'a [ServiceRequest], pools: Pools<'a>, policy_addresses: &'a [IpAddr]) -> Self {
+        Self { services, pools, policy_addresses, users: HashMap::default(), shared: HashMap::default() }
+    }
+
+    pub(super) fn plan(mut self) -> AllocationPlan {
+        let mut order: Vec<usize> = (0..self.services.len()).collect();
+        order.sort_by_key(|index| {
+            let ServiceRequest { created, namespace, name, .. } = &self.services[*index];
+            (created.is_none(), created, namespace, name)
+        });
+        for index in &order {
+            let ServiceRequest { current, assumed, .. } = &self.services[*index];
+            for address in current.iter().chain(assumed) {
+                self.add_user(*address, *index);
+            }
+        }
+        let kept = self.keep(&order);
+        let mut decisions = Vec::new();
+        for index in order {
+            decisions.extend(self.decide(index, &kept[index]));
+        }
+        let usage = self.usage();
+        AllocationPlan { decisions, usage }
+    }
+
+    fn add_user(&mut self, address: IpAddr, index: usize) {
+        let users = self.users.entry(address).or_default();
+        if !users.contains(&index) {
+            users.push(index);
+        }
+        let service = &self.services[index];
+        if let Some(key) = &service.sharing_key {
+            self.shared.entry((&service.namespace, key)).or_default().insert(address);
+        }
+    }
+
+    /// What each Service keeps: at most one address of each family, unless an older one has it and doesn't share it.
+    fn keep(&self, order: &[usize]) -> Vec<Vec<IpAddr>> {
+        let mut keepers: HashMap<IpAddr, Vec<usize>> = HashMap::default();
+        let mut kept: Vec<Vec<IpAddr>> = vec![Vec::new(); self.services.len()];
+        for index in order {
+            let service = &self.services[*index];
+            let is_released = service.is_writable() && !service.is_handled;
+            for address in service.held().iter().filter(|_| !is_released) {
+                let others = keepers.entry(*address).or_default();
+                let has_family = kept[*index].iter().any(|it| Family::of(*it) == Family::of(*address));
+                let can_share = others.iter().all(|other| service.can_share_with(&self.services[*other]));
+                if service.is_writable() && (has_family || !can_share) {
+                    continue;
+                }
+                others.push(*index);
+                kept[*index].push(*address);
+            }
+        }
+        kept
+    }
+
+    fn decide(&mut self, index: usize, kept: &[IpAddr]) -> Option<Decision> {
+        let services = self.services;
+        let service = &services[index];
+        if !service.is_writable() || service.is_deleted {
+            return None;
+        }
+        if !service.is_handled {
+            return Some(Decision { service: index, is_change: service.has_ingress, ..Decision::default() });
+        }
+        let (mut addresses, refusal) = self.choose(index, kept);
+        if service.policy == FamilyPolicy::RequireDualStack && addresses.len() < 2 {
+            // Both or none; but what it has stays until it has both.
+            let given: Vec<IpAddr> = addresses.extract_if(.., |address| !kept.contains(address)).collect();
+            self.give_back(index, &given);
+        }
+        let is_outside =
+            |address: &&IpAddr| self.pools.of(**address).is_none_or(|pool| !self.pools.allows(pool, service));
+        let outside = addresses.iter().filter(is_outside).copied().collect();
+        let is_same =
+            addresses.len() == service.current.len() && addresses.iter().all(|it| service.current.contains(it));
+        Some(Decision { service: index, is_change: !is_same, addresses, refusal, outside })
+    }
+
+    /// The addresses of a handled Service, by family, and why one is missing.
+    fn choose(&mut self, index: usize, kept: &[IpAddr]) -> (Vec<IpAddr>, Option<Refusal>) {
+        let services = self.services;
+        let service = &services[index];
+        let named = match &service.addresses {
+            Ok(named) => named.as_slice(),
+            Err(text) => {
+                return (kept.to_vec(), Some(Refusal { reason: Reason::Invalid, text: text.clone() }));
+            }
+        };
+        let families = self.families(service, named, kept);
+        if let Some(address) = named.iter().find(|address| !families.contains(&Family::of(**address))) {
+            let text = format!("{address} is not of its families: check `spec.ipFamilies` and `spec.ipFamilyPolicy`");
+            return (kept.to_vec(), Some(Refusal { reason: Reason::Family, text }));
+        }
+        let (mut addresses, mut refusal) = (Vec::new(), None);
+        for family in families {
+            let of_family = |all: &[IpAddr]| all.iter().find(|address| Family::of(**address) == family).copied();
+            let kept = of_family(kept);
+            let found = match (of_family(named), kept) {
+                (Some(named), Some(kept)) if named == kept => Ok(named),
+                (Some(named), _) => self.check_named(index, named).map(|()| named),
+                (None, Some(kept)) if !self.is_in_other_pool(kept, service) => Ok(kept),
+                (None, _) => self.allocate(index, family),
+            };
+            match found {
+                Ok(address) => {
+                    self.add_user(address, index);
+                    addresses.push(address);
+                }
+                Err(why) => {
+                    addresses.extend(kept);
+                    refusal.get_or_insert(why);
+                }
+            }
+        }
+        let is_optional = |refusal: &Refusal| matches!(refusal.reason, Reason::NoPool | Reason::Exhausted);
+        if service.policy == FamilyPolicy::PreferDualStack && !addresses.is_empty() {
+            refusal = refusal.filter(|refusal| !is_optional(refusal));
+        }
+        (addresses, refusal)
+    }
+
+    /// The families of a Service, in order.
+    fn families(&mut self, service: &ServiceRequest, named: &[IpAddr], kept: &[IpAddr]) -> Vec<Family> {
+        if service.policy != FamilyPolicy::SingleStack {
+            let mut families = service.families.clone();
+            if families.is_empty() || service.policy == FamilyPolicy::RequireDualStack {
+                let missing = Family::ALL.into_iter().filter(|family| !service.families.contains(family));
+                families.extend(missing);
+            }
+            return families;
+        }
+        if let Some(first) = service.families.first() {
+            return vec![*first];
+        }
+        if let Some(address) = named.first().or(kept.first()) {
+            return vec![Family::of(*address)];
+        }
+        // The first one that has a free address, else the first one of a pool.
+        let candidates = self.pools.candidates(service);
+        let has = |pools: &Pools<'_>, family| candidates.iter().any(|pool| pools.has(*pool, family));
+        let of_pools: Vec<Family> = Family::ALL.into_iter().filter(|family| has(&self.pools, *family)).collect();
+        let is_free = |family: &&Family| candidates.iter().any(|pool| self.free(*pool, **family).is_some());
+        let family = of_pools.iter().find(is_free).or(of_pools.first());
+        vec![family.copied().unwrap_or(Family::V4)]
+    }
+
+    /// Whether a Service may get an address that it names.
+    fn check_named(&self, index: usize, address: IpAddr) -> Result<(), Refusal> {
+        let service = &self.services[index];
+        let Some(pool) = self.pools.of(address) else {
+            let text = format!("{address} is in no AddressPool");
+            return Err(Refusal { reason: Reason::NotInPool, text });
+        };
+        if !self.pools.allows(pool, service) {
+            let text = format!(
+                "{address} is in AddressPool {}, which is not for this Service: check its `namespaces` and \
+                 `serviceSelector`, and `vipgate.io/pool`",
+                self.pools.all[pool].name
+            );
+            return Err(Refusal { reason: Reason::NotInPool, text });
+        }
+        if self.policy_addresses.binary_search(&address).is_ok() {
+            let text = format!("{address} is a VIP of an EgressPolicy");
+            return Err(Refusal { reason: Reason::InUse, text });
+        }
+        match self.other_user(index, address) {
+            None => Ok(()),
+            Some(other) => {
+                let text = format!(
+                    "{address} is in use by Service {}: Services of one namespace share it with the same \
+                     `vipgate.io/sharing-key` and other ports",
+                    self.services[other].path()
+                );
+                Err(Refusal { reason: Reason::InUse, text })
+            }
+        }
+    }
+
+    /// A Service that has the address and doesn't share it with this one.
+    fn other_user(&self, index: usize, address: IpAddr) -> Option<usize> {
+        let service = &self.services[index];
+        let mut users = self.users.get(&address).into_iter().flatten().copied();
+        users.find(|user| *user != index && !service.can_share_with(&self.services[*user]))
+    }
+
+    /// Whether an address is in another pool than that which the Service names.
+    fn is_in_other_pool(&self, address: IpAddr, service: &ServiceRequest) -> bool {
+        let pool = self.pools.of(address).map(|pool| self.pools.all[pool].name);
+        service.pool.as_deref().zip(pool).is_some_and(|(named, pool)| named != pool)
+    }
+
+    fn free(&mut self, pool: usize, family: Family) -> Option<IpAddr> {
+        let (users, of_policies) = (&self.users, self.policy_addresses);
+        let is_used = |address: &IpAddr| {
+            users.get(address).is_some_and(|users| !users.is_empty()) || of_policies.binary_search(address).is_ok()
+        };
+        self.pools.free(pool, family, is_used)
+    }
+
+    /// An address of a family: one that it shares, else a free one.
+    fn allocate(&mut self, index: usize, family: Family) -> Result<IpAddr, Refusal> {
+        let services = self.services;
+        let service = &services[index];
+        let mut candidates = self.pools.candidates(service);
+        candidates.retain(|pool| self.pools.has(*pool, family));
+        if let Some(key) = &service.sharing_key {
+            let shared = self.shared.get(&(service.namespace.as_str(), key.as_str()));
+            let is_possible = |address: &&IpAddr| {
+                Family::of(**address) == family
+                    && self.pools.of(**address).is_some_and(|pool| candidates.contains(&pool))
+                    && self.policy_addresses.binary_search(address).is_err()
+                    && self.other_user(index, **address).is_none()
+            };
+            if let Some(address) = shared.into_iter().flatten().find(is_possible) {
+                return Ok(*address);
+            }
+        }
+        if let Some(address) = candidates.iter().find_map(|pool| self.free(*pool, family)) {
+            return Ok(address);
+        }
+        Err(match (candidates.is_empty(), &service.pool) {
+            (true, None) => {
+                let text = format!("no AddressPool with {family} addresses is for this Service");
+                Refusal { reason: Reason::NoPool, text }
+            }
+            (true, Some(name)) => {
+                let text = format!("there is no AddressPool {name} with {family} addresses for this Service");
+                Refusal { reason: Reason::NoPool, text }
+            }
+            (false, _) => {
+                let names: Vec<&str> = candidates.iter().map(|pool| self.pools.all[*pool].name).collect();
+                let text = format!("no {family} address is free in AddressPool {}", names.join(", "));
+                Refusal { reason: Reason::Exhausted, text }
+            }
+        })
+    }
+
+    /// Takes back addresses that a Service was given in this plan.
+    fn give_back(&mut self, index: usize, addresses: &[IpAddr]) {
+        let service = &self.services[index];
+        for address in addresses.iter().filter(|it| !service.current.contains(it) && !service.assumed.contains(it)) {
+            if let Some(users) = self.users.get_mut(address) {
+                users.retain(|user| *user != index);
+                // Nobody else may find it by the key.
+                let key = service.sharing_key.as_deref().map(|key| (service.namespace.as_str(), key));
+                if let Some(shared) = key.filter(|_| users.is_empty()).and_then(|key| self.shared.get_mut(&key)) {
+                    shared.remove(address);
+                }
+            }
+            self.pools.rewind();
+        }
+    }
+
+    fn usage(&self) -> Vec<PoolUsage> {
+        let mut counts = vec![(0_u64, 0_u64); self.pools.all.len()];
+        for (address, _) in self.users.iter().filter(|(_, users)| !users.is_empty()) {
+            if let Some(pool) = self.pools.of(*address) {
+                counts[pool].0 += 1;
+            }
+        }
+        for address in self.policy_addresses.iter().filter(|address| !self.users.contains_key(*address)) {
+            if let Some(pool) = self.pools.of(*address) {
+                counts[pool].1 += 1;
+            }
+        }
+        let usage = counts.into_iter().enumerate().map(|(pool, (services, policies))| {
+            let used = u128::from(services) + u128::from(policies);
+            let free = u64::try_from(self.pools.size(pool).saturating_sub(used)).unwrap_or(u64::MAX);
+            PoolUsage { name: self.pools.all[pool].name.to_owned(), services, policies, free }
+        });
+        usage.collect()
+    }
+}

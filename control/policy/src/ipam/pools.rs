@@ -1,0 +1,116 @@
+//! The pools of address management: which one an address is in, and the lowest free address of each.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use crate::compiler::Tenancy;
+use crate::manifest::{AddressPoolSpec, AddressRange, Family, ServiceRequest, unusable_address};
+
+/// Maximum addresses that are tried for one Service; those in use before are not tried again.
+const MAX_PROBES: u32 = 1 << 20;
+
+/// A pool with its ranges.
+#[derive(Debug)]
+pub(super) struct Pool<'a> {
+    pub(super) name: &'a str,
+    spec: &'a AddressPoolSpec,
+    /// Its ranges that overlap none of another pool, by family.
+    ranges: [Vec<AddressRange>; 2],
+    /// The range and the offset in it where the search for a free address goes on.
+    cursors: [(usize, u128); 2],
+}
+
+/// All pools, by name.
+#[derive(Debug)]
+pub(super) struct Pools<'a> {
+    pub(super) all: Vec<Pool<'a>>,
+    /// Sorted by first address, without overlaps; with the index of the pool.
+    ranges: Vec<(AddressRange, usize)>,
+    tenancy: Tenancy,
+    namespaces: &'a BTreeMap<String, BTreeMap<String, String>>,
+}
+
+impl<'a> Pools<'a> {
+    pub(super) fn new(
+        specs: impl Iterator<Item = (&'a str, &'a AddressPoolSpec)>,
+        tenancy: Tenancy,
+        namespaces: &'a BTreeMap<String, BTreeMap<String, String>>,
+    ) -> Self {
+        let mut all: Vec<Pool<'a>> =
+            specs.map(|(name, spec)| Pool { name, spec, ranges: Default::default(), cursors: [(0, 0); 2] }).collect();
+        all.sort_by_key(|pool| pool.name);
+        let of_pool = |(index, pool): (usize, &Pool<'a>)| {
+            pool.spec.ranges.iter().map(move |range| (*range, index)).collect::<Vec<_>>()
+        };
+        let mut sorted: Vec<(AddressRange, usize)> = all.iter().enumerate().flat_map(of_pool).collect();
+        sorted.sort_unstable();
+        let mut ranges: Vec<(AddressRange, usize)> = Vec::new();
+        for (range, index) in sorted {
+            // As in the compiler, which reports it.
+            if ranges.last().is_none_or(|(previous, _)| !previous.overlaps(&range)) {
+                ranges.push((range, index));
+                all[index].ranges[Family::of(range.first) as usize].push(range);
+            }
+        }
+        Self { all, ranges, tenancy, namespaces }
+    }
+
+    /// The pool with this address.
+    pub(super) fn of(&self, address: IpAddr) -> Option<usize> {
+        let after = self.ranges.partition_point(|(range, _)| range.first <= address);
+        let (range, pool) = self.ranges.get(after.checked_sub(1)?)?;
+        range.contains(address).then_some(*pool)
+    }
+
+    /// Whether a Service may have addresses of a pool.
+    pub(super) fn allows(&self, pool: usize, service: &ServiceRequest) -> bool {
+        let spec = self.all[pool].spec;
+        let namespaces = spec.namespaces.as_ref().filter(|_| self.tenancy == Tenancy::Strict);
+        let none = BTreeMap::new();
+        let labels = self.namespaces.get(&service.namespace).unwrap_or(&none);
+        namespaces.is_none_or(|selector| selector.selects(labels))
+            && spec.service_selector.as_ref().is_none_or(|selector| selector.selects(&service.labels))
+            && service.pool.as_deref().is_none_or(|named| named == self.all[pool].name)
+    }
+
+    /// The pools that a Service gets addresses from if it names none.
+    pub(super) fn candidates(&self, service: &ServiceRequest) -> Vec<usize> {
+        let is_candidate =
+            |pool: &usize| self.allows(*pool, service) && (service.pool.is_some() || self.all[*pool].spec.auto_assign);
+        (0..self.all.len()).filter(is_candidate).collect()
+    }
+
+    /// Whether a pool has addresses of a family.
+    pub(super) fn has(&self, pool: usize, family: Family) -> bool {
+        !self.all[pool].ranges[family as usize].is_empty()
+    }
+
+    /// The lowest free address of a pool. Addresses that were in use at an earlier call are not tried again.
+    pub(super) fn free(&mut self, pool: usize, family: Family, is_used: impl Fn(&IpAddr) -> bool) -> Option<IpAddr> {
+        let Pool { ranges, cursors, .. } = &mut self.all[pool];
+        let (ranges, (index, offset)) = (&ranges[family as usize], &mut cursors[family as usize]);
+        for _ in 0..MAX_PROBES {
+            let range = ranges.get(*index)?;
+            if *offset >= range.size() {
+                (*index, *offset) = (*index + 1, 0);
+                continue;
+            }
+            let address = range.nth(*offset);
+            if !is_used(&address) && unusable_address(address).is_none() {
+                return Some(address);
+            }
+            *offset += 1;
+        }
+        None
+    }
+
+    /// Begins searches anew: an address was given back.
+    pub(super) fn rewind(&mut self) {
+        self.all.iter_mut().for_each(|pool| pool.cursors = [(0, 0); 2]);
+    }
+
+    /// Number of addresses of a pool.
+    pub(super) fn size(&self, pool: usize) -> u128 {
+        self.all[pool].ranges.iter().flatten().fold(0, |sum, range| sum.saturating_add(range.size()))
+    }
+}

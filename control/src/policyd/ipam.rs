@@ -1,0 +1,260 @@
+//! Address management: the leader of the policy servers writes the addresses of Services to their status.
+//!
+//! ```text
+//!   objects in force -> plan -> is there a change? -> all Services, read from the API -> plan -> writes
+//! ```
+//! The first plan is of what the watches have delivered, and may be late; the second one is of the API's own state, so
+//! that it has every write of this server and of the leader before. A write fails if its Service has changed meanwhile.
+
+mod api;
+mod rate_limit;
+mod report;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use tokio::sync::watch;
+use tokio::time::sleep;
+use vipgate_policy::ipam::{Reason, Snapshot};
+use vipgate_policy::manifest::ServiceRequest;
+
+use self::api::{ListedService, ServiceApi, WRITE_TIMEOUT, WriteError};
+use self::rate_limit::TokenBucket;
+use self::report::{Report, Reporter, log_written};
+use super::leader::{Candidate, Leadership};
+use super::stats::Counter;
+use crate::config::KubernetesSource;
+use crate::metric::Family;
+use crate::metrics::definitions::policy_server as defined;
+use crate::source::backoff::Backoff;
+
+/// Writes after which all Services are read again.
+const MAX_WRITES: usize = 100;
+/// Pause between rounds, such as after a conflict.
+const ROUND_INTERVAL: Duration = Duration::from_millis(250);
+
+/// State of address management, shared with the compiler and metrics.
+#[derive(Debug)]
+pub struct IpamState {
+    /// The objects in force.
+    pub snapshot: watch::Sender<Option<Arc<Snapshot>>>,
+    leadership: watch::Sender<Leadership>,
+    report: ArcSwap<Report>,
+    written: Counter,
+    conflicts: Counter,
+    failures: Counter,
+}
+
+impl Default for IpamState {
+    fn default() -> Self {
+        Self {
+            snapshot: watch::channel(None).0,
+            leadership: watch::channel(None).0,
+            report: ArcSwap::default(),
+            written: Counter::default(),
+            conflicts: Counter::default(),
+            failures: Counter::default(),
+        }
+    }
+}
+
+impl IpamState {
+    /// Its metrics. Pools and Services are the leader's to report.
+    pub(super) fn families(&self) -> Vec<Family> {
+        let report = self.report.load();
+        let usage = report.usage.iter().flat_map(|pool| {
+            [("service", pool.services), ("policy", pool.policies), ("free", pool.free)]
+                .map(|(state, count)| (vec![("pool", pool.name.clone()), ("state", state.to_owned())], count))
+        });
+        let refused = |reason: Reason| (reason.as_str(), report.refused.get(&reason).copied().unwrap_or_default());
+        let results = [("written", &self.written), ("conflict", &self.conflicts), ("failed", &self.failures)];
+        vec![
+            defined::LEADER.single(leads(*self.leadership.borrow()).into()),
+            defined::IPAM_ADDRESSES.family(usage.collect()),
+            defined::IPAM_REFUSED.by_label(Reason::ALL.map(refused)),
+            defined::IPAM_WRITES.by_label(results.map(|(result, count)| (result, count.get()))),
+        ]
+    }
+}
+
+fn leads(leadership: Leadership) -> bool {
+    leadership.is_some_and(|until| Instant::now() < until)
+}
+
+/// Elects a leader, and gives addresses while this server is it, until `stop` is set; then another one may lead.
+pub(super) async fn run(source: KubernetesSource, state: Arc<IpamState>, stop: watch::Receiver<bool>) {
+    let mut candidate = Candidate::new(source.clone(), state.leadership.clone());
+    let allocator = Allocator {
+        api: ServiceApi::new(source),
+        state,
+        bucket: TokenBucket::default(),
+        started: Instant::now(),
+        uncertain: BTreeMap::new(),
+        reporter: Reporter::default(),
+        reported: None,
+    };
+    let allocator = tokio::spawn(allocator.run(stop.clone()));
+    candidate.run(stop).await;
+    // The Lease is released only when nothing is written any more.
+    if allocator.await.is_ok() {
+        candidate.release().await;
+    }
+}
+
+/// What is left to do after a round.
+enum Rest {
+    Nothing,
+    /// Another round.
+    More,
+    /// The same again, later.
+    Failed,
+}
+
+struct Allocator {
+    api: ServiceApi,
+    state: Arc<IpamState>,
+    bucket: TokenBucket,
+    started: Instant,
+    /// Writes without a response, by Service: the version that they were for, and the addresses.
+    uncertain: BTreeMap<String, (String, Vec<IpAddr>)>,
+    reporter: Reporter,
+    /// The error that was logged last.
+    reported: Option<String>,
+}
+
+impl Allocator {
+    async fn run(mut self, mut stop: watch::Receiver<bool>) {
+        let (mut snapshots, mut leadership) = (self.state.snapshot.subscribe(), self.state.leadership.subscribe());
+        let mut backoff = Backoff::new();
+        while !*stop.borrow() {
+            let leader = leads(*leadership.borrow_and_update());
+            let snapshot = snapshots.borrow_and_update().clone().filter(|_| leader);
+            let rest = match snapshot {
+                Some(snapshot) => self.round(&snapshot, &stop).await,
+                None => {
+                    self.reporter.clear();
+                    self.state.report.store(Arc::default());
+                    Rest::Nothing
+                }
+            };
+            let delay = match rest {
+                Rest::Nothing => None,
+                Rest::More => Some(ROUND_INTERVAL),
+                Rest::Failed => Some(backoff.next_delay()),
+            };
+            if !matches!(rest, Rest::Failed) {
+                backoff = Backoff::new();
+            }
+            // Renewals change nothing; without one, the lead ends by itself.
+            let other_leader = async {
+                let _ = leadership.wait_for(|leadership| leads(*leadership) != leader).await;
+            };
+            let is_failed = matches!(rest, Rest::Failed);
+            tokio::select! {
+                _ = snapshots.changed(), if !is_failed => {}
+                () = other_leader => {}
+                () = sleep(delay.unwrap_or_default()), if delay.is_some() => {}
+                _ = stop.wait_for(|stop| *stop) => {}
+            }
+        }
+    }
+
+    async fn round(&mut self, snapshot: &Snapshot, stop: &watch::Receiver<bool>) -> Rest {
+        let services = snapshot.services();
+        let plan = snapshot.plan(&services);
+        if plan.changes().is_empty() && self.uncertain.is_empty() {
+            self.state.report.store(Arc::new(self.reporter.report(&services, &plan)));
+            return Rest::Nothing;
+        }
+        let listed = match self.api.list().await {
+            Ok(listed) => listed,
+            Err(error) => {
+                self.report_error("all Services", &error);
+                return Rest::Failed;
+            }
+        };
+        let services = self.with_uncertain(&listed);
+        let plan = snapshot.plan(&services);
+        self.state.report.store(Arc::new(self.reporter.report(&services, &plan)));
+        let changes = plan.changes();
+        let mut rest = if changes.len() > MAX_WRITES { Rest::More } else { Rest::Nothing };
+        for decision in changes.into_iter().take(MAX_WRITES) {
+            sleep(self.bucket.take(self.started.elapsed())).await;
+            // Another leader may read the Services when the Lease has ended: nothing may be under way then.
+            let is_safe = self.state.leadership.borrow().is_some_and(|until| Instant::now() + WRITE_TIMEOUT < until);
+            if !is_safe || *stop.borrow() {
+                return Rest::More;
+            }
+            match self.write(&listed[decision.service], &decision.addresses).await {
+                Rest::Nothing => {}
+                other => rest = other,
+            }
+        }
+        if matches!(rest, Rest::Nothing) {
+            self.reported = None;
+        }
+        rest
+    }
+
+    /// The listed Services. One that is as it was at a write without a response may still get that write.
+    fn with_uncertain(&mut self, listed: &[ListedService]) -> Vec<ServiceRequest> {
+        let mut left = BTreeMap::new();
+        let mut services = Vec::new();
+        for service in listed {
+            let mut request = service.request.clone();
+            let path = request.path();
+            let uncertain = self.uncertain.remove(&path).filter(|(version, _)| version == service.version());
+            if let Some((version, addresses)) = uncertain {
+                request.assumed.clone_from(&addresses);
+                left.insert(path, (version, addresses));
+            }
+            services.push(request);
+        }
+        self.uncertain = left;
+        services
+    }
+
+    async fn write(&mut self, service: &ListedService, addresses: &[IpAddr]) -> Rest {
+        let path = service.request.path();
+        match self.api.write(service, addresses).await {
+            Ok(()) => {
+                self.uncertain.remove(&path);
+                self.state.written.increment();
+                log_written(&path, &service.request.current, addresses);
+                Rest::Nothing
+            }
+            Err(WriteError::Conflict) => {
+                self.state.conflicts.increment();
+                tracing::debug!(service = path, "the Service has changed meanwhile");
+                Rest::More
+            }
+            Err(WriteError::Refused(error)) => {
+                self.state.failures.increment();
+                self.report_error(&path, &error);
+                Rest::Failed
+            }
+            Err(WriteError::Unknown(error)) => {
+                self.state.failures.increment();
+                self.report_error(&path, &error);
+                self.uncertain.insert(path, (service.version().to_owned(), addresses.to_vec()));
+                Rest::Failed
+            }
+        }
+    }
+
+    fn report_error(&mut self, service: &str, error: &str) {
+        if self.reported.as_deref() != Some(error) {
+            tracing::warn!(
+                event = "address_failed",
+                service,
+                error,
+                "addresses of Services can't be read or written: check the API server and the account's rights (`patch` \
+                 of services/status)"
+            );
+            self.reported = Some(error.to_owned());
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! What address management reports: log events, and the values of its metrics.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use vipgate_policy::ipam::{AllocationPlan, PoolUsage, Reason};
+use vipgate_policy::manifest::ServiceRequest;
+
+/// The state of the last plan, for metrics.
+#[derive(Debug, Default)]
+pub(super) struct Report {
+    /// The pools.
+    pub(super) usage: Vec<PoolUsage>,
+    /// Services that don't get what they ask for, by reason.
+    pub(super) refused: BTreeMap<Reason, u64>,
+}
+
+/// What was logged, so that it is logged once.
+#[derive(Debug, Default)]
+pub(super) struct Reporter {
+    /// Why a Service gets no address, by path.
+    refused: BTreeMap<String, String>,
+    /// Addresses outside of pools, by path.
+    outside: BTreeMap<String, String>,
+    /// Addresses of vipgate's Services, by path.
+    known: BTreeMap<String, Vec<IpAddr>>,
+}
+
+impl Reporter {
+    /// Logs what is new in a plan.
+    pub(super) fn report(&mut self, services: &[ServiceRequest], plan: &AllocationPlan) -> Report {
+        let (mut refused, mut outside) = (BTreeMap::new(), BTreeMap::new());
+        let mut report = Report { usage: plan.usage.clone(), refused: BTreeMap::new() };
+        for decision in &plan.decisions {
+            let path = services[decision.service].path();
+            if let Some(refusal) = &decision.refusal {
+                *report.refused.entry(refusal.reason).or_default() += 1;
+                if self.refused.get(&path) != Some(&refusal.text) {
+                    let (reason, why) = (refusal.reason.as_str(), &refusal.text);
+                    tracing::warn!(event = "address_refused", service = path, reason, "{path} gets no address: {why}");
+                }
+                refused.insert(path.clone(), refusal.text.clone());
+            }
+            if !decision.outside.is_empty() {
+                let addresses = text(&decision.outside);
+                if self.outside.get(&path) != Some(&addresses) {
+                    tracing::warn!(
+                        event = "address_outside_pools",
+                        service = path,
+                        addresses,
+                        "{path} keeps {addresses}, which no AddressPool would give to it any more: add the address to \
+                         a pool for this Service, or name another one with `vipgate.io/addresses`"
+                    );
+                }
+                outside.insert(path, addresses);
+            }
+        }
+        (self.refused, self.outside) = (refused, outside);
+        let has_own = |service: &&ServiceRequest| service.is_managed && !service.current.is_empty();
+        let known: BTreeMap<String, Vec<IpAddr>> =
+            services.iter().filter(has_own).map(|service| (service.path(), service.current.clone())).collect();
+        let is_known = |path: &String| services.iter().any(|service| service.path() == *path);
+        for (path, addresses) in std::mem::replace(&mut self.known, known) {
+            if !self.known.contains_key(&path) && !is_known(&path) {
+                log_released(&path, &addresses);
+            }
+        }
+        report
+    }
+
+    /// Forgets everything: another server leads.
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
+}
+
+/// Logs what a write has changed.
+pub(super) fn log_written(path: &str, before: &[IpAddr], after: &[IpAddr]) {
+    let without = |all: &[IpAddr], others: &[IpAddr]| -> Vec<IpAddr> {
+        all.iter().filter(|address| !others.contains(address)).copied().collect()
+    };
+    let (given, released) = (without(after, before), without(before, after));
+    if !given.is_empty() {
+        let addresses = text(&given);
+        tracing::info!(event = "address_assigned", service = path, addresses, "{path} gets {addresses}");
+    }
+    if !released.is_empty() {
+        log_released(path, &released);
+    }
+}
+
+fn log_released(path: &str, addresses: &[IpAddr]) {
+    let addresses = text(addresses);
+    tracing::info!(event = "address_released", service = path, addresses, "{addresses} of {path} is free");
+}
+
+fn text(addresses: &[IpAddr]) -> String {
+    addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
