@@ -100,7 +100,8 @@ impl<'a> Planner<'a> {
         Some(Decision { service: index, is_change: !is_same, addresses, refusal, outside })
     }
 
-    /// The addresses of a handled Service, by family, and why one is missing.
+    /// The addresses of a handled Service, by family, and why one is missing. A request that can't be read, or that
+    /// contradicts itself, changes nothing.
     fn choose(&mut self, index: usize, kept: &[IpAddr]) -> (Vec<IpAddr>, Option<Refusal>) {
         let services = self.services;
         let service = &services[index];
