@@ -111,7 +111,7 @@ impl<'a> Planner<'a> {
                 return (kept.to_vec(), Some(Refusal { reason: Reason::Invalid, text: text.clone() }));
             }
         };
-        let families = self.families(service, named, kept);
+        let families = self.families(index, named, kept);
         if let Some(address) = named.iter().find(|address| !families.contains(&Family::of(**address))) {
             let text = format!("{address} is not of its families: check `spec.ipFamilies` and `spec.ipFamilyPolicy`");
             return (kept.to_vec(), Some(Refusal { reason: Reason::Family, text }));
@@ -145,7 +145,9 @@ impl<'a> Planner<'a> {
     }
 
     /// The families of a Service, in order.
-    fn families(&mut self, service: &ServiceRequest, named: &[IpAddr], kept: &[IpAddr]) -> Vec<Family> {
+    fn families(&mut self, index: usize, named: &[IpAddr], kept: &[IpAddr]) -> Vec<Family> {
+        let services = self.services;
+        let service = &services[index];
         if service.policy != FamilyPolicy::SingleStack {
             let mut families = service.families.clone();
             if families.is_empty() || service.policy == FamilyPolicy::RequireDualStack {
@@ -160,12 +162,11 @@ impl<'a> Planner<'a> {
         if let Some(address) = named.first().or(kept.first()) {
             return vec![Family::of(*address)];
         }
-        // The first one that has a free address, else the first one of a pool.
+        // The first one that has an address for it, else the first one of a pool.
         let candidates = self.pools.candidates(service);
-        let has = |pools: &Pools<'_>, family| candidates.iter().any(|pool| pools.has(*pool, family));
-        let of_pools: Vec<Family> = Family::ALL.into_iter().filter(|family| has(&self.pools, *family)).collect();
-        let is_free = |family: &&Family| candidates.iter().any(|pool| self.free(*pool, **family).is_some());
-        let family = of_pools.iter().find(is_free).or(of_pools.first());
+        let has = |family: &Family| candidates.iter().any(|pool| self.pools.has(*pool, *family));
+        let of_pools: Vec<Family> = Family::ALL.into_iter().filter(has).collect();
+        let family = of_pools.iter().find(|family| self.find(index, **family).is_some()).or(of_pools.first());
         vec![family.copied().unwrap_or(Family::V4)]
     }
 
@@ -222,8 +223,8 @@ impl<'a> Planner<'a> {
         self.pools.free(pool, family, is_used)
     }
 
-    /// An address of a family: one that it shares, else a free one.
-    fn allocate(&mut self, index: usize, family: Family) -> Result<IpAddr, Refusal> {
+    /// An address of a family that a Service may get: one that it shares, else a free one.
+    fn find(&mut self, index: usize, family: Family) -> Option<IpAddr> {
         let services = self.services;
         let service = &services[index];
         let mut candidates = self.pools.candidates(service);
@@ -237,12 +238,21 @@ impl<'a> Planner<'a> {
                     && self.other_user(index, **address).is_none()
             };
             if let Some(address) = shared.into_iter().flatten().find(is_possible) {
-                return Ok(*address);
+                return Some(*address);
             }
         }
-        if let Some(address) = candidates.iter().find_map(|pool| self.free(*pool, family)) {
+        candidates.iter().find_map(|pool| self.free(*pool, family))
+    }
+
+    /// An address of a family.
+    fn allocate(&mut self, index: usize, family: Family) -> Result<IpAddr, Refusal> {
+        if let Some(address) = self.find(index, family) {
             return Ok(address);
         }
+        let services = self.services;
+        let service = &services[index];
+        let mut candidates = self.pools.candidates(service);
+        candidates.retain(|pool| self.pools.has(*pool, family));
         Err(match (candidates.is_empty(), &service.pool) {
             (true, None) => {
                 let text = format!("no AddressPool with {family} addresses is for this Service");
