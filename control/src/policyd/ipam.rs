@@ -132,13 +132,12 @@ impl Allocator {
         while !*stop.borrow() {
             let leader = leads(*leadership.borrow_and_update());
             let snapshot = snapshots.borrow_and_update().clone().filter(|_| leader);
-            let rest = match snapshot {
-                Some(snapshot) => self.round(&snapshot, &stop).await,
-                None => {
-                    self.reporter.clear();
-                    self.state.report.store(Arc::default());
-                    Rest::Nothing
-                }
+            let rest = if let Some(snapshot) = snapshot {
+                self.round(&snapshot, &stop).await
+            } else {
+                self.reporter.clear();
+                self.state.report.store(Arc::default());
+                Rest::Nothing
             };
             let delay = match rest {
                 Rest::Nothing => None,

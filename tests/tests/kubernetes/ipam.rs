@@ -78,6 +78,7 @@ fn versions(api: &ApiServer) -> String {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one sequence of states, in which each step needs those before it")]
 fn a_service_gets_an_address_and_its_pods_leave_with_it() {
     let mut testbed = Testbed::new("k8s-ipam");
     let api = ApiServer::new(&testbed.gateway);

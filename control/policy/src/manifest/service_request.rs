@@ -27,6 +27,7 @@ pub enum FamilyPolicy {
 
 /// A Service that has addresses, or may have some.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::struct_excessive_bools, reason = "facts about a Service, independent of each other")]
 pub struct ServiceRequest {
     /// Its namespace.
     pub namespace: String,

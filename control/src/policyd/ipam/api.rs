@@ -1,12 +1,12 @@
 //! Services in the API: read with a quorum, and their status written if it is still the one that was read.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Service;
 use kube::api::{ListParams, Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
-use std::net::IpAddr;
 use tokio::time::timeout;
 use vipgate_policy::manifest::{FIELD_MANAGER, ServiceRequest, UnclassedServices};
 

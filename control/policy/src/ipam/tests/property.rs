@@ -1,5 +1,9 @@
 //! Random Services, pools and changes against the rules, each checked by trying every address.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 use vipgate_coverage::{Coverage, property};
@@ -7,8 +11,6 @@ use vipgate_coverage::{Coverage, property};
 use super::snapshot;
 use crate::ipam::{AllocationPlan, Decision, Reason, Snapshot};
 use crate::manifest::{Family, FamilyPolicy, Protocol, ServiceRequest};
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Number of addresses of a family, over all pools.
 const ADDRESSES: u8 = 8;
@@ -146,9 +148,10 @@ impl World {
             let namespaces = if *namespaced { ", namespaces: {matchLabels: {team: x}}" } else { "" };
             let selector = if *gold { ", serviceSelector: {matchLabels: {tier: gold}}" } else { "" };
             // Without ranges it needs a provider.
-            text += &format!(
+            let _ = writeln!(
+                text,
                 "---\napiVersion: vipgate.io/v1alpha1\nkind: AddressPool\nmetadata: {{name: p{n}}}\n\
-                 spec: {{ranges: [{}], provider: {{x: 1}}, autoAssign: {auto}{namespaces}{selector}}}\n",
+                 spec: {{ranges: [{}], provider: {{x: 1}}, autoAssign: {auto}{namespaces}{selector}}}",
                 ranges.join(", ")
             );
         }
