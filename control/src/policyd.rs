@@ -45,7 +45,7 @@ use self::publication::Publication;
 use self::service::{AggregatedDiscoveryServiceServer, DiscoveryService};
 use self::state::{AcceptEmptyCommand, ServerState};
 use crate::command_error::CommandError;
-use crate::config::{PolicydConfig, PolicydLimits, PolicydSource, Tls, Unclassed};
+use crate::config::{PolicydConfig, PolicydLimits, PolicydSource, Tls};
 use crate::listener::{self, ConnectionLimiter, Limits, limit_by_descriptors, raise_descriptor_limit};
 use crate::metrics::NotReady;
 use crate::source::ingest::{SourceIngester, SourceStatus, join_result};
@@ -274,10 +274,8 @@ fn monitored(state: &Arc<ServerState>) -> metrics::Monitored {
 /// What LoadBalancer Services without a class are: in files and etcd they are vipgate's.
 fn unclassed_services(config: &PolicydConfig) -> UnclassedServices {
     match &config.source {
-        PolicydSource::Kubernetes(source) if source.services.unclassed == Unclassed::Ignore => {
-            UnclassedServices::Ignore
-        }
-        PolicydSource::Kubernetes(_) | PolicydSource::Files(_) | PolicydSource::Etcd(_) => UnclassedServices::Serve,
+        PolicydSource::Kubernetes(source) => source.unclassed(),
+        PolicydSource::Files(_) | PolicydSource::Etcd(_) => UnclassedServices::Serve,
     }
 }
 

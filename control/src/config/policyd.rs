@@ -7,7 +7,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use vipgate_policy::compiler::Tenancy;
-use vipgate_policy::manifest::{Cidr, UncoveredAction};
+use vipgate_policy::manifest::{Cidr, UnclassedServices, UncoveredAction};
 use vipgate_policy::schema::{FilePath, SocketAddress, URL_PATTERN};
 
 use super::gateway::{Log, Metrics};
@@ -230,6 +230,16 @@ pub struct LeaseName {
 impl Default for LeaseName {
     fn default() -> Self {
         Self { namespace: None, name: "vipgate-policyd".to_owned() }
+    }
+}
+
+impl KubernetesSource {
+    /// What the compiler makes of Services with neither vipgate's load balancer class nor an annotation of it.
+    pub fn unclassed(&self) -> UnclassedServices {
+        match self.services.unclassed {
+            Unclassed::Ignore => UnclassedServices::Ignore,
+            Unclassed::Serve => UnclassedServices::Serve,
+        }
     }
 }
 

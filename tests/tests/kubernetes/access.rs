@@ -6,7 +6,7 @@ use std::time::Duration;
 use vipgate_tests::kubernetes::{ADMIN, ApiServer, POLICYD};
 use vipgate_tests::{Testbed, wait_for};
 
-use crate::fixture::{create_tenants, source, start_policyd_with};
+use crate::fixture::{POOL, create_tenants, source, start_policyd_with};
 
 const RIGHTS: [(&str, &str, &str); 13] = [
     ("", "services", "list, watch"),
@@ -70,12 +70,7 @@ fn each_missing_right_is_named_and_nothing_is_published_without_it() {
 
 #[test]
 fn without_rights_to_write_policy_is_in_force_and_the_missing_right_is_named() {
-    const POOL: &str = "
-apiVersion: vipgate.io/v1alpha1
-kind: AddressPool
-metadata: {name: public}
-spec: {ranges: [203.0.113.30/32]}
----
+    const SERVICE: &str = "
 apiVersion: v1
 kind: Service
 metadata: {name: new, namespace: tenant-a, annotations: {vipgate.io/announce: L2}}
@@ -85,6 +80,7 @@ spec: {type: LoadBalancer, ports: [{port: 80}]}
     let api = ApiServer::new(&testbed.gateway);
     create_tenants(&testbed, &api);
     api.apply(POOL);
+    api.apply(SERVICE);
     for resource in ["leases", "services/status"] {
         grant_all_but(&api, Some(resource));
         let policyd = start_policyd_with(&testbed, &source(&api, POLICYD, ""), true);

@@ -12,6 +12,13 @@ use vipgate_tests::{SERVER, Testbed, VIP_A, VIP_B, wait_for};
 pub(crate) const URL: &str = "http://127.0.0.1:18001";
 /// A second address of tenant B's gateway, in the testbed's outside network.
 pub(crate) const VIP_POOL: &str = "203.0.113.30";
+/// The pool with this address alone.
+pub(crate) const POOL: &str = "
+apiVersion: vipgate.io/v1alpha1
+kind: AddressPool
+metadata: {name: public}
+spec: {ranges: [203.0.113.30/32]}
+";
 
 /// Configuration of a source that reads the API as a user.
 pub(crate) fn source(api: &ApiServer, user: &str, settings: &str) -> String {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use vipgate_tests::kubernetes::{ApiServer, POLICYD};
 use vipgate_tests::policyd::{Policyd, PolicydConfig};
 use vipgate_tests::{Testbed, wait_for};
@@ -69,6 +69,12 @@ fn all_addresses(api: &ApiServer) -> BTreeMap<String, Vec<String>> {
     let list: Value = serde_json::from_str(&api.kubectl(&["get", "services", "-n", "tenant-a", "-o", "json"])).unwrap();
     let name = |service: &Value| service["metadata"]["name"].as_str().unwrap_or_default().to_owned();
     list["items"].as_array().unwrap().iter().map(|service| (name(service), addresses_of(service))).collect()
+}
+
+/// Replaces the ranges of the pool `public`.
+fn set_ranges(api: &ApiServer, ranges: &[&str]) {
+    let patch = json!({"spec": {"ranges": ranges}}).to_string();
+    api.kubectl(&["patch", "addresspool", "public", "--type=merge", "-p", &patch]);
 }
 
 /// Resource versions of all Services: they change with each write.
@@ -149,14 +155,7 @@ fn a_service_gets_an_address_and_its_pods_leave_with_it() {
     drop(policyd);
     let policyd = start_policyd(&testbed, &source(&api, POLICYD, ""));
     policyd.wait_for_log(&["leader_elected"]);
-    api.kubectl(&[
-        "patch",
-        "addresspool",
-        "public",
-        "--type=merge",
-        "-p",
-        "{\"spec\": {\"ranges\": [\"203.0.113.50/32\"]}}",
-    ]);
+    set_ranges(&api, &["203.0.113.50/32"]);
     policyd.wait_for_log(&["address_outside_pools", "tenant-a/web", "203.0.113.30"]);
     std::thread::sleep(Duration::from_secs(1));
     assert_eq!((versions(&api), addresses(&api, "web")), (before, written));
@@ -253,14 +252,7 @@ fn of_two_servers_one_leads_and_the_other_takes_over_within_five_seconds() {
         servers[leader] = start_server(&testbed, &api, u16::try_from(leader).unwrap());
         if round == 1 {
             // 26 addresses more than 64 are needed from here on.
-            api.kubectl(&[
-                "patch",
-                "addresspool",
-                "public",
-                "--type=merge",
-                "-p",
-                "{\"spec\": {\"ranges\": [\"203.0.113.64/26\", \"203.0.113.128/26\"]}}",
-            ]);
+            set_ranges(&api, &["203.0.113.64/26", "203.0.113.128/26"]);
         }
     }
 

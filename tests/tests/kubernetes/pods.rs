@@ -8,17 +8,13 @@ use vipgate_tests::{SERVER, Testbed, wait_for};
 
 use crate::access::grant_all_but;
 use crate::fixture::{
-    VIP_POOL, create_tenants, source, start_gateway, start_policyd, status, wait_health, wait_in_step, wait_seen_as,
+    POOL, VIP_POOL, create_tenants, source, start_gateway, start_policyd, status, wait_health, wait_in_step,
+    wait_seen_as,
 };
 
 const P4: &str = "10.1.0.31";
 
 const SELECTING: &str = "
-apiVersion: vipgate.io/v1alpha1
-kind: AddressPool
-metadata: {name: public}
-spec: {ranges: [203.0.113.30/32]}
----
 apiVersion: v1
 kind: Namespace
 metadata: {name: tenant-c}
@@ -50,6 +46,7 @@ fn pods_are_read_while_a_policy_selects_some() {
     wait_in_step(&testbed);
     wait_health(&testbed, &policyd, None);
 
+    api.apply(POOL);
     api.apply(SELECTING);
     wait_health(&testbed, &policyd, Some("Pod: "));
     grant_all_but(&api, None);

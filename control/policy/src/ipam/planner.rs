@@ -223,12 +223,18 @@ impl<'a> Planner<'a> {
         self.pools.free(pool, family, is_used)
     }
 
+    /// The pools that are for a Service and have addresses of a family.
+    fn candidates(&self, service: &ServiceRequest, family: Family) -> Vec<usize> {
+        let mut candidates = self.pools.candidates(service);
+        candidates.retain(|pool| self.pools.has(*pool, family));
+        candidates
+    }
+
     /// An address of a family that a Service may get: one that it shares, else a free one.
     fn find(&mut self, index: usize, family: Family) -> Option<IpAddr> {
         let services = self.services;
         let service = &services[index];
-        let mut candidates = self.pools.candidates(service);
-        candidates.retain(|pool| self.pools.has(*pool, family));
+        let candidates = self.candidates(service, family);
         if let Some(key) = &service.sharing_key {
             let shared = self.shared.get(&(service.namespace.as_str(), key.as_str()));
             let is_possible = |address: &&IpAddr| {
@@ -251,8 +257,7 @@ impl<'a> Planner<'a> {
         }
         let services = self.services;
         let service = &services[index];
-        let mut candidates = self.pools.candidates(service);
-        candidates.retain(|pool| self.pools.has(*pool, family));
+        let candidates = self.candidates(service, family);
         Err(match (candidates.is_empty(), &service.pool) {
             (true, None) => {
                 let text = format!("no AddressPool with {family} addresses is for this Service");

@@ -8,9 +8,9 @@ use kube::api::{ListParams, Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use tokio::time::timeout;
-use vipgate_policy::manifest::{FIELD_MANAGER, ServiceRequest, UnclassedServices};
+use vipgate_policy::manifest::{FIELD_MANAGER, ServiceRequest};
 
-use crate::config::{KubernetesSource, Unclassed};
+use crate::config::KubernetesSource;
 use crate::source::kubernetes::{client, cluster_uid, describe};
 
 /// Timeout of a write: the leader's Lease must be valid for longer.
@@ -81,10 +81,7 @@ impl ServiceApi {
         }
         self.cluster_uid = uid;
         self.client = Some(client.clone());
-        let unclassed = match self.source.services.unclassed {
-            Unclassed::Ignore => UnclassedServices::Ignore,
-            Unclassed::Serve => UnclassedServices::Serve,
-        };
+        let unclassed = self.source.unclassed();
         let mut listed = Vec::new();
         for api in self.apis(&client) {
             let mut page = ListParams::default().limit(PAGE_SIZE);

@@ -24,6 +24,8 @@ const PAGE_SIZE: u32 = 500;
 const WATCH_SECONDS: u32 = 290;
 /// Maximum events at once: so many deletions are confirmed by one request.
 const MAX_CHUNK: usize = 512;
+/// How long a request that isn't a watch may take.
+pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// So many failures in a row make a collection unavailable.
 const MAX_FAILURES: u32 = 4;
 
@@ -204,9 +206,8 @@ impl CollectionWatch {
                 is_missing: false,
                 reason: format!("{reason}: grant the server's account `list` and `watch`"),
             },
-            0 if failures < MAX_FAILURES => CollectionEvent::Failed(reason),
             // The connection: the probe reports it.
-            0 => return self.send(CollectionEvent::Failed(reason)).await.map(|()| false),
+            0 => CollectionEvent::Failed(reason),
             _ if failures < MAX_FAILURES => CollectionEvent::Failed(reason),
             _ => CollectionEvent::Unavailable { is_missing: false, reason },
         };
@@ -247,6 +248,3 @@ pub(crate) fn describe(error: &kube::Error) -> String {
     }
     text
 }
-
-/// How long a request that isn't a watch may take.
-pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
