@@ -1,6 +1,7 @@
 //! In-memory device for tests and fuzzers, which inject received packets and read sent ones.
 
 use std::collections::VecDeque;
+use std::fmt::{self, Debug, Formatter};
 use std::time::Duration;
 
 use vipgate_mem::{Arena, Frame, HEADROOM, MemoryError};
@@ -19,6 +20,17 @@ pub struct MemoryIo {
     tx_queue: VecDeque<(InterfaceId, Frame)>,
     tx_capacity: usize,
     total: u64,
+    before_rx: BeforeRx,
+}
+
+/// Runs once, when packets are received next.
+#[derive(Default)]
+struct BeforeRx(Option<Box<dyn FnOnce() + Send>>);
+
+impl Debug for BeforeRx {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("BeforeRx").field(&self.0.is_some()).finish()
+    }
 }
 
 impl MemoryIo {
@@ -39,7 +51,13 @@ impl MemoryIo {
             tx_queue: VecDeque::with_capacity(count),
             tx_capacity: usize::MAX,
             total: count as u64,
+            before_rx: BeforeRx::default(),
         }
+    }
+
+    /// Runs an action at the start of the next receive: what another thread does while a worker is in a turn.
+    pub fn before_rx(&mut self, action: impl FnOnce() + Send + 'static) {
+        self.before_rx = BeforeRx(Some(Box::new(action)));
     }
 
     /// Injects a received packet; false if there is no free frame or it does not fit.
@@ -74,6 +92,9 @@ impl MemoryIo {
 
 impl PacketIo for MemoryIo {
     fn rx(&mut self, into: &mut Vec<Received>, limit: usize) -> usize {
+        if let Some(action) = self.before_rx.0.take() {
+            action();
+        }
         let count = limit.min(self.rx_queue.len());
         into.extend(self.rx_queue.drain(..count));
         count

@@ -1,7 +1,7 @@
 //! Publication of snapshots from control to the workers, through an atomic pointer (RCU style).
 //!
-//! A worker loads the snapshot once per batch, at the cost of one atomic load if nothing has changed. It never frees a
-//! snapshot: the publisher keeps each one until no worker references it.
+//! A worker loads the snapshot once per batch, after it has received it, at the cost of one atomic load if nothing has
+//! changed. It never frees a snapshot: the publisher keeps each one until no worker references it.
 
 use std::sync::Arc;
 

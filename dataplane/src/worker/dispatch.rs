@@ -81,10 +81,11 @@ impl<Io: PacketIo> Worker<Io> {
     }
 
     /// Reinjects deferred packets after a change of ownership, and drops those that have expired.
-    pub(super) fn retry_deferred(&mut self, snapshot: &Snapshot, lease_expired: bool, now: Tick) {
+    pub(super) fn retry_deferred(&mut self, lease_expired: bool, now: Tick) {
         if self.handover.is_empty() {
             return;
         }
+        let snapshot = self.parts.reader.read().clone();
         self.handover.retry(OwnershipState::of(snapshot.policy.members(), lease_expired), &mut self.batch.reinjected);
         let WorkerParts { io, counters, tables, .. } = &mut self.parts;
         while let Some((Received { frame, interface }, reason)) = self.handover.expired(now) {

@@ -126,15 +126,16 @@ impl<Io: PacketIo> Worker<Io> {
     /// Runs one turn: at most one batch of packets, then a slice of all other work. Returns the number of packets
     /// received.
     pub fn turn(&mut self, now: Tick) -> usize {
-        let snapshot = self.parts.reader.read().clone();
         let gap = now.since(self.last_turn);
         self.has_backlog |= gap >= STALL_MS;
         self.last_turn = now;
         let lease_expired = self.check_lease(gap, now);
-        self.parts.tables.replication_queue.update_enabled(&snapshot.policy);
         self.parts.tables.observer.session_log.set_time(now);
-        self.retry_deferred(&snapshot, lease_expired, now);
+        self.retry_deferred(lease_expired, now);
         let received = self.receive();
+        // Only now: a packet sent after an update was acknowledged is never processed by an older snapshot.
+        let snapshot = self.parts.reader.read().clone();
+        self.parts.tables.replication_queue.update_enabled(&snapshot.policy);
         self.parts.tables.sessions.recount_standby_reserve();
         self.has_backlog &= received == batch::BATCH_SIZE;
         if received > 0 {

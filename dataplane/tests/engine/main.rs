@@ -25,6 +25,7 @@ mod overlay;
 mod policy_changes;
 mod port_requests;
 mod properties;
+mod publication;
 mod quarantine;
 mod removed_vips;
 mod resharding;

@@ -94,7 +94,8 @@ pub(crate) const ALL: [u64; 3] = [1, 3, 4];
 
 /// Source address of a pod at the server.
 pub(crate) fn observed_source(testbed: &Testbed, pod: usize) -> String {
-    query_udp(&testbed.pods[pod], SERVER[0].parse().unwrap()).unwrap()
+    let observed = query_udp(&testbed.pods[pod], SERVER[0].parse().unwrap());
+    observed.unwrap_or_else(|error| panic!("pod {pod}: {error}: {} {}", testbed.log(), testbed.http_get("/metrics").1))
 }
 
 /// A gateway that has applied the policy of [`send_all`].
