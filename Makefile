@@ -36,6 +36,11 @@ build: deps ## build the release binaries: target/release/vipgate and vipgate-be
 demo: build ## build and run the demo in network namespaces
 	target/release/vipgate demo
 
+.PHONY: demo-kubernetes
+demo-kubernetes: build ## run the demo with a Kubernetes API server; builds it once, five minutes
+	@apiserver=$$(tests/kubernetes/apiserver.sh) && clients=$$(tests/kubernetes/kubectl.sh) \
+	  && VIPGATE_KUBE_APISERVER=$$apiserver VIPGATE_KUBECTL=$$clients/kubectl target/release/vipgate demo --kubernetes
+
 .PHONY: deb deb-try
 deb: build ## build a Debian package in target/
 	packaging/deb.sh target/release/vipgate target/
@@ -234,6 +239,11 @@ bench-policy: build ## benchmark policy updates at a gateway and at a server; ne
 	target/release/vipgate-bench policy path
 	target/release/vipgate-bench policy server
 	target/release/vipgate-bench policy change
+
+.PHONY: bench-kubernetes
+bench-kubernetes: build ## benchmark a policy server with a real Kubernetes API server; builds it once, five minutes; needs root
+	@apiserver=$$(tests/kubernetes/apiserver.sh) && clients=$$(tests/kubernetes/kubectl.sh) \
+	  && VIPGATE_KUBE_APISERVER=$$apiserver VIPGATE_KUBECTL=$$clients/kubectl target/release/vipgate-bench policy kubernetes
 
 bench-watch: build ## benchmark the overhead of captures, the NAT log and top
 	target/release/vipgate-bench watch

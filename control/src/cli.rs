@@ -122,9 +122,12 @@ enum Command {
     /// First with one gateway, then with two, of which one is killed during a download.
     #[command(after_help = "Example:\n  vipgate demo --keep")]
     Demo {
-        /// Keep both topologies after the report, for inspection
+        /// Keep the topologies after the report, for inspection
         #[arg(long)]
         keep: bool,
+        /// One gateway, with the policy of a Kubernetes API server: needs kube-apiserver, etcd and kubectl
+        #[arg(long)]
+        kubernetes: bool,
     },
     /// Show the gateway: policy, workers, interfaces, sockets
     #[command(after_help = "Example:\n  vipgate status -o json")]
@@ -312,7 +315,8 @@ fn run(cli: Cli) -> Result<(), CommandError> {
         Command::Check { print_crds: true, .. } => output::print(&crd::yaml().map_err(CommandError::runtime)?),
         Command::Check { explain: Some(code), .. } => explain_code(code.as_deref()),
         Command::Check { paths, output, tenancy, .. } => run_check(&paths, tenancy.map(Tenancy::from), output),
-        Command::Demo { keep } => demo::run(keep),
+        Command::Demo { keep, kubernetes: false } => demo::run(keep),
+        Command::Demo { keep, kubernetes: true } => demo::run_kubernetes(keep),
         Command::Status(args) => status::run(&args),
         Command::Sessions { action: Some(SessionsAction::Flush { gateway, filter, all }), .. } => {
             sessions::flush(&gateway, &filter, all)

@@ -2,11 +2,12 @@
 //! which every line is checked.
 //!
 //! The first scenario has one gateway: translation and load balancing. The second has two, one of which is killed:
-//! failover.
+//! failover. `--kubernetes` runs the first one with a Kubernetes API server in place of files.
 
 mod checks;
 mod daemon;
 mod failover;
+mod kubernetes;
 mod leaks;
 mod report;
 mod topology;
@@ -25,18 +26,35 @@ use crate::command_error::CommandError;
 use crate::lab::Lab;
 
 /// One lab per scenario.
-type Labs = [Lab; 2];
+type Labs<const N: usize> = [Lab; N];
 
 /// Runs both scenarios, reports, cleans up. With `keep`, both topologies stay until the user presses Enter.
 ///
 /// # Errors
 /// When the setup fails, a check of the report fails, or the demo is interrupted.
 pub fn run(keep: bool) -> Result<(), CommandError> {
-    let lab = |tag| Lab::new(tag).map_err(CommandError::runtime);
-    let labs = Arc::new([lab("demo")?, lab("group")?]);
+    run_in(["demo", "group"], |labs| run_scenarios(labs, keep))
+}
+
+/// Runs the first scenario with a Kubernetes API server in place of files.
+///
+/// # Errors
+/// As [`run`], and when `kube-apiserver`, `etcd` or `kubectl` is missing.
+pub fn run_kubernetes(keep: bool) -> Result<(), CommandError> {
+    run_in(["cluster"], |[lab]| run_cluster(lab, keep))
+}
+
+/// Runs scenarios in labs with these tags, and removes the labs.
+fn run_in<const N: usize>(
+    tags: [&str; N],
+    scenarios: impl FnOnce(&Labs<N>) -> Result<(), CommandError>,
+) -> Result<(), CommandError> {
+    let labs = tags.map(Lab::new).into_iter().collect::<Result<Vec<_>, _>>().map_err(CommandError::runtime)?;
+    let labs: Labs<N> = labs.try_into().map_err(|_| CommandError::runtime("a lab is missing"))?;
+    let labs = Arc::new(labs);
     let interrupted = Arc::new(AtomicBool::new(false));
     clean_up_on_signals(labs.clone(), interrupted.clone())?;
-    let result = run_scenarios(&labs, keep);
+    let result = scenarios(&labs);
     remove(&labs);
     if interrupted.load(Ordering::Relaxed) {
         return Err(CommandError::runtime("interrupted; everything is cleaned up"));
@@ -44,11 +62,29 @@ pub fn run(keep: bool) -> Result<(), CommandError> {
     result
 }
 
-fn run_scenarios([first, second]: &Labs, keep: bool) -> Result<(), CommandError> {
+fn run_cluster(lab: &Lab, keep: bool) -> Result<(), CommandError> {
+    let mut topology = Topology::build(lab)?;
+    Report::cluster_title();
+    let mut report = Report::new();
+    let mut plane = kubernetes::run(lab, &mut topology, &mut report)?;
+    if keep {
+        Report::print_cluster_commands(&topology, &plane.api.kubectl_command());
+        wait_for_enter()?;
+    }
+    topology.stop_gateway(&mut report)?;
+    plane.stop(&mut report)?;
+    report.finish()
+}
+
+fn wait_for_enter() -> Result<(), CommandError> {
+    std::io::stdin().read_line(&mut String::new()).map(drop).map_err(CommandError::runtime)
+}
+
+fn run_scenarios([first, second]: &Labs<2>, keep: bool) -> Result<(), CommandError> {
     let mut topology = Topology::build(first)?;
     Report::title();
     let mut report = Report::new();
-    topology.start_gateway()?;
+    topology.start_gateway(&topology.policy_files()?)?;
     checks::run(&topology, &mut report)?;
     if !keep {
         topology.stop_gateway(&mut report)?;
@@ -60,20 +96,19 @@ fn run_scenarios([first, second]: &Labs, keep: bool) -> Result<(), CommandError>
     failover::run(&mut group, &mut report)?;
     if keep {
         Report::print_commands(&topology, &group);
-        let mut line = String::new();
-        std::io::stdin().read_line(&mut line).map_err(CommandError::runtime)?;
+        wait_for_enter()?;
         topology.stop_gateway(&mut report)?;
     }
     failover::stop(&mut group, &mut report)?;
     report.finish()
 }
 
-fn remove(labs: &Labs) {
+fn remove<const N: usize>(labs: &Labs<N>) {
     labs.iter().for_each(Lab::remove);
 }
 
 /// Removes the labs on SIGINT and SIGTERM. Whatever the demo waits for ends with them.
-fn clean_up_on_signals(labs: Arc<Labs>, interrupted: Arc<AtomicBool>) -> Result<(), CommandError> {
+fn clean_up_on_signals<const N: usize>(labs: Arc<Labs<N>>, interrupted: Arc<AtomicBool>) -> Result<(), CommandError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(CommandError::runtime)?;
     let (mut interrupt, mut terminate) = {
         let _context = runtime.enter();

@@ -3,6 +3,7 @@
 //! For the demo and for tests. Built with iproute2 and ethtool. Namespace names contain the process id: parallel labs
 //! don't collide, and leftovers of dead processes are found and removed.
 
+pub mod api_server;
 mod command;
 pub mod download;
 mod host;

@@ -74,7 +74,7 @@ impl ApiServer {
         server.start();
         // It has fields for CEL.
         server.apply_unvalidated(include_str!("../../conf/crds.yaml"));
-        server.apply(include_str!("../kubernetes/endpointslices.yaml"));
+        server.apply(include_str!("../../conf/demo/kubernetes/endpointslices.yaml"));
         server.kubectl(&["wait", "--for=condition=Established", "--timeout=20s", "crd", "--all"]);
         server
     }

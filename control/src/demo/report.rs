@@ -63,12 +63,24 @@ impl Report {
         );
     }
 
+    pub(super) fn cluster_title() {
+        println!("One gateway, with the policy of a cluster's API\n{SINGLE_DIAGRAM}");
+    }
+
     pub(super) fn failover_title() {
         println!("\nScenario 2: two gateways, one of which is killed during a download\n{FAILOVER_DIAGRAM}");
     }
 
     pub(super) fn section(title: &str) {
         println!("\n{title}");
+    }
+
+    /// Prints a command and its output.
+    pub(super) fn output(command: &str, text: &str) {
+        println!("\n      $ {command}");
+        for line in text.trim_end().lines() {
+            println!("      {line}");
+        }
     }
 
     /// Prints a check: description, result, and observed values.
@@ -117,6 +129,17 @@ impl Report {
             println!("  vipgate {command} --socket {}", gateway.socket.display());
         }
         println!("\nPress Enter or Ctrl-C to remove both.");
+    }
+
+    /// Prints commands for inspecting the kept cluster.
+    pub(super) fn print_cluster_commands(topology: &Topology, kubectl: &str) {
+        println!("\nThe topology is kept. Commands for another terminal:\n");
+        for command in ["get services -A", "-n tenant-b describe egresspolicy web", "get events -A"] {
+            println!("  {kubectl} {command}");
+        }
+        println!("  ip netns exec {} curl http://{}/", topology.pods[0].host.netns(), SERVER[0]);
+        println!("  vipgate status --socket {}", topology.socket().display());
+        println!("\nPress Enter or Ctrl-C to remove it.");
     }
 
     /// Prints the result; an error if a check has failed.

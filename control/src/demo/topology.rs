@@ -32,7 +32,8 @@ pub(super) const DNS: u16 = 53;
 /// Networks whose addresses must not be seen outside.
 pub(super) const POD_NETWORKS: [&str; 2] = ["10.1.0.0/24", "fd00:1::/64"];
 
-const POLICY: [(&str, &str); 2] = [
+/// Manifests of both tenants.
+pub(super) const POLICY: [(&str, &str); 2] = [
     ("tenant-a.yaml", include_str!("../../../conf/demo/policy/tenant-a.yaml")),
     ("tenant-b.yaml", include_str!("../../../conf/demo/policy/tenant-b.yaml")),
 ];
@@ -113,24 +114,28 @@ impl Topology {
         self.directory.path().join("gateway.sock")
     }
 
-    /// Starts this binary as a gateway and waits until it is ready.
-    pub(super) fn start_gateway(&mut self) -> Result<(), CommandError> {
+    /// Writes the manifests to files; returns `policy` of a gateway that reads them.
+    pub(super) fn policy_files(&self) -> Result<String, CommandError> {
         let policy = self.directory.path().join("policy");
         fs::create_dir_all(&policy).map_err(CommandError::runtime)?;
         for (name, text) in POLICY {
             fs::write(policy.join(name), text).map_err(CommandError::runtime)?;
         }
+        Ok(format!("{{files: [{}]}}", policy.display()))
+    }
+
+    /// Starts this binary as a gateway with this `policy`, and waits until it is ready.
+    pub(super) fn start_gateway(&mut self, policy: &str) -> Result<(), CommandError> {
         let cores: Vec<String> = (0..self.workers).map(|core| core.to_string()).collect();
         let config = format!(
             "name: gw-demo\n\
              interfaces:\n  - {{name: gw-in, role: inside}}\n  - {{name: gw-out, role: outside}}\n\
              workers: {{cores: [{}]}}\n\
-             policy: {{files: [{}]}}\n\
+             policy: {policy}\n\
              sessions: {{capacity: 65536, state: null}}\n\
              admin: {{socket: {}}}\n\
              log: {{format: json}}\n",
             cores.join(", "),
-            policy.display(),
             self.socket().display(),
         );
         self.process.insert(Daemon::start(&self.gateway, "gateway", &config, self.directory.path())?).wait_ready()

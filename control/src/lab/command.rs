@@ -27,6 +27,20 @@ pub enum Error {
         /// Its output.
         output: String,
     },
+    /// There is no Kubernetes API server to start.
+    #[error(
+        "cannot run `{0}`: put kube-apiserver and kubectl in PATH, name them in VIPGATE_KUBE_APISERVER and \
+         VIPGATE_KUBECTL, or run `make demo-kubernetes`, which builds them"
+    )]
+    NoApiServer(String),
+    /// A file can't be written.
+    #[error("cannot write {file}: {source}")]
+    Write {
+        /// Its path.
+        file: String,
+        /// The cause.
+        source: io::Error,
+    },
     /// A thread panicked while it had the lab locked.
     #[error("the lab is broken: a thread that used it has panicked")]
     Poisoned,
