@@ -5,6 +5,7 @@ mod change;
 mod churn;
 mod effect;
 mod group;
+mod kubernetes;
 mod manifests;
 mod noise;
 mod path;
@@ -35,6 +36,8 @@ enum Command {
     Server(server::Options),
     /// A changed manifest file at the policy server, stage by stage, up to the responses of all gateways
     Change(change::Options),
+    /// A policy server that reads a real Kubernetes API server, with one gateway; needs root
+    Kubernetes(kubernetes::Options),
 }
 
 /// Policy size.
@@ -56,6 +59,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         Command::Group(options) => group::run(options),
         Command::Server(options) => server::run(options),
         Command::Change(options) => change::run(options),
+        Command::Kubernetes(options) => kubernetes::run(options),
     }
 }
 
