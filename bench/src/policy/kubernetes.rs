@@ -11,7 +11,6 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use hdrhistogram::Histogram;
 use serde::Serialize;
-use serde_json::Value;
 use vipgate_tests::Testbed;
 use vipgate_tests::kubernetes::{ADMIN, ApiServer};
 use vipgate_tests::policyd::{Policyd, PolicydConfig};
@@ -29,7 +28,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// How often the gateway's log is read.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// Without an update for this long, the first policy is complete.
-const QUIET: Duration = Duration::from_secs(3);
+const STABLE_INTERVAL: Duration = Duration::from_secs(3);
 
 /// Options of `vipgate-bench policy kubernetes`.
 #[derive(Debug, Args)]
@@ -138,17 +137,18 @@ pub(super) fn run(options: &Options) -> Result<()> {
 fn wait_complete(testbed: &Testbed, policyd: &Policyd, size: Size) -> Result<Instant> {
     let mut log = GatewayLog::default();
     let deadline = Instant::now() + TIMEOUT;
-    let mut last = None;
+    let mut last: Option<Instant> = None;
     while Instant::now() < deadline {
-        if let Some(event) = log.next_policy(testbed) {
-            last = Some((Instant::now(), event));
+        if log.next_policy(testbed) {
+            last = Some(Instant::now());
         }
-        if let Some((at, event)) = &last
-            && at.elapsed() > QUIET
+        if let Some(at) = last
+            && at.elapsed() > STABLE_INTERVAL
         {
             let expected = u64::from(size.policies) * u64::from(size.endpoints) / u64::from(size.services);
-            ensure!(event["endpoints"] == expected, "{expected} endpoints expected, in force: {event}");
-            return Ok(*at);
+            let endpoints = testbed.metric("vipgate_endpoints", "") as u64;
+            ensure!(endpoints == expected, "{endpoints} endpoints are in force, expected {expected}");
+            return Ok(at);
         }
         std::thread::sleep(POLL_INTERVAL);
     }
@@ -179,10 +179,10 @@ fn measure_changes(testbed: &Testbed, kubeconfig: &std::path::Path, options: &Op
     });
     let mut times = Histogram::new(3)?;
     let mut log = GatewayLog::default();
-    while log.next_policy(testbed).is_some() {}
+    while log.next_policy(testbed) {}
     while let Ok(began) = receiver.recv() {
         let deadline = began + TIMEOUT;
-        while log.next_policy(testbed).is_none() {
+        while !log.next_policy(testbed) {
             ensure!(Instant::now() < deadline, "a change wasn't in force after {} s", TIMEOUT.as_secs());
             std::thread::sleep(POLL_INTERVAL);
         }
@@ -201,17 +201,17 @@ struct GatewayLog {
 }
 
 impl GatewayLog {
-    /// The next event of a policy in force, if there is one.
-    fn next_policy(&mut self, testbed: &Testbed) -> Option<Value> {
+    /// Whether there is a further event of a policy in force: the first one makes the gateway ready.
+    fn next_policy(&mut self, testbed: &Testbed) -> bool {
         let text = testbed.log();
-        let lines = text.get(self.offset..)?.split_inclusive('\n').filter(|line| line.ends_with('\n'));
-        for line in lines {
+        let rest = text.get(self.offset..).unwrap_or_default();
+        for line in rest.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
             self.offset += line.len();
-            if line.contains("\"event\":\"policy\"") {
-                return serde_json::from_str(line).ok();
+            if ["policy", "ready"].iter().any(|event| line.contains(&format!("\"event\":\"{event}\""))) {
+                return true;
             }
         }
-        None
+        false
     }
 }
 
