@@ -1,0 +1,359 @@
+"""A Kubernetes API server for the tests beside this file: etcd and kube-apiserver 1.20.2 on the loopback of a network namespace, kubectl and
+helm as its clients, and pods as far as a policy server and a gateway need them.
+
+No controllers run: nothing schedules pods, makes EndpointSlices or writes the status of Services. `Pod` does what kubelet would, from the
+objects in the API: volumes, environment, service account token, security context.
+"""
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+CRDS = ROOT / "conf/crds.yaml"
+PORT = 6443
+ETCD = "http://127.0.0.1:12379"
+ADMIN = "admin"
+ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+
+def main(variables):
+    """Runs the tests of the calling script in namespaces of their own, where all that they start ends with them."""
+    missing = [variable for variable in variables if variable not in os.environ]
+    if missing:
+        sys.exit(f"{', '.join(missing)}: not set; the Makefile's targets set them")
+    if os.geteuid() != 0:
+        sys.exit("needs root for namespaces")
+    if "VIPGATE_ISOLATED" not in os.environ:
+        os.environ["VIPGATE_ISOLATED"] = "yes"
+        isolate = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        os.execvp("unshare", [*isolate, sys.executable, *sys.argv])
+    run("ip", "link", "set", "lo", "up")
+    # Of this mount namespace alone. Overlays need another file system than the one that they lie over.
+    tempfile.tempdir = tempfile.mkdtemp(prefix="vipgate-kubernetes-")
+    run("mount", "-t", "tmpfs", "none", tempfile.tempdir)
+    unittest.main(module="__main__", verbosity=2, failfast=False)
+
+
+def run(*command, stdin=None, env=None):
+    """Runs a program; its stdout. A failure has the program's stderr."""
+    done = subprocess.run([str(word) for word in command], input=stdin, capture_output=True, text=True, env=env, check=False)
+    if done.returncode:
+        raise AssertionError(f"{' '.join(map(str, command))}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def wait_for(what, condition, seconds=30, log=None):
+    """Waits for a condition; its value."""
+    end = time.monotonic() + seconds
+    while True:
+        if value := condition():
+            return value
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {seconds} s: {what}" + (f"\n{log()[-6000:]}" if log else ""))
+        time.sleep(0.1)
+
+
+class Process:
+    """A program that runs until `stop`, with its output in a file."""
+
+    def __init__(self, folder, name, command, **settings):
+        self.name = name
+        self.log_file = Path(folder) / f"{name}.log"
+        with self.log_file.open("wb") as log:
+            command = [str(word) for word in command]
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **settings)
+
+    def log(self):
+        return self.log_file.read_text(errors="replace")
+
+    def wait_until(self, what, condition, seconds=60):
+        def holds():
+            if self.process.poll() is not None:
+                raise AssertionError(f"{self.name} has exited with {self.process.returncode}\n{self.log()[-6000:]}")
+            return condition()
+
+        return wait_for(f"{self.name}: {what}", holds, seconds, self.log)
+
+    def stop(self):
+        """SIGTERM; the exit code."""
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            return self.process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise AssertionError(f"{self.name} ignores SIGTERM\n{self.log()[-6000:]}") from None
+
+
+class Cluster:
+    """etcd and the API server, with nothing in it. `flags` are for kube-apiserver."""
+
+    def __init__(self, etcd="etcd", flags=()):
+        self.folder = Path(tempfile.mkdtemp(prefix="vipgate-cluster-"))
+        self.home = self.folder / "home"
+        self.home.mkdir()
+        self._certificates()
+        (self.folder / "tokens.csv").write_text(f"{ADMIN},{ADMIN},1,system:masters\n")
+        self.kubeconfig = self.write_kubeconfig(ADMIN)
+        peer = "http://127.0.0.1:12380"
+        self.processes = []
+        self.start("etcd", [
+            etcd, "--data-dir", self.folder / "etcd", "--unsafe-no-fsync", "--log-level", "warn",
+            "--listen-client-urls", ETCD, "--advertise-client-urls", ETCD,
+            "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}",
+        ])
+        server = self.start("kube-apiserver", [
+            os.environ["VIPGATE_KUBE_APISERVER"], f"--etcd-servers={ETCD}", "--advertise-address=127.0.0.1", "--bind-address=127.0.0.1",
+            f"--secure-port={PORT}", f"--cert-dir={self.folder}/made", f"--tls-cert-file={self.folder}/server.crt",
+            f"--tls-private-key-file={self.folder}/server.key", f"--token-auth-file={self.folder}/tokens.csv",
+            "--authorization-mode=RBAC", "--service-cluster-ip-range=10.96.0.0/16,fd96::/112",
+            "--feature-gates=IPv6DualStack=true,EfficientWatchResumption=true,MixedProtocolLBService=true",
+            "--service-account-issuer=https://kubernetes.default.svc", f"--service-account-signing-key-file={self.folder}/accounts.key",
+            f"--service-account-key-file={self.folder}/accounts.key", "--disable-admission-plugins=ServiceAccount",
+            "--endpoint-reconciler-type=none", "--runtime-config=discovery.k8s.io/v1beta1=false", *flags,
+        ])
+        server.wait_until("ready", lambda: self.request("/readyz")[0] == 200)
+        # The account of each namespace, which a controller makes.
+        wait_for("namespaces", lambda: self.request("/api/v1/namespaces/kube-system")[0] == 200)
+
+    def start(self, name, command):
+        process = Process(self.folder, name, command, env={**os.environ, "HOME": str(self.home)})
+        self.processes.append(process)
+        return process
+
+    def stop(self):
+        for process in reversed(self.processes):
+            process.process.kill()
+            process.process.wait()
+        shutil.rmtree(self.folder)
+
+    def _certificates(self):
+        self.certificate_authority("ca", "kubernetes")
+        self.sign("ca", "server", "kubernetes", "DNS:localhost,DNS:kubernetes.default.svc,IP:127.0.0.1")
+        run("openssl", "genrsa", "-out", self.folder / "accounts.key", "2048")
+
+    def certificate_authority(self, name, common_name):
+        key, crt = self.folder / f"{name}.key", self.folder / f"{name}.crt"
+        run("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj", f"/CN={common_name}",
+            "-keyout", key, "-out", crt)
+
+    def sign(self, ca, name, common_name, names=None):
+        base = self.folder / name
+        run("openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={common_name}", "-keyout", f"{base}.key",
+            "-out", f"{base}.csr")
+        usage = "extendedKeyUsage=serverAuth,clientAuth\n"
+        Path(f"{base}.ext").write_text(usage + (f"subjectAltName={names}\n" if names else ""))
+        ca = self.folder / ca
+        run("openssl", "x509", "-req", "-in", f"{base}.csr", "-CA", f"{ca}.crt", "-CAkey", f"{ca}.key", "-CAcreateserial", "-days", "2",
+            "-extfile", f"{base}.ext", "-out", f"{base}.crt")
+
+    def write_kubeconfig(self, token):
+        path = self.folder / "kubeconfig"
+        path.write_text(json.dumps({
+            "apiVersion": "v1", "kind": "Config", "current-context": "test",
+            "clusters": [{"name": "test", "cluster": {
+                "server": f"https://127.0.0.1:{PORT}", "certificate-authority": str(self.folder / "ca.crt")}}],
+            "users": [{"name": "user", "user": {"token": token}}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "user"}}],
+        }))
+        return path
+
+    @property
+    def environment(self):
+        # Helm and kubectl keep what they have discovered below HOME.
+        return {"HOME": str(self.home), "KUBECONFIG": str(self.kubeconfig), "PATH": os.environ["PATH"]}
+
+    def kubectl(self, *arguments, stdin=None):
+        return run(os.environ["VIPGATE_KUBECTL"], *arguments, stdin=stdin, env=self.environment)
+
+    def helm(self, *arguments):
+        return run(os.environ["VIPGATE_HELM"], *arguments, env=self.environment)
+
+    def apply(self, text, validate="strict"):
+        return self.kubectl("apply", f"--validate={validate}", "-f", "-", stdin=text if isinstance(text, str) else json.dumps(text))
+
+    def get(self, resource, name=None, namespace=None):
+        """An object, or the list of all."""
+        where = ["-n", namespace] if namespace else ["--all-namespaces"] if name is None else []
+        return json.loads(self.kubectl("get", resource, *([name] if name else []), *where, "-o", "json"))
+
+    def request(self, path, method="GET", body=None, kind="application/json", token=ADMIN, accept="application/json"):
+        """Sends a request; the status and the body, parsed."""
+        import ssl
+
+        context = ssl.create_default_context(cafile=self.folder / "ca.crt")
+        data = json.dumps(body).encode() if body is not None else None
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": kind, "Accept": accept}
+        request = urllib.request.Request(f"https://127.0.0.1:{PORT}{path}", data, headers, method=method)
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+        try:
+            with opener.open(request, timeout=20) as response:
+                return response.status, _parsed(response.read())
+        except urllib.error.HTTPError as error:
+            return error.code, _parsed(error.read())
+        except OSError as error:
+            return 0, str(error)
+
+    def objects(self):
+        """All objects of all kinds, as (kind, namespace, name)."""
+        kinds = self.kubectl("api-resources", "--verbs=list", "-o", "name").split()
+        # Shown in two groups, or not objects.
+        kinds = [kind for kind in kinds if kind not in ("events", "events.events.k8s.io", "componentstatuses", "ingresses.extensions")]
+        columns = "custom-columns=K:.kind,S:.metadata.namespace,N:.metadata.name"
+        lines = self.kubectl("get", ",".join(kinds), "--all-namespaces", "--no-headers", "-o", columns).splitlines()
+        return {tuple(line.split()) for line in lines}
+
+    def apply_definitions(self):
+        """vipgate's definitions, whose CEL rules 1.20 drops, and the stand-in for EndpointSlices of discovery.k8s.io/v1."""
+        self.kubectl("apply", "--validate=ignore", "-f", CRDS)
+        self.kubectl("apply", "-f", HERE / "endpointslices.yaml")
+        self.kubectl("wait", "--for=condition=Established", "--timeout=20s", "crd", "--all")
+
+
+def _parsed(body):
+    try:
+        return json.loads(body)
+    except ValueError:
+        return body.decode(errors="replace")
+
+
+class Pod:
+    """A pod of a workload in the API, as kubelet and a container runtime would run it, in an overlay over this machine's files.
+
+    `directories` are the hosts' directories and `hosts` the names that a cluster's DNS would have.
+    """
+
+    def __init__(self, cluster, workload, namespace, node, address, hosts=()):
+        self.cluster, self.namespace = cluster, namespace
+        self.node, self.address, self.hosts = node, address, hosts
+        self.name = workload["metadata"]["name"]
+        self.spec = workload["spec"]["template"]["spec"]
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{self.name}-", dir=cluster.folder))
+        self.volumes = {volume["name"]: self._volume(volume) for volume in self.spec["volumes"]}
+        if self.spec.get("automountServiceAccountToken"):
+            self.volumes["account"] = self._account()
+        self.processes = {}
+
+    def _volume(self, volume):
+        path = self.folder / "volumes" / volume["name"]
+        path.mkdir(parents=True)
+        group = self.spec.get("securityContext", {}).get("fsGroup")
+        for kind, name, data in (("configMap", "name", lambda text: text.encode()), ("secret", "secretName", base64.b64decode)):
+            if source := volume.get(kind):
+                found = self.cluster.get(kind.lower(), source[name], self.namespace)
+                for key, value in found["data"].items():
+                    file = path / key
+                    file.write_bytes(data(value))
+                    file.chmod(source.get("defaultMode", 0o644))
+                    if group:
+                        os.chown(file, 0, group)
+        if not {"configMap", "secret", "emptyDir", "hostPath"} & volume.keys():
+            raise AssertionError(f"a volume of another kind: {volume}")
+        return path
+
+    def _account(self):
+        path = self.folder / "volumes/account"
+        path.mkdir()
+        account = self.spec["serviceAccountName"]
+        (path / "token").write_text(self.cluster.kubectl("create", "token", account, "-n", self.namespace).strip())
+        (path / "namespace").write_text(self.namespace)
+        shutil.copy(self.cluster.folder / "ca.crt", path / "ca.crt")
+        return path
+
+    def _command(self, container, command):
+        """The command in the container's mount namespace, with its user and capabilities."""
+        root = self.folder / "roots" / container["name"]
+        upper, work, merged = root / "upper", root / "work", root / "root"
+        for directory in (upper / "usr/bin", upper / "etc", work, merged):
+            directory.mkdir(parents=True, exist_ok=True)
+        shutil.copy(os.environ["VIPGATE_BINARY"], upper / "usr/bin/vipgate")
+        lines = "".join(f"127.0.0.1 {name}\n" for name in ("localhost", *self.hosts))
+        (upper / "etc/hosts").write_text(lines)
+        mounts = [(self.volumes[it["name"]], it["mountPath"], it.get("readOnly", False)) for it in container["volumeMounts"]]
+        if "account" in self.volumes:
+            mounts.append((self.volumes["account"], ACCOUNT, True))
+        script = ["set -e", f"mount -t overlay overlay -o lowerdir=/,upperdir={upper},workdir={work} {merged}"]
+        script += [f"mount --rbind /{name} {merged}/{name}" for name in ("proc", "sys", "dev")]
+        script += [f"mount -t tmpfs none {merged}/{name}" for name in ("run", "dev/shm")]
+        for source, target, is_read_only in mounts:
+            target = str(merged) + os.path.realpath(target) if target.startswith("/var/run") else f"{merged}{target}"
+            script += [f"mkdir -p {target}", f"mount --bind {source} {target}"]
+            script += [f"mount -o remount,bind,ro {target}"] if is_read_only else []
+        if self._context(container).get("readOnlyRootFilesystem"):
+            script.append(f"mount -o remount,bind,ro {merged}")
+        # The same process throughout, so that its namespaces are found by its id.
+        script.append(f'exec chroot {merged} "$@"')
+        return ["unshare", "--mount", "sh", "-c", "\n".join(script), "sh", *self._privileges(container), *command]
+
+    def _context(self, container):
+        return {**self.spec.get("securityContext", {}), **container["securityContext"]}
+
+    def _privileges(self, container):
+        """The prefix of a command for a container's user and capabilities."""
+        context = self._context(container)
+        added = [f"+{name.lower()}" for name in context["capabilities"].get("add", [])]
+        prefix = ["setpriv", "--bounding-set", ",".join(["-all", *added])]
+        if context.get("allowPrivilegeEscalation") is False:
+            prefix.append("--no-new-privs")
+        if context.get("runAsUser"):
+            ids = {"--reuid": "runAsUser", "--regid": "runAsGroup", "--groups": "fsGroup"}
+            prefix += [word for option, name in ids.items() for word in (option, str(context[name]))]
+        return prefix
+
+    def _environment(self, container):
+        values = {"spec.nodeName": self.node, "status.hostIP": self.address}
+        environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(PORT)}
+        for variable in container.get("env", []):
+            environment[variable["name"]] = values[variable["valueFrom"]["fieldRef"]["fieldPath"]]
+        return environment
+
+    def run(self, name):
+        """Runs an init container to its end; its stdout."""
+        container = self.container(name)
+        return run(*self._command(container, container["command"]), env=self._environment(container))
+
+    def start(self, name):
+        """Starts a container."""
+        container = self.container(name)
+        command = container.get("command", ["vipgate"]) + container.get("args", [])
+        self.processes[name] = Process(self.folder, name, self._command(container, command), env=self._environment(container))
+        return self.processes[name]
+
+    def execute(self, name, *command):
+        """Runs a command in a container that runs, as `kubectl exec` does; its stdout."""
+        container = self.container(name)
+        target = ["nsenter", "--target", self.processes[name].process.pid, "--mount", "--root", "--wd"]
+        return run(*target, *self._privileges(container), *command, env=self._environment(container))
+
+    def container(self, name):
+        (found,) = [it for it in [*self.spec["containers"], *self.spec.get("initContainers", [])] if it["name"] == name]
+        return found
+
+    def is_ready(self, name):
+        """What kubelet's readiness probe of a container finds."""
+        container = self.container(name)
+        probe = container["readinessProbe"]["httpGet"]
+        port = {it["name"]: it["containerPort"] for it in container.get("ports", [])}.get(probe["port"], probe["port"])
+        try:
+            with urllib.request.urlopen(f"http://{probe.get('host', '127.0.0.1')}:{port}{probe['path']}", timeout=2) as response:
+                return response.status == 200
+        except OSError:
+            return False
+
+    def stop(self):
+        """SIGTERM to each container; their exit codes."""
+        codes = [process.stop() for process in self.processes.values()]
+        self.processes = {}
+        return codes

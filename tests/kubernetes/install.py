@@ -1,0 +1,321 @@
+#!/usr/bin/env python3
+"""Tests charts/vipgate and conf/kubernetes/install.yaml at a real API server, Kubernetes 1.20.2: make chart-install; needs root.
+
+Helm installs, upgrades, rolls back and uninstalls; the API server validates every object of every file in charts/vipgate/ci; and the policy server
+and a gateway run as their pods would, with what was installed: arguments, ConfigMaps, Secrets, service account, capabilities.
+"""
+
+import base64
+import re
+import shutil
+import subprocess
+import unittest
+
+import cluster
+from cluster import ROOT, Cluster, Pod, run, wait_for
+
+CHART = ROOT / "charts/vipgate"
+NAMESPACE = "vipgate"
+# Kinds of other projects, whose definitions aren't here: lint/chart.py doesn't know them either.
+FOREIGN = {"Certificate", "Issuer", "PodMonitor", "PrometheusRule", "ServiceMonitor"}
+# Versions that 1.20 lacks, and the one that it has of the same fields.
+OLDER = {"apiVersion: policy/v1\n": "apiVersion: policy/v1beta1\n"}
+NODES = [("node-1", "192.0.2.11"), ("node-2", "192.0.2.12")]
+GATEWAYS = "\n".join(f"  - {{name: {name}, peerAddress: {address}}}" for name, address in NODES)
+POLICY = """
+apiVersion: vipgate.io/v1alpha1
+kind: AddressPool
+metadata: {name: public}
+spec: {ranges: [203.0.113.16/28]}
+---
+apiVersion: vipgate.io/v1alpha1
+kind: EgressPolicy
+metadata: {name: out, namespace: tenant-a}
+spec:
+  selectors: [{podSelector: {matchLabels: {app: worker}}}]
+  pools: [{name: public, count: 1}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: worker-0, namespace: tenant-a, labels: {app: worker}}
+spec: {containers: [{name: worker, image: worker}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: tenant-a, annotations: {vipgate.io/announce: L2}}
+spec: {type: LoadBalancer, ports: [{port: 80}]}
+"""
+# `vipgate policy status` in the policy server's pod, as in docs/kubernetes.md.
+STATUS = ("vipgate policy status --server https://localhost:18000 --ca /etc/vipgate-tls/ca.crt --cert /etc/vipgate-tls/tls.crt "
+          "--key /etc/vipgate-tls/tls.key").split()
+
+api = None
+
+
+def setUpModule():
+    global api
+    api = Cluster()
+    api.apply_definitions()
+    for namespace in (NAMESPACE, "tenant-a", "tenant-b"):
+        api.kubectl("create", "namespace", namespace)
+
+
+def chart():
+    """A copy of the chart that Helm also installs in 1.20, which the chart isn't for: `kubeVersion` is all that differs."""
+    copy = api.folder / "chart"
+    if not copy.exists():
+        shutil.copytree(CHART, copy)
+        metadata = (copy / "Chart.yaml").read_text()
+        metadata, count = re.subn(r"^kubeVersion: .*\n", "", metadata, flags=re.M)
+        assert count == 1, "Chart.yaml has no kubeVersion"
+        (copy / "Chart.yaml").write_text(metadata)
+    return copy
+
+
+def tearDownModule():
+    api.stop()
+
+
+def helm(action, *arguments, values=f"gateways:\n{GATEWAYS}\n"):
+    """Runs `helm install` or `helm upgrade` of the chart. The definitions are there: 1.20 rejects server-side what it doesn't know in them."""
+    file = api.folder / "values.yaml"
+    file.write_text(values)
+    return api.helm(action, "vipgate", chart(), "--namespace", NAMESPACE, "--values", file, "--skip-crds", *arguments)
+
+
+def uninstall():
+    api.helm("uninstall", "vipgate", "--namespace", NAMESPACE)
+
+
+def certificate(secret, key):
+    data = api.get("secret", secret, NAMESPACE)["data"]
+    return base64.b64decode(data[key]).decode()
+
+
+def secrets():
+    """All certificates and keys of the release."""
+    names = ("vipgate-ca", "vipgate-policyd-tls", "vipgate-gateway-tls")
+    return {(name, key): value for name in names for key, value in api.get("secret", name, NAMESPACE)["data"].items()}
+
+
+def is_signed(ca, signed, name):
+    """Whether a CA's certificate verifies another one for a name."""
+    for file, text in (("ca.pem", ca), ("signed.pem", signed)):
+        (api.folder / file).write_text(text)
+    done = subprocess.run(["openssl", "verify", "-x509_strict", "-CAfile", api.folder / "ca.pem", "-verify_hostname", name, api.folder / "signed.pem"],
+                          capture_output=True, check=False)
+    return done.returncode == 0
+
+
+class Validation(unittest.TestCase):
+    """The API server validates what the chart renders."""
+
+    def dry_run(self, rendered):
+        """What of a rendering the server accepts, and what was left out."""
+        for newer, older in OLDER.items():
+            rendered = rendered.replace(newer, older)
+        documents = [it for it in re.split(r"^---\s*$", rendered, flags=re.M) if re.search(r"^kind: ", it, re.M)]
+        kinds = [re.search(r"^kind: (\S+)", it, re.M)[1] for it in documents]
+        skipped = {kind for kind in kinds if kind in FOREIGN}
+        # 1.20 drops CEL rules; tests/kubernetes/current.py has a server that evaluates them.
+        checked = [it for it, kind in zip(documents, kinds) if kind not in FOREIGN | {"CustomResourceDefinition"}]
+        output = api.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", stdin="---\n".join(checked))
+        self.assertEqual(output.count("(server dry run)"), len(checked), output)
+        self.assertTrue(checked)
+        return len(checked), skipped
+
+    def test_the_server_accepts_every_file_of_values(self):
+        files = sorted((CHART / "ci").glob("*.yaml"))
+        self.assertGreaterEqual(len(files), 7)
+        seen = set()
+        for file in [None, *files]:
+            arguments = ["--values", file] if file else []
+            with self.subTest(values=file.name if file else "none"):
+                api.helm("lint", "--strict", CHART, "--namespace", NAMESPACE, *arguments)
+                rendered = api.helm("template", "vipgate", CHART, "--namespace", NAMESPACE, "--include-crds", *arguments)
+                _, skipped = self.dry_run(rendered)
+                seen |= skipped
+        self.assertEqual(seen, FOREIGN, "a kind that nothing renders any more")
+
+    def test_the_server_accepts_install_yaml(self):
+        count, skipped = self.dry_run((ROOT / "conf/kubernetes/install.yaml").read_text())
+        self.assertEqual(skipped, set())
+        self.assertGreaterEqual(count, 10)
+
+    def test_the_server_rejects_what_is_wrong(self):
+        """The dry run is one that can fail: a field of the wrong type, and one that doesn't exist."""
+        rendered = api.helm("template", "vipgate", CHART, "--namespace", NAMESPACE)
+        for right, wrong in (("replicas: 1", "replicas: many"), ("replicas: 1", "replicaz: 1")):
+            self.assertIn(right, rendered)
+            with self.assertRaises(AssertionError):
+                self.dry_run(rendered.replace(right, wrong))
+
+
+class Releases(unittest.TestCase):
+    """Helm at the API server."""
+
+    def tearDown(self):
+        if api.helm("list", "--namespace", NAMESPACE, "--short").strip():
+            uninstall()
+
+    def test_install_upgrade_rollback_uninstall(self):
+        before = api.objects()
+        helm("install")
+        installed = api.objects() - before
+        expected = {
+            ("Deployment", NAMESPACE, "vipgate-policyd"), ("DaemonSet", NAMESPACE, "vipgate-gateway"), ("Service", NAMESPACE, "vipgate-policyd"),
+            ("ConfigMap", NAMESPACE, "vipgate-policyd"), ("ConfigMap", NAMESPACE, "vipgate-gateway"),
+            ("ServiceAccount", NAMESPACE, "vipgate-policyd"), ("ServiceAccount", NAMESPACE, "vipgate-gateway"),
+            ("Secret", NAMESPACE, "vipgate-ca"), ("Secret", NAMESPACE, "vipgate-policyd-tls"), ("Secret", NAMESPACE, "vipgate-gateway-tls"),
+            ("Secret", NAMESPACE, "sh.helm.release.v1.vipgate.v1"),
+            ("ClusterRole", "<none>", "vipgate-policyd"), ("ClusterRoleBinding", "<none>", "vipgate-policyd"),
+            ("Role", NAMESPACE, "vipgate-policyd-leader"), ("RoleBinding", NAMESPACE, "vipgate-policyd-leader"),
+            *(("VipGateway", "<none>", name) for name, _ in NODES),
+        }
+        self.assertEqual(installed, expected)
+
+        first = api.get("deployment", "vipgate-policyd", NAMESPACE)["spec"]["template"]
+        changed = "policyd: {tenancy: open, podLabels: {team: net}}\nimage: {tag: newer}\ngateways: [{name: node-1, peerAddress: 192.0.2.11, zone: z}]\n"
+        helm("upgrade", values=changed)
+        second = api.get("deployment", "vipgate-policyd", NAMESPACE)["spec"]["template"]
+        self.assertEqual(second["metadata"]["labels"]["team"], "net")
+        self.assertEqual(second["spec"]["containers"][0]["image"], "vipgate:newer")
+        self.assertNotEqual(second["metadata"]["annotations"]["checksum/config"], first["metadata"]["annotations"]["checksum/config"])
+        self.assertIn("tenancy: open", api.get("configmap", "vipgate-policyd", NAMESPACE)["data"]["policyd.yaml"])
+        self.assertEqual(api.get("vipgateway", "node-1")["spec"]["zone"], "z")
+        self.assertNotIn(("VipGateway", "<none>", "node-2"), api.objects())
+
+        api.helm("rollback", "vipgate", "1", "--namespace", NAMESPACE)
+        self.assertEqual(api.get("deployment", "vipgate-policyd", NAMESPACE)["spec"]["template"], first)
+        self.assertIn("tenancy: strict", api.get("configmap", "vipgate-policyd", NAMESPACE)["data"]["policyd.yaml"])
+        self.assertNotIn("zone", api.get("vipgateway", "node-1")["spec"])
+        releases = {("Secret", NAMESPACE, f"sh.helm.release.v1.vipgate.v{number}") for number in (2, 3)}
+        self.assertEqual(api.objects() - before, expected | releases)
+
+        uninstall()
+        self.assertEqual(api.objects(), before)
+
+    def test_upgrades_keep_certificates_and_sign_those_of_new_gateways(self):
+        helm("install")
+        first = secrets()
+        ca = certificate("vipgate-ca", "tls.crt")
+        self.assertTrue(is_signed(ca, certificate("vipgate-policyd-tls", "tls.crt"), "vipgate-policyd.vipgate.svc"))
+        self.assertTrue(is_signed(ca, certificate("vipgate-gateway-tls", "node-1.crt"), "node-1"))
+        self.assertFalse(is_signed(ca, certificate("vipgate-gateway-tls", "node-1.crt"), "node-2"))
+
+        helm("upgrade", values=f"image: {{tag: newer}}\ngateways:\n{GATEWAYS}\n  - {{name: node-3, peerAddress: 192.0.2.13}}\n")
+        second = secrets()
+        self.assertEqual({key: second[key] for key in first}, first, "an upgrade keeps each certificate and key")
+        self.assertEqual(second.keys() - first.keys(), {("vipgate-gateway-tls", "node-3.crt"), ("vipgate-gateway-tls", "node-3.key")})
+        self.assertTrue(is_signed(ca, certificate("vipgate-gateway-tls", "node-3.crt"), "node-3"))
+
+        # To the version before, which had no third gateway.
+        api.helm("rollback", "vipgate", "1", "--namespace", NAMESPACE)
+        self.assertEqual(secrets(), first)
+
+        # Replaced on purpose.
+        for name in ("vipgate-ca", "vipgate-policyd-tls", "vipgate-gateway-tls"):
+            api.kubectl("delete", "secret", name, "-n", NAMESPACE)
+        helm("upgrade")
+        third = secrets()
+        self.assertEqual(third.keys(), first.keys())
+        self.assertFalse([key for key in first if third[key] == first[key]], "all are new")
+        self.assertFalse(is_signed(ca, certificate("vipgate-policyd-tls", "tls.crt"), "localhost"))
+
+    def test_a_rollback_behind_replaced_certificates_brings_the_old_ones_back(self):
+        """A limit, which docs/kubernetes.md names: they are part of each revision."""
+        helm("install")
+        first = secrets()
+        for name in ("vipgate-ca", "vipgate-policyd-tls", "vipgate-gateway-tls"):
+            api.kubectl("delete", "secret", name, "-n", NAMESPACE)
+        helm("upgrade")
+        self.assertNotEqual(secrets(), first)
+        api.helm("rollback", "vipgate", "1", "--namespace", NAMESPACE)
+        self.assertEqual(secrets(), first)
+
+    def test_one_lost_secret_is_made_again_of_the_same_ca(self):
+        helm("install")
+        first = secrets()
+        api.kubectl("delete", "secret", "vipgate-policyd-tls", "-n", NAMESPACE)
+        helm("upgrade")
+        second = secrets()
+        same = {key for key in first if first[key] == second[key]}
+        self.assertEqual(first.keys() - same, {("vipgate-policyd-tls", "tls.crt"), ("vipgate-policyd-tls", "tls.key")})
+        self.assertTrue(is_signed(certificate("vipgate-ca", "tls.crt"), certificate("vipgate-policyd-tls", "tls.crt"), "localhost"))
+
+
+class Pods(unittest.TestCase):
+    """Policy server and gateway run with what was installed."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.before = api.objects()
+        helm("install")
+        # A node's interfaces, in this network namespace, and its address for other gateways.
+        for number, name in enumerate(("eth1", "eth2"), 1):
+            run("ip", "link", "add", name, "type", "veth", "peer", "name", f"{name}-peer")
+            for device in (name, f"{name}-peer"):
+                run("ip", "link", "set", device, "up")
+            run("ip", "address", "add", f"10.99.{number}.1/24", "dev", name)
+        run("ip", "address", "add", "192.0.2.11/32", "dev", "lo")
+
+    @classmethod
+    def tearDownClass(cls):
+        if api.helm("list", "--namespace", NAMESPACE, "--short").strip():
+            uninstall()
+
+    def test_what_is_installed_serves_policy(self):
+        hosts = [f"vipgate-policyd.{NAMESPACE}.svc"]
+        workload = api.get("deployment", "vipgate-policyd", NAMESPACE)
+        self.assertEqual(workload["spec"]["template"]["spec"]["securityContext"]["runAsUser"], 65532)
+        policyd = Pod(api, workload, NAMESPACE, "node-9", "192.0.2.19")
+        self.addCleanup(policyd.stop)
+        server = policyd.start("policyd")
+        server.wait_until("ready", lambda: policyd.is_ready("policyd"))
+
+        api.apply(POLICY)
+        pod = '{"status": {"podIP": "10.244.1.7", "podIPs": [{"ip": "10.244.1.7"}]}}'
+        api.kubectl("patch", "pod", "worker-0", "-n", "tenant-a", "--subresource=status", "--type=merge", "-p", pod)
+        self.wait_status(policyd, r"^EgressPolicy tenant-a/out +accepted +1 +203\.0\.113\.(1[6-9]|2[0-9]|3[01])\b")
+        # What its role allows in Services, and its Lease.
+        service = wait_for("address", lambda: api.get("service", "web", "tenant-a")["status"]["loadBalancer"].get("ingress"), log=server.log)
+        self.assertEqual([it["ip"] for it in service], ["203.0.113.16"])
+        self.assertNotIn("forbidden", server.log())
+
+        gateway = Pod(api, api.get("daemonset", "vipgate-gateway", NAMESPACE), NAMESPACE, "node-1", "192.0.2.11", hosts)
+        self.addCleanup(gateway.stop)
+        gateway.run("configure")
+        written = gateway.volumes["configuration"]
+        self.assertRegex((written / "gateway.yaml").read_text(), r"(?m)^name: '?node-1'?$")
+        self.assertEqual({it.name for link in [(written / "tls").readlink()] for it in (written / link.name).iterdir()}, {"ca.crt", "tls.crt", "tls.key"})
+        process = gateway.start("gateway")
+        process.wait_until("ready", lambda: gateway.is_ready("gateway"))
+        self.wait_status(policyd, r"^node-1 +in sync\b")
+        status = gateway.execute("gateway", "vipgate", "status")
+        self.assertIn("2 VIPs, 1 endpoint, 1 Service, from server https://vipgate-policyd.vipgate.svc:18000", status)
+
+        self.assertEqual(gateway.stop(), [0])
+        self.assertEqual(policyd.stop(), [0])
+        uninstall()
+        # What docs/kubernetes.md names.
+        left = api.objects() - self.before
+        self.assertEqual(left, {
+            ("AddressPool", "<none>", "public"), ("EgressPolicy", "tenant-a", "out"), ("Service", "tenant-a", "web"),
+            ("Pod", "tenant-a", "worker-0"),
+            ("Lease", NAMESPACE, "vipgate-policyd"),
+        })
+
+    def wait_status(self, policyd, pattern):
+        """Waits until a line of `vipgate policy status` matches."""
+        last = ""
+
+        def matches():
+            nonlocal last
+            last = policyd.execute("policyd", *STATUS)
+            return re.search(pattern, last, re.M)
+
+        wait_for(pattern, matches, log=lambda: last + policyd.processes["policyd"].log())
+
+
+if __name__ == "__main__":
+    cluster.main(["VIPGATE_KUBE_APISERVER", "VIPGATE_KUBECTL", "VIPGATE_HELM", "VIPGATE_BINARY"])
