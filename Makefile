@@ -12,7 +12,7 @@ PACKAGES := clang:clang llvm:llc libbpf-dev:/usr/include/bpf/bpf_helpers.h \
 CARGO_DENY := 0.20.2
 CARGO_MACHETE := 0.9.2
 
-.PHONY: help deps deny build demo test fmt lint unit model loom miri fuzz doc e2e e2e-gateways e2e-server e2e-kubernetes chart-install e2e-starts bench bench-watch bench-wire bench-flood soak bench-neighbor bench-policy bench-gateways clean-lab
+.PHONY: help deps deny build demo test fmt lint unit model loom miri fuzz doc e2e e2e-gateways e2e-server e2e-kubernetes e2e-kubernetes-current chart-install e2e-starts bench bench-watch bench-wire bench-flood soak bench-neighbor bench-policy bench-gateways clean-lab
 
 help: ## list targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | awk -F: '{printf "  make %-15s%s\n", $$1, $$2}'
@@ -216,6 +216,13 @@ chart-install: deps ## install the Helm chart at a real Kubernetes API server an
 	  && export VIPGATE_KUBE_APISERVER=$$apiserver VIPGATE_KUBECTL=$$clients/kubectl VIPGATE_HELM=$$clients/helm \
 	    VIPGATE_BINARY=$(CURDIR)/target/debug/vipgate \
 	  && set -x && /usr/bin/python3 tests/kubernetes/install.py
+
+e2e-kubernetes-current: deps ## test CEL rules and streamed lists at the current server of custom resources; builds it once from Debian sid, six minutes; needs root
+	$(BINARY)
+	@apiserver=$$(tests/kubernetes/apiserver.sh) && clients=$$(tests/kubernetes/kubectl.sh) && extensions=$$(tests/kubernetes/extensions.sh) \
+	  && export VIPGATE_KUBE_APISERVER=$$apiserver VIPGATE_KUBECTL=$$clients/kubectl VIPGATE_HELM=$$clients/helm VIPGATE_EXTENSIONS=$$extensions \
+	    VIPGATE_BINARY=$(CURDIR)/target/debug/vipgate \
+	  && set -x && /usr/bin/python3 tests/kubernetes/current.py
 
 e2e-starts: deps ## start 200 pairs of gateways while sending ARP requests for a VIP, fifteen minutes; needs root
 	$(BINARY)

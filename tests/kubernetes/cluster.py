@@ -9,6 +9,7 @@ import base64
 import json
 import os
 import shutil
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -98,12 +99,13 @@ class Process:
 
 
 class Cluster:
-    """etcd and the API server, with nothing in it. `flags` are for kube-apiserver."""
+    """etcd and the API server, with nothing in it. `flags` are for kube-apiserver, with `{folder}` for the directory of certificates."""
 
     def __init__(self, etcd="etcd", flags=()):
         self.folder = Path(tempfile.mkdtemp(prefix="vipgate-cluster-"))
         self.home = self.folder / "home"
         self.home.mkdir()
+        self.base = f"https://127.0.0.1:{PORT}"
         self._certificates()
         (self.folder / "tokens.csv").write_text(f"{ADMIN},{ADMIN},1,system:masters\n")
         self.kubeconfig = self.write_kubeconfig(ADMIN)
@@ -122,7 +124,7 @@ class Cluster:
             "--feature-gates=IPv6DualStack=true,EfficientWatchResumption=true,MixedProtocolLBService=true",
             "--service-account-issuer=https://kubernetes.default.svc", f"--service-account-signing-key-file={self.folder}/accounts.key",
             f"--service-account-key-file={self.folder}/accounts.key", "--disable-admission-plugins=ServiceAccount",
-            "--endpoint-reconciler-type=none", "--runtime-config=discovery.k8s.io/v1beta1=false", *flags,
+            "--endpoint-reconciler-type=none", "--runtime-config=discovery.k8s.io/v1beta1=false", *(flag.format(folder=self.folder) for flag in flags),
         ])
         server.wait_until("ready", lambda: self.request("/readyz")[0] == 200)
         # The account of each namespace, which a controller makes.
@@ -189,17 +191,19 @@ class Cluster:
         where = ["-n", namespace] if namespace else ["--all-namespaces"] if name is None else []
         return json.loads(self.kubectl("get", resource, *([name] if name else []), *where, "-o", "json"))
 
-    def request(self, path, method="GET", body=None, kind="application/json", token=ADMIN, accept="application/json"):
-        """Sends a request; the status and the body, parsed."""
-        import ssl
-
+    def open(self, url, headers, data=None, method="GET"):
+        """Sends a request to a server with a certificate of the cluster's CA; a response to read."""
         context = ssl.create_default_context(cafile=self.folder / "ca.crt")
-        data = json.dumps(body).encode() if body is not None else None
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": kind, "Accept": accept}
-        request = urllib.request.Request(f"https://127.0.0.1:{PORT}{path}", data, headers, method=method)
+        request = urllib.request.Request(url, data, headers, method=method)
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+        return opener.open(request, timeout=300)
+
+    def request(self, path, method="GET", body=None, kind="application/json", token=ADMIN, accept="application/json", base=None):
+        """Sends a request; the status and the body, parsed."""
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": kind, "Accept": accept}
+        data = json.dumps(body).encode() if body is not None else None
         try:
-            with opener.open(request, timeout=20) as response:
+            with self.open(f"{base or self.base}{path}", headers, data, method) as response:
                 return response.status, _parsed(response.read())
         except urllib.error.HTTPError as error:
             return error.code, _parsed(error.read())
