@@ -217,12 +217,12 @@ chart-install: deps ## install the Helm chart at a real Kubernetes API server an
 	    VIPGATE_BINARY=$(CURDIR)/target/debug/vipgate \
 	  && set -x && /usr/bin/python3 tests/kubernetes/install.py
 
-e2e-kubernetes-current: deps ## test CEL rules and streamed lists at the current server of custom resources; builds it once from Debian sid, six minutes; needs root
+e2e-kubernetes-current: deps ## test CEL rules, admission policies and streamed lists at the current server of custom resources; builds it once from Debian sid, six minutes; needs root
 	$(BINARY)
 	@apiserver=$$(tests/kubernetes/apiserver.sh) && clients=$$(tests/kubernetes/kubectl.sh) && extensions=$$(tests/kubernetes/extensions.sh) \
 	  && export VIPGATE_KUBE_APISERVER=$$apiserver VIPGATE_KUBECTL=$$clients/kubectl VIPGATE_HELM=$$clients/helm VIPGATE_EXTENSIONS=$$extensions \
 	    VIPGATE_BINARY=$(CURDIR)/target/debug/vipgate \
-	  && set -x && /usr/bin/python3 tests/kubernetes/current.py
+	  && set -x && /usr/bin/python3 tests/kubernetes/current.py && /usr/bin/python3 tests/kubernetes/admission.py
 
 e2e-starts: deps ## start 200 pairs of gateways while sending ARP requests for a VIP, fifteen minutes; needs root
 	$(BINARY)

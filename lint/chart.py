@@ -2,7 +2,7 @@
 """Checks the Helm chart in charts/vipgate, or writes its generated files.
 
     lint/chart.py copies [--write]           files of conf/ in the chart; needs Python alone
-    lint/chart.py render HELM [--write]      conf/kubernetes/install.yaml, and the table of values in the README
+    lint/chart.py render HELM [--write]      manifests in conf/kubernetes, and the table of values in the README
     lint/chart.py check HELM [VIPGATE]       both, then lints and renders every file in charts/vipgate/ci, and validates each object by the
                                              schemas of Kubernetes and of conf/crds.yaml, and configuration files with `vipgate check`
 
@@ -24,8 +24,11 @@ COPIES = {
     "conf/monitoring/dashboard.json": "files/dashboard.json",
 }
 INSTALL = ROOT / "conf/kubernetes/install.yaml"
+ADMISSION = ROOT / "conf/kubernetes/admission-policies.yaml"
 # The oldest and the newest version that the chart is for.
 KUBERNETES = ("1.25", "1.37")
+# Kinds that its templates make for newer versions alone, and the first one.
+SINCE = {"ValidatingAdmissionPolicy": "1.30", "ValidatingAdmissionPolicyBinding": "1.30"}
 # Objects of other projects: without a schema here.
 FOREIGN = {"cert-manager.io/v1", "monitoring.coreos.com/v1"}
 # Rights that policyd may have.
@@ -80,6 +83,12 @@ metadata:
 """
 
 
+ADMISSION_HEADER = """\
+# ValidatingAdmissionPolicies for Kubernetes 1.30 or later, besides install.yaml: kubectl apply -f admission-policies.yaml
+# Made by `make chart` from charts/vipgate; change the chart instead.
+"""
+
+
 def copies(write):
     """Files of conf/ that the chart contains: Helm reads none outside of it."""
     for source, copy in COPIES.items():
@@ -110,13 +119,20 @@ def template(helm, *arguments):
 
 
 def install_yaml(helm):
-    rendered = template(helm, "--set", "tls.mode=secret")
+    return f"{HEADER}{without_helm(template(helm, '--set', 'tls.mode=secret'))}\n"
+
+
+def without_helm(rendered):
     # Helm doesn't manage these objects.
     rendered = re.sub(r"^ *(app.kubernetes.io/managed-by|helm.sh/chart): .*\n", "", rendered, flags=re.M)
     # Versions of Helm differ in white space.
     rendered = re.sub(r"[ \t]+$", "", rendered, flags=re.M)
-    rendered = re.sub(r"\n+---", "\n---", rendered).rstrip()
-    return f"{HEADER}{rendered}\n"
+    return re.sub(r"\n+---", "\n---", rendered).strip()
+
+
+def admission_yaml(helm):
+    rendered = template(helm, "--set", "admissionPolicies.enabled=true", "--show-only", "templates/admission-policies.yaml")
+    return f"{ADMISSION_HEADER}{without_helm(rendered)}\n"
 
 
 def values_table():
@@ -164,6 +180,7 @@ def readme():
 
 def render(helm, write):
     yield from generated(INSTALL, install_yaml(helm).encode(), write, "make chart")
+    yield from generated(ADMISSION, admission_yaml(helm).encode(), write, "make chart")
     yield from generated(CHART / "README.md", readme().encode(), write, "make chart")
 
 
@@ -200,7 +217,7 @@ def validator():
         elif api.startswith("vipgate.io/"):
             yield f"conf/crds.yaml has no {kind} of {api}"
         elif api not in FOREIGN and kind != "CustomResourceDefinition":
-            for version in KUBERNETES:
+            for version in (SINCE.get(kind, KUBERNETES[0]), KUBERNETES[1]):
                 try:
                     kubernetes_validate.validate(document, version, strict=True)
                 except kubernetes_validate.ValidationError as error:
@@ -292,6 +309,7 @@ def check(helm, vipgate):
     yield from schema_is_whole()
     validate = validator()
     yield from examine("install.yaml", install_yaml(helm), validate, vipgate)
+    yield from examine("admission-policies.yaml", admission_yaml(helm), validate, vipgate)
     for path in [None, *sorted((CHART / "ci").glob("*.yaml"))]:
         name, arguments = (path.name, ["--values", str(path)]) if path else ("default values", [])
         code, stdout, stderr = run(helm, "lint", "--strict", str(CHART), "--namespace", "vipgate", *arguments)
