@@ -1,11 +1,9 @@
-"""A Kubernetes API server for the tests beside this file: etcd and kube-apiserver 1.20.2 on the loopback of a network namespace, kubectl and
-helm as its clients, and pods as far as a policy server and a gateway need them.
+"""A Kubernetes API server for the tests beside this file: etcd and kube-apiserver 1.20.2 on the loopback of a network namespace, with kubectl
+and helm as its clients.
 
-No controllers run: nothing schedules pods, makes EndpointSlices or writes the status of Services. `Pod` does what kubelet would, from the
-objects in the API: volumes, environment, service account token, security context.
+No controllers run: nothing schedules pods, makes EndpointSlices or writes the status of Services.
 """
 
-import base64
 import json
 import os
 import shutil
@@ -25,7 +23,6 @@ CRDS = ROOT / "conf/crds.yaml"
 PORT = 6443
 ETCD = "http://127.0.0.1:12379"
 ADMIN = "admin"
-ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 def main(variables):
@@ -231,133 +228,3 @@ def _parsed(body):
         return json.loads(body)
     except ValueError:
         return body.decode(errors="replace")
-
-
-class Pod:
-    """A pod of a workload in the API, as kubelet and a container runtime would run it, in an overlay over this machine's files.
-
-    `directories` are the hosts' directories and `hosts` the names that a cluster's DNS would have.
-    """
-
-    def __init__(self, cluster, workload, namespace, node, address, hosts=()):
-        self.cluster, self.namespace = cluster, namespace
-        self.node, self.address, self.hosts = node, address, hosts
-        self.name = workload["metadata"]["name"]
-        self.spec = workload["spec"]["template"]["spec"]
-        self.folder = Path(tempfile.mkdtemp(prefix=f"{self.name}-", dir=cluster.folder))
-        self.volumes = {volume["name"]: self._volume(volume) for volume in self.spec["volumes"]}
-        if self.spec.get("automountServiceAccountToken"):
-            self.volumes["account"] = self._account()
-        self.processes = {}
-
-    def _volume(self, volume):
-        path = self.folder / "volumes" / volume["name"]
-        path.mkdir(parents=True)
-        group = self.spec.get("securityContext", {}).get("fsGroup")
-        for kind, name, data in (("configMap", "name", lambda text: text.encode()), ("secret", "secretName", base64.b64decode)):
-            if source := volume.get(kind):
-                found = self.cluster.get(kind.lower(), source[name], self.namespace)
-                for key, value in found["data"].items():
-                    file = path / key
-                    file.write_bytes(data(value))
-                    file.chmod(source.get("defaultMode", 0o644))
-                    if group:
-                        os.chown(file, 0, group)
-        if not {"configMap", "secret", "emptyDir", "hostPath"} & volume.keys():
-            raise AssertionError(f"a volume of another kind: {volume}")
-        return path
-
-    def _account(self):
-        path = self.folder / "volumes/account"
-        path.mkdir()
-        account = self.spec["serviceAccountName"]
-        (path / "token").write_text(self.cluster.kubectl("create", "token", account, "-n", self.namespace).strip())
-        (path / "namespace").write_text(self.namespace)
-        shutil.copy(self.cluster.folder / "ca.crt", path / "ca.crt")
-        return path
-
-    def _command(self, container, command):
-        """The command in the container's mount namespace, with its user and capabilities."""
-        root = self.folder / "roots" / container["name"]
-        upper, work, merged = root / "upper", root / "work", root / "root"
-        for directory in (upper / "usr/bin", upper / "etc", work, merged):
-            directory.mkdir(parents=True, exist_ok=True)
-        shutil.copy(os.environ["VIPGATE_BINARY"], upper / "usr/bin/vipgate")
-        lines = "".join(f"127.0.0.1 {name}\n" for name in ("localhost", *self.hosts))
-        (upper / "etc/hosts").write_text(lines)
-        mounts = [(self.volumes[it["name"]], it["mountPath"], it.get("readOnly", False)) for it in container["volumeMounts"]]
-        if "account" in self.volumes:
-            mounts.append((self.volumes["account"], ACCOUNT, True))
-        script = ["set -e", f"mount -t overlay overlay -o lowerdir=/,upperdir={upper},workdir={work} {merged}"]
-        script += [f"mount --rbind /{name} {merged}/{name}" for name in ("proc", "sys", "dev")]
-        script += [f"mount -t tmpfs none {merged}/{name}" for name in ("run", "dev/shm")]
-        for source, target, is_read_only in mounts:
-            target = str(merged) + os.path.realpath(target) if target.startswith("/var/run") else f"{merged}{target}"
-            script += [f"mkdir -p {target}", f"mount --bind {source} {target}"]
-            script += [f"mount -o remount,bind,ro {target}"] if is_read_only else []
-        if self._context(container).get("readOnlyRootFilesystem"):
-            script.append(f"mount -o remount,bind,ro {merged}")
-        # The same process throughout, so that its namespaces are found by its id.
-        script.append(f'exec chroot {merged} "$@"')
-        return ["unshare", "--mount", "sh", "-c", "\n".join(script), "sh", *self._privileges(container), *command]
-
-    def _context(self, container):
-        return {**self.spec.get("securityContext", {}), **container["securityContext"]}
-
-    def _privileges(self, container):
-        """The prefix of a command for a container's user and capabilities."""
-        context = self._context(container)
-        added = [f"+{name.lower()}" for name in context["capabilities"].get("add", [])]
-        prefix = ["setpriv", "--bounding-set", ",".join(["-all", *added])]
-        if context.get("allowPrivilegeEscalation") is False:
-            prefix.append("--no-new-privs")
-        if context.get("runAsUser"):
-            ids = {"--reuid": "runAsUser", "--regid": "runAsGroup", "--groups": "fsGroup"}
-            prefix += [word for option, name in ids.items() for word in (option, str(context[name]))]
-        return prefix
-
-    def _environment(self, container):
-        values = {"spec.nodeName": self.node, "status.hostIP": self.address}
-        environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(PORT)}
-        for variable in container.get("env", []):
-            environment[variable["name"]] = values[variable["valueFrom"]["fieldRef"]["fieldPath"]]
-        return environment
-
-    def run(self, name):
-        """Runs an init container to its end; its stdout."""
-        container = self.container(name)
-        return run(*self._command(container, container["command"]), env=self._environment(container))
-
-    def start(self, name):
-        """Starts a container."""
-        container = self.container(name)
-        command = container.get("command", ["vipgate"]) + container.get("args", [])
-        self.processes[name] = Process(self.folder, name, self._command(container, command), env=self._environment(container))
-        return self.processes[name]
-
-    def execute(self, name, *command):
-        """Runs a command in a container that runs, as `kubectl exec` does; its stdout."""
-        container = self.container(name)
-        target = ["nsenter", "--target", self.processes[name].process.pid, "--mount", "--root", "--wd"]
-        return run(*target, *self._privileges(container), *command, env=self._environment(container))
-
-    def container(self, name):
-        (found,) = [it for it in [*self.spec["containers"], *self.spec.get("initContainers", [])] if it["name"] == name]
-        return found
-
-    def is_ready(self, name):
-        """What kubelet's readiness probe of a container finds."""
-        container = self.container(name)
-        probe = container["readinessProbe"]["httpGet"]
-        port = {it["name"]: it["containerPort"] for it in container.get("ports", [])}.get(probe["port"], probe["port"])
-        try:
-            with urllib.request.urlopen(f"http://{probe.get('host', '127.0.0.1')}:{port}{probe['path']}", timeout=2) as response:
-                return response.status == 200
-        except OSError:
-            return False
-
-    def stop(self):
-        """SIGTERM to each container; their exit codes."""
-        codes = [process.stop() for process in self.processes.values()]
-        self.processes = {}
-        return codes

@@ -6,13 +6,17 @@ and a gateway run as their pods would, with what was installed: arguments, Confi
 """
 
 import base64
+import os
 import re
 import shutil
 import subprocess
+import tempfile
 import unittest
+from pathlib import Path
 
 import cluster
-from cluster import ROOT, Cluster, Pod, run, wait_for
+from cluster import ROOT, Cluster, run, wait_for
+from pod import Pod
 
 CHART = ROOT / "charts/vipgate"
 NAMESPACE = "vipgate"
@@ -60,6 +64,13 @@ def setUpModule():
     api.apply_definitions()
     for namespace in (NAMESPACE, "tenant-a", "tenant-b"):
         api.kubectl("create", "namespace", namespace)
+    # A node's interfaces, in this network namespace, and its address for other gateways.
+    for number, name in enumerate(("eth1", "eth2"), 1):
+        run("ip", "link", "add", name, "type", "veth", "peer", "name", f"{name}-peer")
+        for device in (name, f"{name}-peer"):
+            run("ip", "link", "set", device, "up")
+        run("ip", "address", "add", f"10.99.{number}.1/24", "dev", name)
+    run("ip", "address", "add", "192.0.2.11/32", "dev", "lo")
 
 
 def chart():
@@ -246,77 +257,157 @@ class Releases(unittest.TestCase):
         self.assertTrue(is_signed(certificate("vipgate-ca", "tls.crt"), certificate("vipgate-policyd-tls", "tls.crt"), "localhost"))
 
 
-class Pods(unittest.TestCase):
+class Rights(unittest.TestCase):
+    """The rights that the chart grants."""
+
+    def test_they_are_those_that_the_tests_of_the_source_take_away(self):
+        """Of tests/tests/kubernetes/access.rs: what it doesn't take away isn't known to be needed."""
+        source = (ROOT / "tests/tests/kubernetes/access.rs").read_text()
+        table = re.search(r"const RIGHTS: .*? = \[(.*?)\];", source, re.S)[1]
+        rows = re.findall(r'\(\s*"([^"]*)",\s*"([^"]+)",\s*"([^"]+)",?\s*\)', table)
+        tested = {(group, resource, verb) for group, resource, verbs in rows for verb in verbs.split(", ")}
+        tested.add(("apiextensions.k8s.io", "customresourcedefinitions", "get"))
+        self.assertGreater(len(tested), 20)
+        helm("install")
+        self.addCleanup(uninstall)
+        roles = [api.get("clusterrole", "vipgate-policyd"), api.get("role", "vipgate-policyd-leader", NAMESPACE)]
+        rules = [rule for role in roles for rule in role["rules"]]
+        granted = {(group, resource, verb) for it in rules for group in it["apiGroups"] for resource in it["resources"] for verb in it["verbs"]}
+        self.assertEqual(granted, tested)
+
+
+class Running(unittest.TestCase):
     """Policy server and gateway run with what was installed."""
 
-    @classmethod
-    def setUpClass(cls):
-        cls.before = api.objects()
-        helm("install")
-        # A node's interfaces, in this network namespace, and its address for other gateways.
-        for number, name in enumerate(("eth1", "eth2"), 1):
-            run("ip", "link", "add", name, "type", "veth", "peer", "name", f"{name}-peer")
-            for device in (name, f"{name}-peer"):
-                run("ip", "link", "set", device, "up")
-            run("ip", "address", "add", f"10.99.{number}.1/24", "dev", name)
-        run("ip", "address", "add", "192.0.2.11/32", "dev", "lo")
-
-    @classmethod
-    def tearDownClass(cls):
+    def tearDown(self):
         if api.helm("list", "--namespace", NAMESPACE, "--short").strip():
             uninstall()
+        for kind in ("egresspolicies", "addresspools", "services", "pods"):
+            api.kubectl("delete", kind, "--all", "-n", "tenant-a", "--force", "--grace-period=0")
+        api.kubectl("delete", "lease", "--all", "-n", NAMESPACE)
 
-    def test_what_is_installed_serves_policy(self):
-        hosts = [f"vipgate-policyd.{NAMESPACE}.svc"]
+    def start_server(self):
         workload = api.get("deployment", "vipgate-policyd", NAMESPACE)
         self.assertEqual(workload["spec"]["template"]["spec"]["securityContext"]["runAsUser"], 65532)
         policyd = Pod(api, workload, NAMESPACE, "node-9", "192.0.2.19")
         self.addCleanup(policyd.stop)
-        server = policyd.start("policyd")
-        server.wait_until("ready", lambda: policyd.is_ready("policyd"))
+        policyd.start("policyd").wait_until("ready", lambda: policyd.is_ready("policyd"))
+        return policyd
 
-        api.apply(POLICY)
-        pod = '{"status": {"podIP": "10.244.1.7", "podIPs": [{"ip": "10.244.1.7"}]}}'
-        api.kubectl("patch", "pod", "worker-0", "-n", "tenant-a", "--subresource=status", "--type=merge", "-p", pod)
-        self.wait_status(policyd, r"^EgressPolicy tenant-a/out +accepted +1 +203\.0\.113\.(1[6-9]|2[0-9]|3[01])\b")
-        # What its role allows in Services, and its Lease.
-        service = wait_for("address", lambda: api.get("service", "web", "tenant-a")["status"]["loadBalancer"].get("ingress"), log=server.log)
-        self.assertEqual([it["ip"] for it in service], ["203.0.113.16"])
-        self.assertNotIn("forbidden", server.log())
-
-        gateway = Pod(api, api.get("daemonset", "vipgate-gateway", NAMESPACE), NAMESPACE, "node-1", "192.0.2.11", hosts)
+    def start_gateway(self):
+        workload = api.get("daemonset", "vipgate-gateway", NAMESPACE)
+        gateway = Pod(api, workload, NAMESPACE, "node-1", "192.0.2.11", [f"vipgate-policyd.{NAMESPACE}.svc"])
         self.addCleanup(gateway.stop)
         gateway.run("configure")
         written = gateway.volumes["configuration"]
         self.assertRegex((written / "gateway.yaml").read_text(), r"(?m)^name: '?node-1'?$")
-        self.assertEqual({it.name for link in [(written / "tls").readlink()] for it in (written / link.name).iterdir()}, {"ca.crt", "tls.crt", "tls.key"})
-        process = gateway.start("gateway")
-        process.wait_until("ready", lambda: gateway.is_ready("gateway"))
-        self.wait_status(policyd, r"^node-1 +in sync\b")
-        status = gateway.execute("gateway", "vipgate", "status")
-        self.assertIn("2 VIPs, 1 endpoint, 1 Service, from server https://vipgate-policyd.vipgate.svc:18000", status)
+        directory = written / (written / "tls").readlink().name
+        self.assertEqual({it.name for it in directory.iterdir()}, {"ca.crt", "tls.crt", "tls.key"}, "no other node's key")
+        gateway.start("gateway").wait_until("ready", lambda: gateway.is_ready("gateway"))
+        return gateway
 
-        self.assertEqual(gateway.stop(), [0])
-        self.assertEqual(policyd.stop(), [0])
-        uninstall()
-        # What docs/kubernetes.md names.
-        left = api.objects() - self.before
-        self.assertEqual(left, {
-            ("AddressPool", "<none>", "public"), ("EgressPolicy", "tenant-a", "out"), ("Service", "tenant-a", "web"),
-            ("Pod", "tenant-a", "worker-0"),
-            ("Lease", NAMESPACE, "vipgate-policyd"),
-        })
+    def apply_policy(self, policyd):
+        """A policy, its pod, and a Service that gets an address."""
+        api.apply(POLICY)
+        pod = '{"status": {"podIP": "10.244.1.7", "podIPs": [{"ip": "10.244.1.7"}]}}'
+        api.kubectl("patch", "pod", "worker-0", "-n", "tenant-a", "--subresource=status", "--type=merge", "-p", pod)
+        self.wait_status(policyd, r"^EgressPolicy tenant-a/out +accepted +1 +203\.0\.113\.(1[6-9]|2[0-9]|3[01])\b")
+        log = policyd.processes["policyd"].log
+        service = wait_for("address", lambda: api.get("service", "web", "tenant-a")["status"]["loadBalancer"].get("ingress"), log=log)
+        self.assertEqual([it["ip"] for it in service], ["203.0.113.16"])
+        self.assertNotIn("forbidden", log())
 
-    def wait_status(self, policyd, pattern):
+    def wait_status(self, policyd, pattern, seconds=30):
         """Waits until a line of `vipgate policy status` matches."""
         last = ""
 
         def matches():
             nonlocal last
-            last = policyd.execute("policyd", *STATUS)
+            try:
+                last = policyd.execute("policyd", *STATUS)
+            except AssertionError as error:
+                last = str(error)
             return re.search(pattern, last, re.M)
 
-        wait_for(pattern, matches, log=lambda: last + policyd.processes["policyd"].log())
+        wait_for(pattern, matches, seconds, log=lambda: last + policyd.processes["policyd"].log())
+
+    def wait_in_sync(self, policyd, gateway):
+        self.wait_status(policyd, r"^node-1 +in sync\b", seconds=60)
+        status = gateway.execute("gateway", "vipgate", "status")
+        self.assertIn("2 VIPs, 1 endpoint, 1 Service, from server https://vipgate-policyd.vipgate.svc:18000", status)
+
+    def test_what_is_installed_serves_policy_and_certificates_can_be_replaced(self):
+        before = api.objects()
+        helm("install")
+        policyd = self.start_server()
+        self.apply_policy(policyd)
+        gateway = self.start_gateway()
+        self.wait_in_sync(policyd, gateway)
+        self.replace_certificates(policyd, gateway)
+        self.assertEqual(gateway.stop(), [0, 0])
+        self.assertEqual(policyd.stop(), [0])
+
+        uninstall()
+        # What docs/kubernetes.md names.
+        self.assertEqual(api.objects() - before, {
+            ("AddressPool", "<none>", "public"), ("EgressPolicy", "tenant-a", "out"), ("EgressPolicy", "tenant-a", "later"),
+            ("Service", "tenant-a", "web"), ("Pod", "tenant-a", "worker-0"), ("Lease", NAMESPACE, "vipgate-policyd"),
+        })
+
+    def replace_certificates(self, policyd, gateway):
+        """Both take up certificates of another CA while they run, as docs/kubernetes.md says."""
+        follower = gateway.start("certificate")
+        before = secrets()
+        for name in ("vipgate-ca", "vipgate-policyd-tls", "vipgate-gateway-tls"):
+            api.kubectl("delete", "secret", name, "-n", NAMESPACE)
+        helm("upgrade")
+        self.assertFalse(before.items() & secrets().items())
+        policyd.update_volumes()
+        gateway.update_volumes()
+        follower.wait_until("the new certificate", lambda: "the certificate of node-1 was renewed" in follower.log())
+        # The command line has the new ones, so the server does.
+        self.wait_status(policyd, "^server ", seconds=60)
+        # A connection from before would go on: the gateway's next one is to another process.
+        self.assertEqual(policyd.stop(), [0])
+        policyd.start("policyd")
+        api.apply(POLICY.replace("203.0.113.16/28", "203.0.113.16/29").replace("name: out,", "name: later,"))
+        self.wait_status(policyd, r"^EgressPolicy tenant-a/later +accepted", seconds=60)
+        self.wait_status(policyd, r"^node-1 +in sync\b", seconds=60)
+
+    def test_rights_in_two_namespaces_suffice(self):
+        helm("install", values="policyd: {source: {namespaces: [tenant-a, tenant-b]}}\n")
+        self.apply_policy(self.start_server())
+        self.assertEqual(api.request("/api/v1/namespaces/default/services", token=self.token())[0], 403)
+        self.assertEqual(api.request("/api/v1/namespaces/tenant-b/services", token=self.token())[0], 200)
+
+    @staticmethod
+    def token():
+        return api.kubectl("create", "token", "vipgate-policyd", "-n", NAMESPACE).strip()
+
+
+class WithoutHelm(Running):
+    """conf/kubernetes/install.yaml, with the certificates that its head makes."""
+
+    test_what_is_installed_serves_policy_and_certificates_can_be_replaced = None
+    test_rights_in_two_namespaces_suffice = None
+
+    def test_the_steps_in_the_file_are_enough(self):
+        file = ROOT / "conf/kubernetes/install.yaml"
+        steps = re.search(r"^# 2\. .*?(?=^# 3\. )", file.read_text(), re.M | re.S)[0]
+        commands = "\n".join(line.removeprefix("#      ") for line in steps.splitlines() if line.startswith("#      "))
+        # It is there.
+        commands, count = re.subn(r"^kubectl create namespace vipgate$", "", commands, flags=re.M)
+        self.assertEqual((count, "kubectl -n vipgate create secret" in commands), (1, True))
+        path = f"{Path(os.environ['VIPGATE_KUBECTL']).parent}:{os.environ['PATH']}"
+        with tempfile.TemporaryDirectory() as folder:
+            run("bash", "-euo", "pipefail", "-c", f"cd {folder}\n{commands}", env={**api.environment, "PATH": path})
+        # 1.20 doesn't know CEL rules.
+        api.kubectl("apply", "--validate=ignore", "-f", file)
+        for name, address in NODES:
+            api.apply({"apiVersion": "vipgate.io/v1alpha1", "kind": "VipGateway", "metadata": {"name": name}, "spec": {"node": name, "peerAddress": address}})
+        policyd = self.start_server()
+        self.apply_policy(policyd)
+        self.wait_in_sync(policyd, self.start_gateway())
 
 
 if __name__ == "__main__":
