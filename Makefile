@@ -208,6 +208,7 @@ e2e-kubernetes: deps ## run tests with a real Kubernetes API server; builds it o
 	@apiserver=$$(tests/kubernetes/apiserver.sh) && clients=$$(tests/kubernetes/kubectl.sh) \
 	  && export VIPGATE_KUBE_APISERVER=$$apiserver VIPGATE_KUBECTL=$$clients/kubectl \
 	  && set -x && $(TEST) --test kubernetes -- --test-threads=1
+	@$(MAKE) --no-print-directory chart-install
 
 # With the Python of the system: the standard library is all that these tests need.
 chart-install: deps ## install the Helm chart at a real Kubernetes API server and run its pods; needs root
