@@ -219,7 +219,7 @@ class Cluster:
     def apply_definitions(self):
         """vipgate's definitions, whose CEL rules 1.20 drops, and the stand-in for EndpointSlices of discovery.k8s.io/v1."""
         self.kubectl("apply", "--validate=ignore", "-f", CRDS)
-        self.kubectl("apply", "-f", HERE / "endpointslices.yaml")
+        self.kubectl("apply", "-f", ROOT / "conf/demo/kubernetes/endpointslices.yaml")
         self.kubectl("wait", "--for=condition=Established", "--timeout=20s", "crd", "--all")
 
 

@@ -78,7 +78,7 @@ class CurrentCluster(Cluster):
 
     def define(self):
         """Creates the definitions at the server that evaluates them."""
-        for file in (CRDS, HERE / "endpointslices.yaml"):
+        for file in (CRDS, ROOT / "conf/demo/kubernetes/endpointslices.yaml"):
             # Read by kubectl, and nothing else: it can't discover what the other server has.
             text = self.kubectl("create", "--dry-run=client", "--validate=false", "-o", "json", "-f", file)
             for definition in documents(text):
