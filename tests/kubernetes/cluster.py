@@ -37,8 +37,8 @@ def main(variables):
         isolate = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
         os.execvp("unshare", [*isolate, sys.executable, *sys.argv])
     run("ip", "link", "set", "lo", "up")
-    # Of this mount namespace alone. Overlays need another file system than the one that they lie over.
-    tempfile.tempdir = tempfile.mkdtemp(prefix="vipgate-kubernetes-")
+    # In this mount namespace alone, and gone with it. Overlays need another file system than the one that they lie over.
+    tempfile.tempdir = "/mnt"
     run("mount", "-t", "tmpfs", "none", tempfile.tempdir)
     unittest.main(module="__main__", verbosity=2, failfast=False)
 
