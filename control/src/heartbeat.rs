@@ -1,9 +1,11 @@
 //! Membership client of a gateway: sends heartbeats, renews the lease, publishes the membership view. A lost connection
-//! is re-established at once, since the lease runs meanwhile.
+//! is re-established at once, since the lease runs meanwhile. Of several servers one alone decides, and the others refuse
+//! heartbeats: they are tried in turn.
 
 use crate::membership::status::{Authority, MembershipStatus};
 mod stream;
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,12 +17,14 @@ use vipgate_dataplane::flow::time::Tick;
 use crate::config::PolicyServer;
 use crate::membership::secret::Secret;
 use crate::membership::view::{DesiredState, Fingerprint, MembershipView, TunnelKey};
-use crate::xds::client::jittered;
+use crate::xds::client::{Target, TargetList, jittered};
 
 /// TTL of leases until the server has granted one.
 const DEFAULT_TTL: Duration = Duration::from_millis(600);
 /// Initial and maximum delay between connection attempts: a lease outlasts both.
 const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(200));
+/// Maximum number of errors that are remembered, so that each is logged once.
+const MAX_LOGGED_ERRORS: usize = 32;
 /// Delay after a rejection, whose cause an operator must fix.
 const REJECTED_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Delay after connecting to a server without the membership service.
@@ -42,7 +46,7 @@ pub struct ClientConfig {
     pub secret: Secret,
     /// Secret of the previous process on this host.
     pub predecessor: Option<Secret>,
-    /// The policy server.
+    /// The policy server, or several of which one decides.
     pub server: PolicyServer,
     /// Fingerprint of the certificate for connections between gateways.
     pub fingerprint: Fingerprint,
@@ -100,8 +104,12 @@ pub struct HeartbeatClient {
     /// Timeout of connections until then.
     connect_timeout: Duration,
     retry_delay: Duration,
-    /// The error that was logged last.
-    last_error: Option<String>,
+    /// The servers.
+    targets: TargetList,
+    /// Errors since the servers were last tried from the first one on.
+    round_errors: Vec<String>,
+    /// Errors that were logged since a server was last reached.
+    logged_errors: BTreeSet<String>,
     /// When a rival for the gateway's name was last logged.
     contested_at: Option<Instant>,
 }
@@ -136,13 +144,15 @@ impl HeartbeatClient {
         let handle =
             ClientHandle { reported: report_sender, status: status_receiver, status_sender: status_sender.clone() };
         let client = Self {
+            targets: TargetList::new(&config.server),
             config,
             reported: report_receiver,
             status: status_sender,
             was_reached: false,
             connect_timeout: stream::INITIAL_CONNECT_TIMEOUT,
             retry_delay: RETRY_DELAY.0,
-            last_error: None,
+            round_errors: Vec::new(),
+            logged_errors: BTreeSet::new(),
             contested_at: None,
         };
         (client, handle)
@@ -151,7 +161,8 @@ impl HeartbeatClient {
     /// Sends heartbeats until the handle is dropped.
     pub async fn run(mut self) {
         loop {
-            let end = match stream::run_stream(&mut self).await {
+            let target = self.targets.next().await;
+            let end = match stream::run_stream(&mut self, &target).await {
                 // A server that was the authority stays so: some other server answers at its address.
                 StreamEnd::NoService if self.was_reached => {
                     StreamEnd::Disconnected("the server has no membership service any more".to_owned())
@@ -162,52 +173,78 @@ impl HeartbeatClient {
                 StreamEnd::ClientClosed => return,
                 StreamEnd::NoService => NO_SERVICE_RETRY_DELAY,
                 StreamEnd::Rejected(_) | StreamEnd::NameInUse(_) => REJECTED_RETRY_DELAY,
+                StreamEnd::Disconnected(_) if self.targets.has_more() => Duration::ZERO,
                 StreamEnd::Disconnected(_) => jittered(self.retry_delay),
             };
-            self.report_end(end);
+            self.report_end(end, &target);
             tokio::select! {
                 () = sleep(delay) => {}
                 () = handle_dropped(self.reported.clone()) => return,
             }
-            self.retry_delay = (self.retry_delay * 2).min(RETRY_DELAY.1);
+            if !delay.is_zero() {
+                self.retry_delay = (self.retry_delay * 2).min(RETRY_DELAY.1);
+            }
         }
     }
 
     /// Logs the end of a stream and updates the authority's state.
-    fn report_end(&mut self, end: StreamEnd) {
-        let url = &self.config.server.url;
+    fn report_end(&mut self, end: StreamEnd, server: &Target) {
         let previous = self.status.borrow().authority;
-        let is_in_use = matches!(end, StreamEnd::NameInUse(_));
-        let (authority, error) = match end {
-            StreamEnd::ClientClosed => return,
-            StreamEnd::NoService => (Authority::None, None),
-            StreamEnd::Rejected(error) | StreamEnd::NameInUse(error) | StreamEnd::Disconnected(error) => {
-                (if previous == Authority::Reachable { Authority::Unreachable } else { previous }, Some(error))
-            }
+        let authority = match end {
+            StreamEnd::NoService => Authority::None,
+            _ if previous == Authority::Reachable => Authority::Unreachable,
+            _ => previous,
         };
-        match &error {
-            None if previous != Authority::None => tracing::info!(
-                event = "authority_none",
-                server = url,
-                "the policy server has no membership service: every gateway is active, without failover"
-            ),
-            Some(reason) if is_in_use && self.last_error != error => tracing::error!(
+        match end {
+            StreamEnd::ClientClosed => return,
+            StreamEnd::NoService => {
+                self.logged_errors.clear();
+                if previous != Authority::None {
+                    tracing::info!(
+                        event = "authority_none",
+                        %server,
+                        "the policy server has no membership service: every gateway is active, without failover"
+                    );
+                }
+            }
+            StreamEnd::NameInUse(reason) if self.is_new_error(&reason) => tracing::error!(
                 event = "name_in_use",
                 gateway = &*self.config.name,
-                server = url,
+                %server,
                 reason,
                 "the policy server rejects this gateway's name: {reason}"
             ),
-            Some(reason) if self.last_error != error => {
-                tracing::warn!(event = "authority_lost", server = url, reason, "the membership service is unreachable");
+            StreamEnd::NameInUse(_) => {}
+            StreamEnd::Rejected(reason) => self.log_loss(server, &reason),
+            StreamEnd::Disconnected(reason) => {
+                if !self.round_errors.contains(&reason) {
+                    self.round_errors.push(reason);
+                }
+                // That one of several servers doesn't lead, or is dead, matters only if no other one accepts heartbeats.
+                if previous == Authority::Reachable || !self.targets.has_more() {
+                    let reason = std::mem::take(&mut self.round_errors).join("; ");
+                    self.log_loss(server, &reason);
+                }
             }
-            _ => {}
         }
-        self.last_error = error;
         self.update_status(|status| {
             status.authority = authority;
             status.drain_block = None;
         });
+    }
+
+    fn log_loss(&mut self, server: &Target, reason: &str) {
+        if self.is_new_error(reason) {
+            tracing::warn!(event = "authority_lost", %server, reason, "the membership service is unreachable");
+        }
+    }
+
+    /// Whether an error wasn't logged since a server was last reached.
+    fn is_new_error(&mut self, error: &str) -> bool {
+        if self.logged_errors.len() > MAX_LOGGED_ERRORS {
+            self.logged_errors.clear();
+        }
+        self.logged_errors.insert(error.to_owned())
     }
 
     /// Changes the status; watchers are notified only if it differs.

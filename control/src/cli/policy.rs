@@ -17,7 +17,7 @@ use crate::command_error::CommandError;
 use crate::config::PolicyServer;
 use crate::output;
 use crate::output::{format_duration, sanitize};
-use crate::xds::client::{describe_status, open_channel};
+use crate::xds::client::{Target, describe_status, open_channel};
 use crate::xds::proto::policy_status_client::PolicyStatusClient;
 use crate::xds::proto::{EndpointState, PolicyState, StatusReply, StatusRequest};
 
@@ -106,9 +106,9 @@ pub(super) async fn call<T>(
     request: impl AsyncFnOnce(StatusClient) -> Result<Response<T>, Status>,
 ) -> Result<T, CommandError> {
     let TlsArgs { ca, cert, key } = files.clone();
-    let server = PolicyServer { url: url.to_owned(), ca, cert, key, cache: PathBuf::new() };
+    let server = PolicyServer { url: url.to_owned(), other_urls: Vec::new(), ca, cert, key, cache: PathBuf::new() };
     let failed = |reason: String| CommandError::runtime(reason).context(&server.url);
-    let connected = open_channel(&server).await;
+    let connected = open_channel(&server, &Target::first(&server)).await;
     let (channel, breakage) = connected.map_err(|error| CommandError::runtime(error).context(&server.url))?;
     let client = PolicyStatusClient::new(channel).max_decoding_message_size(MAX_REPLY_BYTES);
     match timeout(REPLY_TIMEOUT, request(client)).await {

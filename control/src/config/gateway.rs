@@ -264,6 +264,11 @@ pub struct PolicyServer {
     /// `http://host:port` or `https://host:port`.
     #[schemars(regex(pattern = URL_PATTERN))]
     pub url: String,
+    /// URLs of further policy servers with the same source. A gateway tries all servers in turn, and all addresses of
+    /// each. Default: none.
+    #[serde(default)]
+    #[schemars(inner(regex(pattern = URL_PATTERN)))]
+    pub other_urls: Vec<String>,
     /// CA certificates (PEM) for the server's certificate. Default: the system's.
     #[schemars(with = "Option<FilePath>")]
     pub ca: Option<PathBuf>,

@@ -203,6 +203,13 @@ impl Validate for PolicyServer {
     fn validate(&self, report: &mut Report<'_>) {
         url("policy.server.url", &self.url, report);
         let tls = self.url.starts_with("https://");
+        for (index, other) in self.other_urls.iter().enumerate() {
+            let field = format!("policy.server.other_urls[{index}]");
+            url(&field, other, report);
+            if other.starts_with("https://") != tls {
+                report(Code::TlsWithoutHttps, &field, "needs https:// if `url` has it, else http://".into());
+            }
+        }
         for (field, path) in [("ca", &self.ca), ("cert", &self.cert), ("key", &self.key)] {
             if path.is_some() && !tls {
                 report(Code::TlsWithoutHttps, &format!("policy.server.{field}"), "needs an https:// URL".into());

@@ -15,7 +15,7 @@ use vipgate_dataplane::replication::lease;
 use super::{HeartbeatClient, RETRY_DELAY, ReportedState, StreamEnd};
 use crate::membership::status::Authority;
 use crate::membership::view::{Heartbeat, MembershipView};
-use crate::xds::client::{describe_status, open_channel};
+use crate::xds::client::{Target, describe_status, open_channel};
 use crate::xds::membership_message::InvalidMessage;
 use crate::xds::proto;
 use crate::xds::proto::membership_client::MembershipClient;
@@ -34,9 +34,9 @@ const MAX_NOTICE_BYTES: usize = 1 << 20;
 const TIMEOUT_RANGE: (Duration, Duration) = (Duration::from_millis(300), Duration::from_secs(5));
 
 /// Opens a stream and sends heartbeats until it ends.
-pub(super) async fn run_stream(client: &mut HeartbeatClient) -> StreamEnd {
+pub(super) async fn run_stream(client: &mut HeartbeatClient, target: &Target) -> StreamEnd {
     let response_timeout = client.response_timeout();
-    let Ok(connected) = timeout(response_timeout, open_channel(&client.config.server)).await else {
+    let Ok(connected) = timeout(response_timeout, open_channel(&client.config.server, target)).await else {
         return client.timed_out(response_timeout);
     };
     let (channel, breakage) = match connected {
@@ -44,7 +44,7 @@ pub(super) async fn run_stream(client: &mut HeartbeatClient) -> StreamEnd {
         Err(error) => return StreamEnd::Disconnected(error.to_string()),
     };
     let (heartbeats, outgoing) = mpsc::channel(QUEUE);
-    let mut stream = HeartbeatStream { client, heartbeats, sequence: 0, unacked: VecDeque::new() };
+    let mut stream = HeartbeatStream { client, target, heartbeats, sequence: 0, unacked: VecDeque::new() };
     // Before the stream is open: the server may answer only to the first heartbeat.
     stream.send_heartbeat();
     let mut service = MembershipClient::new(channel).max_decoding_message_size(MAX_NOTICE_BYTES);
@@ -93,6 +93,7 @@ enum NoticeError {
 
 struct HeartbeatStream<'a> {
     client: &'a mut HeartbeatClient,
+    target: &'a Target,
     heartbeats: mpsc::Sender<proto::Heartbeat>,
     sequence: u64,
     /// Sequence numbers of unacknowledged heartbeats, and when they were sent.
@@ -194,12 +195,14 @@ impl HeartbeatStream<'_> {
             return Err(NoticeError::OldView { number: view.number, known });
         }
         if client.status.borrow().authority != Authority::Reachable {
-            let (server, view) = (&client.config.server.url, view.as_ref().map_or(known, |view| view.number));
-            tracing::info!(event = "authority_found", server, view, "connected to the membership service");
+            let (server, view) = (self.target, view.as_ref().map_or(known, |view| view.number));
+            tracing::info!(event = "authority_found", %server, view, "connected to the membership service");
+            client.targets.prefer(self.target);
         }
         client.was_reached = true;
         client.retry_delay = RETRY_DELAY.0;
-        client.last_error = None;
+        client.logged_errors.clear();
+        client.round_errors.clear();
         let lease_ms = lease_ms.min(lease::MAX_LEASE_MS);
         client.update_status(|status| {
             status.authority = Authority::Reachable;

@@ -127,9 +127,15 @@ impl Gateway {
 
     /// A process that knows its predecessor's secret.
     fn successor(name: &str, process: u8, predecessor: Option<u8>, port: u16) -> Self {
+        Self::start_with(name, process, predecessor, &[port])
+    }
+
+    /// The same with several servers.
+    fn start_with(name: &str, process: u8, predecessor: Option<u8>, ports: &[u16]) -> Self {
         let clock = Arc::new(Clock { start: Instant::now(), until: Mutex::default() });
-        let url = format!("http://127.0.0.1:{port}");
-        let server = PolicyServer { url, ca: None, cert: None, key: None, cache: "unused".into() };
+        let mut urls = ports.iter().map(|port| format!("http://127.0.0.1:{port}"));
+        let (url, other_urls) = (urls.next().unwrap(), urls.collect());
+        let server = PolicyServer { url, other_urls, ca: None, cert: None, key: None, cache: "unused".into() };
         let (client, handle) = HeartbeatClient::open(ClientConfig {
             name: name.into(),
             secret: secret(process),
@@ -255,6 +261,25 @@ async fn after_a_restart_the_server_is_reconnected_and_continues_from_the_last_v
     a.wait_for_lease().await;
     b.wait_for_lease().await;
     server.kill();
+}
+
+#[tokio::test]
+async fn of_several_servers_the_next_one_is_tried_until_one_accepts_heartbeats() {
+    // Nothing listens there: the port was a server's.
+    let closed = Server::start(&["a"]).kill();
+    let (first, second) = (Server::start(&["a"]), Server::start(&["a"]));
+    let mut a = Gateway::start_with("a", 1, None, &[closed, first.port, second.port]);
+    let view = a.become_active("a").await.view;
+    a.wait_for_lease().await;
+    first.kill();
+    a.wait_for(|status| status.authority == Authority::Unreachable).await;
+    let lost = Instant::now();
+    a.wait_for(|status| status.authority == Authority::Reachable).await;
+    assert!(lost.elapsed() < TTL, "{:?}", lost.elapsed());
+    // The second one has no store, but the gateway reports the view.
+    a.wait_for(|status| status.view.number >= view.number && status.view.member("a").unwrap().serving).await;
+    a.wait_for_lease().await;
+    second.kill();
 }
 
 #[tokio::test]

@@ -4,7 +4,9 @@
 mod coalesce;
 mod connect;
 mod stream;
+mod target;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -17,6 +19,7 @@ pub use self::coalesce::COALESCE_INTERVAL;
 pub use self::connect::error_chain;
 pub(crate) use self::connect::open_channel;
 pub(crate) use self::stream::describe_status;
+pub(crate) use self::target::{Target, TargetList};
 use super::cache::{Cache, CacheContents};
 use crate::config::PolicyServer;
 use crate::xds::store::{PolicyUpdate, ResourceStore};
@@ -25,6 +28,8 @@ use crate::xds::store::{PolicyUpdate, ResourceStore};
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 /// The same after a response that is too large: the next one will be as large, and as expensive for both sides.
 const BACKOFF_TOO_LARGE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_mins(2));
+/// Maximum number of errors that are remembered, so that each is logged once.
+const MAX_LOGGED_ERRORS: usize = 32;
 /// A connection that lasted longer resets the backoff.
 const BACKOFF_RESET: Duration = Duration::from_secs(30);
 
@@ -97,7 +102,7 @@ impl StreamEnd {
 #[error("stopped")]
 struct ClientStopped;
 
-/// Client of one policy server.
+/// Client of a policy server, or of one of several.
 #[derive(Debug)]
 pub struct Client {
     /// The gateway.
@@ -105,6 +110,7 @@ pub struct Client {
     /// Identifies the gateway's process: a new number at each start.
     incarnation: u64,
     server: PolicyServer,
+    targets: TargetList,
     store: ResourceStore,
     /// `None`: it can't be opened; the gateway works without it and reports the error.
     cache: Option<Cache>,
@@ -154,7 +160,8 @@ impl Client {
         // Fallback without a random source: the start time.
         let started = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let incarnation = getrandom::u64().unwrap_or(started.as_nanos() as u64);
-        let mut client = Self { gateway, incarnation, server, store, cache, status, events };
+        let targets = TargetList::new(&server);
+        let mut client = Self { gateway, incarnation, server, targets, store, cache, status, events };
         if let Some(reason) = damage {
             client.discard_cached(&reason);
             return (client, None);
@@ -187,12 +194,18 @@ impl Client {
     /// Connects, runs the stream and reconnects until the receiver of the events is dropped.
     pub async fn run(mut self) {
         let (mut delay, mut delay_too_large) = (BACKOFF.0, BACKOFF_TOO_LARGE.0);
+        // Errors that were logged since the last connection: each server of several may have another one.
+        let mut logged = BTreeSet::new();
         while !self.events.is_closed() {
             let started = Instant::now();
-            let end = stream::run(&mut self).await;
+            let target = self.targets.next().await;
+            let end = stream::run(&mut self, &target).await;
             self.store.discard();
-            let is_new = self.status.load().connected || self.status.load().error.as_deref() != Some(end.reason());
-            let (server, reason) = (&self.server.url, end.reason());
+            if self.status.load().connected || logged.len() > MAX_LOGGED_ERRORS {
+                logged.clear();
+            }
+            let is_new = logged.insert(end.reason().to_owned());
+            let (server, reason) = (target.to_string(), end.reason());
             match &end {
                 _ if !is_new => {}
                 StreamEnd::Denied(_) => tracing::error!(
@@ -214,7 +227,7 @@ impl Client {
                     tracing::warn!(event = "policy_server_unreachable", server, reason, "policy server unreachable");
                 }
             }
-            let (next, max) = match end {
+            let (next, max) = match &end {
                 StreamEnd::TooLarge(_) => (&mut delay_too_large, BACKOFF_TOO_LARGE.1),
                 StreamEnd::Denied(_) | StreamEnd::Disconnected(_) => {
                     if started.elapsed() > BACKOFF_RESET {
@@ -224,12 +237,16 @@ impl Client {
                 }
             };
             self.set_disconnected(end.reason().to_owned());
+            // The delay is for rounds, not for servers.
+            let is_last = !self.targets.has_more();
             let events = self.events.clone();
             tokio::select! {
-                () = tokio::time::sleep(jittered(*next)) => {}
+                () = tokio::time::sleep(jittered(if is_last { *next } else { BACKOFF.0 })) => {}
                 () = events.closed() => return,
             }
-            *next = (*next * 2).min(max);
+            if is_last {
+                *next = (*next * 2).min(max);
+            }
         }
     }
 

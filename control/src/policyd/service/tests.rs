@@ -28,7 +28,7 @@ use crate::listener::{ConnectionLimiter, Limits, RejectReason};
 use crate::policyd::listen::{self, Certificates};
 use crate::policyd::membership;
 use crate::policyd::meter::MeterLayer;
-use crate::xds::client::{Client, ClientEvent, ServerStatus, open_channel};
+use crate::xds::client::{Client, ClientEvent, ServerStatus, Target, open_channel};
 use crate::xds::fixtures::pki::{Authority, Identity};
 use crate::xds::fixtures::sample_placement;
 use crate::xds::proto::Heartbeat;
@@ -102,6 +102,7 @@ impl Server {
     fn client_config(&self, tls: Option<(&Authority, &Identity)>, folder: &TempDir) -> PolicyServer {
         PolicyServer {
             url: self.url.clone(),
+            other_urls: Vec::new(),
             ca: tls.map(|(ca, _)| ca.ca()),
             cert: tls.map(|(_, own)| own.cert.clone()),
             key: tls.map(|(_, own)| own.key.clone()),
@@ -224,7 +225,8 @@ async fn a_heartbeat_is_only_accepted_for_a_name_in_the_certificate() {
     let (ca, folder) = (Authority::new("ca"), tempfile::tempdir().unwrap());
     let server = Server::start(Some(&ca));
     let own = ca.issue(&["gw-b"]);
-    let (channel, _) = open_channel(&server.client_config(Some((&ca, &own)), &folder)).await.unwrap();
+    let config = server.client_config(Some((&ca, &own)), &folder);
+    let (channel, _) = open_channel(&config, &Target::first(&config)).await.unwrap();
     let heartbeat = async |gateway: &str| {
         let heartbeat = Heartbeat { gateway: gateway.to_owned(), incarnation: 7, sequence: 1, ..Heartbeat::default() };
         let heartbeats = tokio_stream::iter([heartbeat]).into_streaming_request();

@@ -15,6 +15,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use tonic::codegen::http::uri::InvalidUri;
 use tonic::transport::{Channel, Endpoint, Uri};
 
+use super::target::{Target, host_and_port};
 use crate::config::PolicyServer;
 use crate::xds::tls;
 
@@ -109,12 +110,11 @@ pub(crate) enum ConnectError {
     Timeout,
 }
 
-/// Opens a channel to the server, and records the root cause if its connection breaks. Certificates are read each time.
-pub(crate) async fn open_channel(server: &PolicyServer) -> Result<(Channel, RootCause), ConnectError> {
-    let uri: Uri = server.url.parse().map_err(|source| ConnectError::InvalidUrl { url: server.url.clone(), source })?;
-    let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
-    let secure = uri.scheme_str() == Some("https");
-    let port = uri.port_u16().unwrap_or(if secure { 443 } else { 80 });
+/// Opens a channel to a server of a configuration, and records the root cause if its connection breaks. Certificates are read each time.
+pub(crate) async fn open_channel(server: &PolicyServer, target: &Target) -> Result<(Channel, RootCause), ConnectError> {
+    let uri: Uri = target.url.parse().map_err(|source| ConnectError::InvalidUrl { url: target.url.clone(), source })?;
+    let (host, port) = host_and_port(&target.url).unwrap_or_default();
+    let (secure, address) = (uri.scheme_str() == Some("https"), target.address);
     let tls = if secure {
         let identity = server.cert.as_deref().zip(server.key.as_deref());
         let config = tls::client_config(server.ca.as_deref(), identity)?;
@@ -137,7 +137,10 @@ pub(crate) async fn open_channel(server: &PolicyServer) -> Result<(Channel, Root
     let connector = tower::service_fn(move |_: Uri| {
         let (host, tls, root_cause) = (host.clone(), tls.clone(), recorded.clone());
         async move {
-            let stream = TcpStream::connect((host.as_str(), port)).await?;
+            let stream = match address {
+                Some(address) => TcpStream::connect(address).await?,
+                None => TcpStream::connect((host.as_str(), port)).await?,
+            };
             stream.set_nodelay(true)?;
             let stream = match tls {
                 None => MaybeTls::Plain(stream),

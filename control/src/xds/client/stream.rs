@@ -17,7 +17,7 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Code, Streaming};
 
 use super::connect::{RootCause, open_channel, with_causes};
-use super::{Client, ClientEvent, ClientStopped, Rejection, StreamEnd};
+use super::{Client, ClientEvent, ClientStopped, Rejection, StreamEnd, Target};
 use crate::xds::cache::Cache;
 use crate::xds::client::coalesce::{CoalescedUpdates, Coalescer};
 use crate::xds::resource::{INCARNATION, Kind};
@@ -58,8 +58,8 @@ impl Pending {
 }
 
 /// Connects and runs the stream until it ends; returns the reason.
-pub(super) async fn run(client: &mut Client) -> StreamEnd {
-    let (channel, root_cause) = match open_channel(&client.server).await {
+pub(super) async fn run(client: &mut Client, target: &Target) -> StreamEnd {
+    let (channel, root_cause) = match open_channel(&client.server, target).await {
         Ok(connection) => connection,
         Err(error) => return StreamEnd::Disconnected(error.to_string()),
     };
@@ -84,7 +84,8 @@ pub(super) async fn run(client: &mut Client) -> StreamEnd {
         status.since = SystemTime::now();
         status.error = None;
     });
-    tracing::info!(event = "policy_server_connected", server = client.server.url, "policy server connected");
+    client.targets.prefer(target);
+    tracing::info!(event = "policy_server_connected", server = %target, "policy server connected");
     let mut stream = Stream {
         client,
         requests,

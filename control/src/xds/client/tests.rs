@@ -42,7 +42,14 @@ struct Gateway {
 /// Configuration of a server at this port without TLS, with the cache in this directory.
 fn plain_server(port: u16, dir: &Path) -> PolicyServer {
     let cache = dir.join("policy.cache");
-    PolicyServer { url: format!("http://127.0.0.1:{port}"), ca: None, cert: None, key: None, cache }
+    PolicyServer {
+        url: format!("http://127.0.0.1:{port}"),
+        other_urls: Vec::new(),
+        ca: None,
+        cert: None,
+        key: None,
+        cache,
+    }
 }
 
 impl Gateway {
