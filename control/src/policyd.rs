@@ -39,6 +39,7 @@ use vipgate_policy::manifest::UnclassedServices;
 
 use self::budget::Budget;
 use self::identity::RejectionLog;
+use self::ipam::IpamState;
 use self::listen::Certificates;
 use self::meter::MeterLayer;
 use self::publication::Publication;
@@ -170,9 +171,10 @@ fn server_state(
     published: watch::Receiver<Option<Arc<Publication>>>,
 ) -> Arc<ServerState> {
     let stats = Arc::default();
-    let ipam = matches!(config.source, PolicydSource::Kubernetes(_)).then(Arc::default);
-    let membership =
-        membership::open(&config.source, (config.leases, config.membership), published.clone(), Arc::clone(&stats));
+    let ipam: Option<Arc<IpamState>> = matches!(config.source, PolicydSource::Kubernetes(_)).then(Arc::default);
+    let leadership = ipam.as_ref().map(|ipam| ipam.leadership());
+    let limits = (config.leases, config.membership);
+    let membership = membership::open(&config.source, leadership, limits, published.clone(), Arc::clone(&stats));
     Arc::new(ServerState {
         source,
         accept_empty,

@@ -164,6 +164,20 @@ impl MembershipState {
         }
     }
 
+    /// Forgets all heartbeats, and keeps view and policy: another server has received heartbeats until now. Its leases may
+    /// be valid for a TTL, and gateways have as long to send a heartbeat to this one.
+    pub fn restart(&mut self, now: Instant) {
+        let ttl = self.ttl;
+        let last = std::mem::replace(self, Self::new(ttl));
+        self.policy = last.policy;
+        self.shard_groups = last.shard_groups;
+        self.max_unavailable = last.max_unavailable;
+        self.view = last.view;
+        self.stored = last.stored;
+        self.number_floor = last.number_floor;
+        self.adopted_at = Some(now);
+    }
+
     /// Applies a heartbeat that another server has acknowledged.
     pub fn observe(&mut self, now: Instant, heartbeat: &Heartbeat) {
         self.started_at.get_or_insert(now);

@@ -62,6 +62,11 @@ impl Default for IpamState {
 }
 
 impl IpamState {
+    /// Until when this server leads, for whatever only the leader does.
+    pub(super) fn leadership(&self) -> watch::Receiver<Leadership> {
+        self.leadership.subscribe()
+    }
+
     /// Its metrics. Pools and Services are the leader's to report.
     pub(super) fn families(&self) -> Vec<Family> {
         let report = self.report.load();

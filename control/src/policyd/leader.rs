@@ -1,4 +1,5 @@
-//! Leader election of policy servers by a Lease (coordination.k8s.io/v1): only the leader writes to the Kubernetes API.
+//! Leader election of policy servers by a Lease (coordination.k8s.io/v1): only the leader writes to the Kubernetes API,
+//! and decides membership.
 //!
 //! Each write of the Lease is an update with the resource version that it follows from, so that of two candidates one
 //! fails. When the leader dies, another one leads within 5 s; when it stops, at once.
@@ -33,6 +34,13 @@ const NAMESPACE_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/name
 /// Until when this server leads; `None`: it doesn't.
 pub(super) type Leadership = Option<Instant>;
 
+/// Namespace of the Lease, and of what else servers share.
+pub(super) fn namespace(source: &KubernetesSource) -> String {
+    let own_namespace = || fs::read_to_string(Path::new(NAMESPACE_FILE)).ok().map(|text| text.trim().to_owned());
+    let namespace = source.lease.namespace.clone().or_else(own_namespace).filter(|name| !name.is_empty());
+    namespace.unwrap_or_else(|| "default".to_owned())
+}
+
 /// A candidate.
 pub(super) struct Candidate {
     source: KubernetesSource,
@@ -50,10 +58,8 @@ pub(super) struct Candidate {
 impl Candidate {
     pub(super) fn new(source: KubernetesSource, leadership: watch::Sender<Leadership>) -> Self {
         let identity = identity();
-        let own_namespace = || fs::read_to_string(Path::new(NAMESPACE_FILE)).ok().map(|text| text.trim().to_owned());
-        let namespace = source.lease.namespace.clone().or_else(own_namespace).filter(|name| !name.is_empty());
         Self {
-            namespace: namespace.unwrap_or_else(|| "default".to_owned()),
+            namespace: namespace(&source),
             source,
             election: Election::new(identity.clone()),
             identity,
@@ -203,8 +209,8 @@ impl Candidate {
                 event = "lease_failed",
                 lease,
                 error,
-                "the Lease can't be read or written, so this server gives Services no addresses: check the account's \
-                 rights (`get`, `create` and `update` of leases)"
+                "the Lease can't be read or written, so this server doesn't lead: gateways get no leases, and \
+                 Services no addresses; check the account's rights (`get`, `create` and `update` of leases)"
             );
             self.reported = Some(error.to_owned());
         }

@@ -8,7 +8,7 @@ use vipgate_tests::{Testbed, wait_for};
 
 use crate::fixture::{POOL, create_tenants, source, start_policyd_with};
 
-const RIGHTS: [(&str, &str, &str); 13] = [
+const RIGHTS: [(&str, &str, &str); 14] = [
     ("", "services", "list, watch"),
     ("", "pods", "list, watch"),
     ("", "nodes", "list, watch"),
@@ -22,10 +22,11 @@ const RIGHTS: [(&str, &str, &str); 13] = [
     ("vipgate.io", "overlaynodes", "list, watch"),
     ("", "services/status", "patch"),
     ("coordination.k8s.io", "leases", "get, create, update"),
+    ("", "configmaps", "get, create, update"),
 ];
-/// Not for reading policy: pods are read only for policies that select some, 1.20 has no ServiceCIDRs, and the last two
+/// Not for reading policy: pods are read only for policies that select some, 1.20 has no ServiceCIDRs, and the last three
 /// are for writing.
-const NOT_REQUIRED: [&str; 4] = ["pods", "servicecidrs", "services/status", "leases"];
+const NOT_REQUIRED: [&str; 5] = ["pods", "servicecidrs", "services/status", "leases", "configmaps"];
 
 /// Grants the policy server's account all rights, except those on one resource.
 pub(crate) fn grant_all_but(api: &ApiServer, without: Option<&str>) {
@@ -81,10 +82,11 @@ spec: {type: LoadBalancer, ports: [{port: 80}]}
     create_tenants(&testbed, &api);
     api.apply(POOL);
     api.apply(SERVICE);
-    for resource in ["leases", "services/status"] {
+    for (resource, event) in
+        [("leases", "lease_failed"), ("configmaps", "leases_stopped"), ("services/status", "address_failed")]
+    {
         grant_all_but(&api, Some(resource));
         let policyd = start_policyd_with(&testbed, &source(&api, POLICYD, ""), true);
-        let event = if resource == "leases" { "lease_failed" } else { "address_failed" };
         policyd.wait_for_log(&[event, resource, "forbidden"]);
         policyd.kill();
     }

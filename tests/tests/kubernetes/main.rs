@@ -5,5 +5,6 @@ mod access;
 mod apiserver;
 mod fixture;
 mod ipam;
+mod membership;
 mod pods;
 mod source;

@@ -35,6 +35,9 @@ enum Step {
     Policy(u8),
     /// The server dies and is replaced.
     RestartServer,
+    /// With a store, another server decides from here on: it has followed the view in the store, or knows the first one
+    /// only.
+    OtherServer(bool),
 }
 
 fn limit() -> impl Strategy<Value = Option<UnavailableLimit>> {
@@ -66,6 +69,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (gateway(), any::<bool>()).prop_map(|(index, repeats)| Step::Impostor(index, repeats)),
         1 => (1_u8..8).prop_map(Step::Policy),
         1 => Just(Step::RestartServer),
+        1 => any::<bool>().prop_map(Step::OtherServer),
     ]
 }
 
@@ -98,6 +102,8 @@ struct Simulation<'a> {
     start: Instant,
     now: u64,
     state: MembershipState,
+    /// A server that doesn't decide: it has decided before, or never.
+    other: MembershipState,
     has_store: bool,
     policy: u8,
     gateways: [Gateway; NAMES.len()],
@@ -128,6 +134,7 @@ impl<'a> Simulation<'a> {
             start: Instant::now(),
             now: 0,
             state: MembershipState::new(Duration::from_millis(TTL)),
+            other: MembershipState::new(Duration::from_millis(TTL)),
             has_store,
             policy: 7,
             gateways,
@@ -215,6 +222,8 @@ impl<'a> Simulation<'a> {
                 }
                 self.decide(|_, _| {});
             }
+            Step::OtherServer(_) if !self.has_store => {}
+            Step::OtherServer(follows) => self.change_server(follows),
             Step::RestartServer => {
                 let last = self.state.clone();
                 let (groups, limit) = (last.shard_groups.clone(), last.max_unavailable);
@@ -228,10 +237,33 @@ impl<'a> Simulation<'a> {
                 self.set_policy(self.policy);
                 self.exempt_unknown_gateways();
                 self.exempt_granted_under_another_view(&last);
-                self.messages.retain(|_, message| matches!(message, Message::View { .. }));
-                self.gateways.iter_mut().for_each(|gateway| gateway.has_reported = false);
+                self.lose_streams();
             }
         }
+    }
+
+    /// The end of all streams to a server: heartbeats on the way are lost, and gateways report again.
+    fn lose_streams(&mut self) {
+        self.messages.retain(|_, message| matches!(message, Message::View { .. }));
+        self.gateways.iter_mut().for_each(|gateway| gateway.has_reported = false);
+    }
+
+    /// The other server decides from here on.
+    fn change_server(&mut self, follows: bool) {
+        let (now, view) = (self.instant(), self.state.view().clone());
+        std::mem::swap(&mut self.state, &mut self.other);
+        let (groups, limit) = (self.other.shard_groups.clone(), self.other.max_unavailable);
+        if follows {
+            self.state.load(now, Some(view.clone()));
+        }
+        self.state.restart(now);
+        self.state.load(now, Some(view));
+        self.state.set_shard_groups(groups);
+        self.state.set_max_unavailable(limit);
+        self.set_policy(self.policy);
+        self.exempt_unknown_gateways();
+        self.lose_streams();
+        self.coverage.count("another server decides");
     }
 
     /// One round of heartbeats without a fault: after five, all gateways are active.
@@ -573,6 +605,7 @@ fn a_lease_expires_before_its_gateway_is_deactivated_and_view_numbers_only_incre
         "impostor gets nothing",
         "restart without a store",
         "restart with a store",
+        "another server decides",
     ];
     property(
         ProptestConfig::with_cases(600),

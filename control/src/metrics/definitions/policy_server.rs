@@ -57,7 +57,8 @@ metrics! {
         "Bytes held for clients: incoming requests, subscriptions, unacknowledged responses";
     MEMORY_REJECTED = Counter("policyd_memory_refused", []): "Requests and streams rejected by the memory limits";
     LEADER = Gauge("policyd_leader", []):
-        "Whether this policy server leads, and gives Services their addresses; only with `source.kubernetes`";
+        "Whether this policy server leads: it decides membership, and gives Services their addresses; only with \
+         `source.kubernetes`";
     IPAM_ADDRESSES = Gauge("ipam_addresses", [POOL, ADDRESS_STATE]):
         "Addresses of pools, by who has them: Services, policies, nobody; from the leader";
     IPAM_REFUSED = Gauge("ipam_refused", [REFUSAL_REASON]):

@@ -1,6 +1,10 @@
 //! Membership coordinator: the one task that owns the membership state. It applies a batch of heartbeats, decides the
 //! next view, commits both to the store and replies only then, so no gateway learns of a decision that other servers
-//! don't have.
+//! don't have. Where servers elect a leader, only that one's coordinator does so; others refuse heartbeats, and follow
+//! the view in the store.
+
+mod log;
+mod role;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -11,11 +15,14 @@ use arc_swap::ArcSwap;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 
+use self::role::Role;
 use super::outage::Outage;
+use super::store::kubernetes::KubernetesStore;
 use super::store::{CommitOutcome, EtcdStore, MemoryStore, RemoteWrite, Store, StoreError, Transaction};
 use crate::config::{Leases, MembershipLimits, PolicydSource};
 use crate::membership::authority::{HeartbeatOutcome, MembershipState, Rejection};
-use crate::membership::{DesiredState, DrainBlock, DrainBlockReason, Heartbeat, Member, MembershipView};
+use crate::membership::{DrainBlock, Heartbeat, Member, MembershipView};
+use crate::policyd::leader::Leadership;
 use crate::policyd::publication::Publication;
 use crate::policyd::stats::Stats;
 
@@ -25,8 +32,6 @@ const QUEUE: usize = 1024;
 const MAX_BATCH: usize = 100;
 /// Attempts to commit while other servers write concurrently.
 const MAX_ATTEMPTS: usize = 8;
-/// Maximum number of gateways unknown to the policy that are tracked, so that each is logged once.
-const MAX_UNKNOWN_GATEWAYS: usize = 1024;
 /// Maximum number of gateways with a rival to report.
 const MAX_RIVALS: usize = 1024;
 
@@ -73,6 +78,8 @@ pub(super) enum HeartbeatError {
     },
     #[error("the membership store is unavailable: {0}")]
     Store(#[from] StoreError),
+    #[error("this policy server doesn't lead: another one decides membership")]
+    NotLeader,
     #[error("{MAX_ATTEMPTS} attempts to commit failed because other servers wrote concurrently")]
     Conflict,
 }
@@ -87,18 +94,22 @@ pub struct MembershipHandle {
     pub state: Arc<ArcSwap<MembershipState>>,
 }
 
-/// Starts the membership authority with the configured store: etcd if manifests are there, else memory.
+/// Starts the membership authority with the configured store: where manifests are, if that can be written, else memory.
+/// With `leadership`, only the leader decides.
 pub fn open(
     source: &PolicydSource,
+    leadership: Option<watch::Receiver<Leadership>>,
     (leases, limits): (Leases, MembershipLimits),
     published: watch::Receiver<Option<Arc<Publication>>>,
     stats: Arc<Stats>,
 ) -> MembershipHandle {
+    let role = Role::new(leadership);
     let mut state = MembershipState::new(leases.ttl);
     state.set_max_unavailable(limits.max_unavailable.map(|limit| limit.0));
     match source {
-        PolicydSource::Etcd(etcd) => start_with(state, EtcdStore::open(etcd, leases.ttl), published, stats),
-        PolicydSource::Files(_) | PolicydSource::Kubernetes(_) => start_with(state, MemoryStore, published, stats),
+        PolicydSource::Etcd(etcd) => start_with((state, role), EtcdStore::open(etcd, leases.ttl), published, stats),
+        PolicydSource::Kubernetes(api) => start_with((state, role), KubernetesStore::open(api), published, stats),
+        PolicydSource::Files(_) => start_with((state, role), MemoryStore, published, stats),
     }
 }
 
@@ -110,11 +121,11 @@ pub fn start(
     published: watch::Receiver<Option<Arc<Publication>>>,
     stats: Arc<Stats>,
 ) -> MembershipHandle {
-    start_with(MembershipState::new(ttl), store, published, stats)
+    start_with((MembershipState::new(ttl), Role::new(None)), store, published, stats)
 }
 
 fn start_with(
-    state: MembershipState,
+    (state, role): (MembershipState, Role),
     store: impl Store,
     published: watch::Receiver<Option<Arc<Publication>>>,
     stats: Arc<Stats>,
@@ -127,6 +138,7 @@ fn start_with(
     let coordinator = Coordinator {
         ttl,
         state,
+        role,
         store,
         events,
         published,
@@ -146,6 +158,7 @@ fn start_with(
 struct Coordinator<S> {
     ttl: Duration,
     state: MembershipState,
+    role: Role,
     store: S,
     events: mpsc::Receiver<StreamEvent>,
     published: watch::Receiver<Option<Arc<Publication>>>,
@@ -169,7 +182,8 @@ impl<S: Store> Coordinator<S> {
         self.load_policy();
         let mut batch = Vec::new();
         loop {
-            let deadline = self.state.next_deadline().map(Instant::from_std);
+            let is_decider = self.role.decides();
+            let deadline = self.state.next_deadline().filter(|_| is_decider).map(Instant::from_std);
             tokio::select! {
                 biased;
                 number = self.events.recv_many(&mut batch, MAX_BATCH) => if number == 0 {
@@ -181,6 +195,7 @@ impl<S: Store> Coordinator<S> {
                     }
                     self.load_policy();
                 }
+                () = self.role.changed() => {}
                 write = self.store.next_remote_write() => self.apply_remote_write(write),
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {}
             }
@@ -189,7 +204,12 @@ impl<S: Store> Coordinator<S> {
                 // This process wasn't scheduled and may have missed heartbeats.
                 self.state.reset_timeouts(woken.into_std());
             }
-            self.process(batch.drain(..)).await;
+            if self.take_role().await {
+                self.process(batch.drain(..)).await;
+            } else {
+                Self::refuse(batch.drain(..));
+                self.publish();
+            }
             if woken.elapsed() > self.ttl / 2 {
                 self.state.reset_timeouts(Instant::now().into_std());
             }
@@ -230,6 +250,10 @@ impl<S: Store> Coordinator<S> {
         let mut result = Err(HeartbeatError::Conflict);
         let mut was_store_used = true;
         for _ in 0..MAX_ATTEMPTS {
+            if !self.role.decides() {
+                result = Err(HeartbeatError::NotLeader);
+                break;
+            }
             let previous = self.state.clone();
             let now = Instant::now().into_std();
             let outcomes: Vec<_> =
@@ -240,7 +264,8 @@ impl<S: Store> Coordinator<S> {
                     was_store_used = done.is_some();
                     self.log_view_change(previous.view());
                     self.log_drain_blocks(&previous);
-                    result = Ok(outcomes);
+                    // The view is in the store, and the next leader's, too; but leases are for that one to grant.
+                    result = if self.role.decides() { Ok(outcomes) } else { Err(HeartbeatError::NotLeader) };
                     break;
                 }
                 Ok(Some(CommitOutcome::Conflict(stored))) => {
@@ -258,7 +283,7 @@ impl<S: Store> Coordinator<S> {
             }
         }
         // Without a write there is no evidence of whether the store works.
-        if was_store_used {
+        if was_store_used && !matches!(result, Err(HeartbeatError::NotLeader)) {
             self.log_outage(result.as_ref().err());
         }
         self.publish();
@@ -349,109 +374,6 @@ impl<S: Store> Coordinator<S> {
         let has_capacity = self.rivals.len() < MAX_RIVALS || self.rivals.contains_key(name);
         if let Some(address) = origin.address.filter(|_| has_capacity) {
             self.rivals.insert(name.clone(), address);
-        }
-    }
-
-    /// Logs once that a gateway isn't in the policy. Not if the policy names no gateway at all: then each works alone.
-    fn log_unknown_gateway(&mut self, name: &Arc<str>) {
-        let has_capacity = self.unknown_gateways.len() < MAX_UNKNOWN_GATEWAYS;
-        if self.state.has_policy() && has_capacity && self.unknown_gateways.insert(name.clone()) {
-            tracing::warn!(event = "gateway_unknown", gateway = %name,
-                "the policy has no gateway {name}: it gets no lease; add a VipGateway manifest, or correct its `name`");
-        }
-    }
-
-    /// Logs when the store becomes unavailable and when it works again.
-    fn log_outage(&mut self, error: Option<&HeartbeatError>) {
-        let now = Instant::now().into_std();
-        match error {
-            Some(error) if self.outage.record_failure(now, &error.to_string()) => {
-                tracing::error!(event = "leases_stopped", %error, "no leases are granted: {error}");
-            }
-            None if self.outage.record_recovery(now) => {
-                tracing::info!(event = "leases_again", "leases are granted again");
-            }
-            _ => {}
-        }
-    }
-
-    /// Logs and counts members that became active or inactive with the new view.
-    fn log_view_change(&self, previous: &MembershipView) {
-        let view = self.state.view();
-        for member in &view.members {
-            let was_active = previous.member(&member.name).is_some_and(|old| old.serving);
-            let (gateway, epoch) = (&*member.name, member.epoch);
-            let is_draining =
-                self.state.record(gateway).is_some_and(|record| record.desired_state == DesiredState::Draining);
-            match (was_active, member.serving) {
-                (false, true) => {
-                    tracing::info!(event = "gateway_serves", gateway, epoch, view = view.number, "gateway is active");
-                }
-                (true, false) if member.unable.is_some() && !member.lease_expired => {
-                    let reason = member.unable.as_deref();
-                    tracing::warn!(
-                        event = "gateway_unable",
-                        gateway,
-                        epoch,
-                        view = view.number,
-                        reason,
-                        "gateway is inactive: it reports a fault, and others are active"
-                    );
-                }
-                (true, false) if is_draining => {
-                    tracing::info!(event = "gateway_drained", gateway, epoch, view = view.number, "gateway drained");
-                }
-                (true, false) => {
-                    self.stats.lease_expiries.increment();
-                    tracing::warn!(
-                        event = "gateway_expired",
-                        gateway,
-                        epoch,
-                        view = view.number,
-                        "gateway is inactive: its heartbeats timed out, or another process has its name now"
-                    );
-                }
-                (true, true) | (false, false) => {}
-            }
-        }
-    }
-
-    /// Logs drains that are refused or wait, and counts the refused ones, once each.
-    fn log_drain_blocks(&self, previous: &MembershipState) {
-        for member in self.state.view().active_members() {
-            let gateway = &*member.name;
-            let Some(block) = self.state.drain_block(gateway) else { continue };
-            let was_same = previous.drain_block(gateway).is_some_and(|before| before.reason == block.reason);
-            if was_same {
-                continue;
-            }
-            let others = block.gateways.join(", ");
-            match block.reason {
-                DrainBlockReason::NoBackup => {
-                    self.stats.drains_refused.increment();
-                    tracing::warn!(
-                        event = "drain_refused",
-                        gateway,
-                        others,
-                        "the drain of {gateway} is refused: no other active gateway without a fault could take over \
-                         some of its shards; inactive, or with a fault: {others}"
-                    );
-                }
-                DrainBlockReason::BecomingActive => tracing::info!(
-                    event = "drain_waits",
-                    gateway,
-                    others,
-                    "the drain of {gateway} waits until {others} is active"
-                ),
-                DrainBlockReason::MaxUnavailable(max_unavailable) => tracing::info!(
-                    event = "drain_waits",
-                    gateway,
-                    others,
-                    max_unavailable,
-                    "the drain of {gateway} waits: membership.max_unavailable permits {max_unavailable}, and these \
-                     gateways are unavailable: {others}"
-                ),
-            }
         }
     }
 

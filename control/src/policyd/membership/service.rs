@@ -235,6 +235,8 @@ fn status(error: &HeartbeatError) -> Status {
         HeartbeatError::Rejected { rejection: Rejection::InvalidSecret { .. }, .. } => {
             Status::permission_denied(error.to_string())
         }
-        HeartbeatError::Store(_) | HeartbeatError::Conflict => Status::unavailable(error.to_string()),
+        HeartbeatError::NotLeader | HeartbeatError::Store(_) | HeartbeatError::Conflict => {
+            Status::unavailable(error.to_string())
+        }
     }
 }

@@ -2,6 +2,7 @@
 //! servers.
 
 mod etcd;
+pub(super) mod kubernetes;
 mod memory;
 
 use std::sync::Arc;
@@ -62,6 +63,12 @@ pub enum StoreError {
 pub trait Store: Send + 'static {
     /// Commits a transaction if the store hasn't changed since this server last read it.
     fn commit(&mut self, change: Transaction<'_>) -> impl Future<Output = Result<CommitOutcome, StoreError>> + Send;
+
+    /// Begins to write in place of another server: whatever that one still has under way fails from here on. Returns the
+    /// contents. Only where servers elect one that writes.
+    fn take_over(&mut self) -> impl Future<Output = Result<StoreContents, StoreError>> + Send {
+        std::future::ready(Ok(StoreContents::default()))
+    }
 
     /// Waits for the next write of another server. Cancel-safe.
     fn next_remote_write(&mut self) -> impl Future<Output = RemoteWrite> + Send;

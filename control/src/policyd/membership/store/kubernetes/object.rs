@@ -1,0 +1,189 @@
+//! The ConfigMap with the view, and requests about it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::PostParams;
+use kube::{Api, Client};
+use prost::Message;
+use tokio::time::timeout;
+
+use super::{Record, RecordStore, StoreError, StoredRecord, WriteError};
+use crate::config::KubernetesSource;
+use crate::membership::MembershipView;
+use crate::policyd::leader;
+use crate::source::kubernetes::{client, describe};
+use crate::xds::proto;
+
+/// Timeout of a request: API servers respond to nearly all within it.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
+/// Field manager of writes.
+const FIELD_MANAGER: &str = "vipgate-policyd";
+/// Keys of the ConfigMap: the term; the view's number, for people; the view, as a protobuf message.
+const TERM: &str = "term";
+const NUMBER: &str = "number";
+const VIEW: &str = "view";
+
+/// The ConfigMap beside the Lease.
+pub(in crate::policyd::membership) struct ViewObject {
+    source: KubernetesSource,
+    namespace: String,
+    name: String,
+    client: Option<Client>,
+}
+
+impl ViewObject {
+    pub(super) fn new(source: KubernetesSource) -> Self {
+        let (namespace, name) = (leader::namespace(&source), format!("{}-membership", source.lease.name));
+        Self { source, namespace, name, client: None }
+    }
+
+    async fn api(&mut self) -> Result<Api<ConfigMap>, StoreError> {
+        let client = match &self.client {
+            Some(client) => client.clone(),
+            None => client(&self.source).await.map_err(|error| self.unavailable(&error.to_string()))?,
+        };
+        self.client = Some(client.clone());
+        Ok(Api::namespaced(client, &self.namespace))
+    }
+
+    fn unavailable(&self, error: &str) -> StoreError {
+        StoreError::Unavailable(format!("ConfigMap {}/{}: {error}", self.namespace, self.name))
+    }
+
+    /// An error without a response. The next request gets another client: credentials may be others by then.
+    fn no_response(&mut self, error: &str) -> StoreError {
+        self.client = None;
+        self.unavailable(error)
+    }
+}
+
+impl RecordStore for ViewObject {
+    async fn read(&mut self) -> Result<Option<StoredRecord>, StoreError> {
+        let api = self.api().await?;
+        match timeout(REQUEST_TIMEOUT, api.get_opt(&self.name)).await {
+            Ok(Ok(None)) => Ok(None),
+            Ok(Ok(Some(object))) => {
+                let record = decode(&object).map_err(|error| self.unavailable(&error))?;
+                Ok(Some(StoredRecord { version: object.metadata.resource_version.unwrap_or_default(), record }))
+            }
+            Ok(Err(error)) => Err(self.no_response(&describe(&error))),
+            Err(_) => Err(self.no_response(&no_response_in_time())),
+        }
+    }
+
+    async fn write(&mut self, version: Option<&str>, record: &Record) -> Result<String, WriteError> {
+        let api = self.api().await.map_err(WriteError::Unavailable)?;
+        let object = self.encode(version, record);
+        let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+        let response = timeout(REQUEST_TIMEOUT, async {
+            match version {
+                Some(_) => api.replace(&self.name, &parameters, &object).await,
+                None => api.create(&parameters, &object).await,
+            }
+        });
+        match response.await {
+            Ok(Ok(written)) => Ok(written.metadata.resource_version.unwrap_or_default()),
+            Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) && is_about_object(&status) => {
+                Err(WriteError::Conflict)
+            }
+            Ok(Err(error)) => Err(WriteError::Unavailable(self.no_response(&describe(&error)))),
+            Err(_) => Err(WriteError::Unavailable(self.no_response(&no_response_in_time()))),
+        }
+    }
+}
+
+impl ViewObject {
+    fn encode(&self, version: Option<&str>, record: &Record) -> ConfigMap {
+        let number = record.view.as_ref().map_or(0, |view| view.number);
+        let mut object = ConfigMap::default();
+        object.metadata.name = Some(self.name.clone());
+        object.metadata.namespace = Some(self.namespace.clone());
+        object.metadata.resource_version = version.map(str::to_owned);
+        object.metadata.labels =
+            Some(BTreeMap::from([("app.kubernetes.io/managed-by".to_owned(), FIELD_MANAGER.to_owned())]));
+        object.data = Some(
+            [(TERM, record.term), (NUMBER, number)].map(|(key, value)| (key.to_owned(), value.to_string())).into(),
+        );
+        let view = record.view.as_ref().map(|view| ByteString(proto::View::from(&**view).encode_to_vec()));
+        object.binary_data = view.map(|view| BTreeMap::from([(VIEW.to_owned(), view)]));
+        object
+    }
+}
+
+/// A namespace that doesn't exist is no conflict.
+fn is_about_object(status: &kube::core::Status) -> bool {
+    status.details.as_ref().is_none_or(|details| details.kind == "configmaps" || details.kind.is_empty())
+}
+
+fn no_response_in_time() -> String {
+    format!("no response within {} s", REQUEST_TIMEOUT.as_secs())
+}
+
+fn decode(object: &ConfigMap) -> Result<Record, String> {
+    let hint = "delete the ConfigMap";
+    let term = object.data.as_ref().and_then(|data| data.get(TERM)).map_or(Ok(0), |term| term.parse());
+    let term = term.map_err(|error| format!("{TERM}: {error}: {hint}"))?;
+    let view = object.binary_data.as_ref().and_then(|data| data.get(VIEW));
+    let view = view.map(|bytes| {
+        let view = proto::View::decode(&*bytes.0).map_err(|error| format!("{VIEW}: {error}: {hint}"))?;
+        MembershipView::try_from(view).map_err(|error| format!("{VIEW}: {error}: {hint}"))
+    });
+    Ok(Record { term, view: view.transpose()?.map(Arc::new) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::membership::Member;
+
+    fn object() -> ViewObject {
+        ViewObject::new(serde_json::from_str("{\"lease\": {\"namespace\": \"n\"}}").unwrap())
+    }
+
+    #[test]
+    fn a_record_is_encoded_and_decoded() {
+        let mut member = Member::new("a".into(), 6);
+        (member.serving, member.incarnation, member.fingerprint) = (true, 9, Some([3; 32]));
+        let view = MembershipView { number: 7, serving_changes: 2, members: vec![member] };
+        for record in [Record { term: 3, view: Some(Arc::new(view)) }, Record { term: 1, view: None }] {
+            let encoded = object().encode(Some("12"), &record);
+            assert_eq!(encoded.metadata.name.as_deref(), Some("vipgate-policyd-membership"));
+            assert_eq!(encoded.metadata.resource_version.as_deref(), Some("12"));
+            assert_eq!(decode(&encoded).unwrap(), record);
+        }
+    }
+
+    #[test]
+    fn what_somebody_has_broken_is_named() {
+        let mut broken = object().encode(None, &Record::default());
+        broken.data = Some(BTreeMap::from([(TERM.to_owned(), "x".to_owned())]));
+        assert!(decode(&broken).unwrap_err().contains("term: invalid digit"));
+        broken.data = None;
+        broken.binary_data = Some(BTreeMap::from([(VIEW.to_owned(), ByteString(vec![255]))]));
+        assert!(decode(&broken).unwrap_err().ends_with("delete the ConfigMap"));
+    }
+
+    /// The largest view fits into a ConfigMap, which may have 1 MiB.
+    #[test]
+    fn the_largest_view_fits() {
+        let member = |n: usize| Member {
+            serving: true,
+            incarnation: u64::MAX,
+            commitment: Some([7; 32]),
+            fingerprint: Some([7; 32]),
+            tunnel_key: Some([7; 32]),
+            peer: Some("[2001:db8:1234:5678:9abc:def0:1234:5678]:65535".parse().unwrap()),
+            unable: Some("x".repeat(200).into()),
+            ..Member::new(format!("gateway-{n:04}.{}", "x".repeat(50)).into(), u64::MAX)
+        };
+        let members = (0..crate::membership::view::MAX_MEMBERS).map(member).collect();
+        let view = Arc::new(MembershipView { number: u64::MAX, serving_changes: u64::MAX, members });
+        let encoded = object().encode(None, &Record { term: u64::MAX, view: Some(view) });
+        let size = encoded.binary_data.unwrap()[VIEW].0.len();
+        assert!(size < 900_000, "{size}");
+    }
+}
