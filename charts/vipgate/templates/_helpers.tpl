@@ -49,6 +49,11 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{- if eq .Values.tls.mode "secret" }}{{ .Values.tls.secret.gateways }}{{ else }}{{ include "vipgate.gateway" . }}-tls{{ end -}}
 {{- end -}}
 
+{{/* Whether there can be several policy servers: not with files as source, since each would be a membership authority of its own. */}}
+{{- define "vipgate.isReplicated" -}}
+{{- not (hasKey (.Values.policyd.config.source | default dict) "files") -}}
+{{- end -}}
+
 {{/* DNS names of the policy server, as a YAML list. With localhost, so that its own command line reaches it while it isn't ready. */}}
 {{- define "vipgate.policydNames" -}}
 {{- $name := include "vipgate.policyd" . -}}
