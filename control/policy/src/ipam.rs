@@ -16,7 +16,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use self::planner::Planner;
 use self::pools::Pools;
 use crate::compiler::{Tenancy, namespace_labels};
-use crate::manifest::{Body, Object, ServiceRequest};
+use crate::manifest::{Body, Family, Object, ServiceRequest};
 
 /// What Services get addresses from, and what they have, at one time.
 #[derive(Clone, Debug, Default)]
@@ -99,6 +99,10 @@ pub struct PoolUsage {
     pub policies: u64,
     /// Free addresses, at most `u64::MAX`.
     pub free: u64,
+    /// The families of its ranges without a free address.
+    pub exhausted: Vec<Family>,
+    /// Addresses of Services by namespace, by its name.
+    pub namespaces: Vec<(String, u64)>,
 }
 
 /// What all Services get.

@@ -1,6 +1,6 @@
 //! The decisions of one plan: first what is kept, then what is given, oldest Service first.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use foldhash::HashMap;
@@ -292,22 +292,43 @@ impl<'a> Planner<'a> {
     }
 
     fn usage(&self) -> Vec<PoolUsage> {
-        let mut counts = vec![(0_u64, 0_u64); self.pools.all.len()];
-        for (address, _) in self.users.iter().filter(|(_, users)| !users.is_empty()) {
-            if let Some(pool) = self.pools.of(*address) {
-                counts[pool].0 += 1;
-            }
+        let mut counts = vec![PoolCounts::default(); self.pools.all.len()];
+        for (address, users) in self.users.iter().filter(|(_, users)| !users.is_empty()) {
+            let Some(counts) = self.pools.of(*address).map(|pool| &mut counts[pool]) else { continue };
+            counts.services += 1;
+            counts.used[Family::of(*address) as usize] += 1;
+            // Services that share an address are of one namespace.
+            *counts.namespaces.entry(&self.services[users[0]].namespace).or_default() += 1;
         }
         for address in self.policy_addresses.iter().filter(|address| !self.users.contains_key(*address)) {
-            if let Some(pool) = self.pools.of(*address) {
-                counts[pool].1 += 1;
-            }
+            let Some(counts) = self.pools.of(*address).map(|pool| &mut counts[pool]) else { continue };
+            counts.policies += 1;
+            counts.used[Family::of(*address) as usize] += 1;
         }
-        let usage = counts.into_iter().enumerate().map(|(pool, (services, policies))| {
-            let used = u128::from(services) + u128::from(policies);
-            let free = u64::try_from(self.pools.size(pool).saturating_sub(used)).unwrap_or(u64::MAX);
-            PoolUsage { name: self.pools.all[pool].name.to_owned(), services, policies, free }
+        let usage = counts.into_iter().enumerate().map(|(pool, counts)| {
+            let free =
+                |family: Family| self.pools.size(pool, family).saturating_sub(u128::from(counts.used[family as usize]));
+            let total = Family::ALL.into_iter().fold(0, |sum: u128, family| sum.saturating_add(free(family)));
+            let is_exhausted = |family: &Family| self.pools.has(pool, *family) && free(*family) == 0;
+            PoolUsage {
+                name: self.pools.all[pool].name.to_owned(),
+                services: counts.services,
+                policies: counts.policies,
+                free: u64::try_from(total).unwrap_or(u64::MAX),
+                exhausted: Family::ALL.into_iter().filter(is_exhausted).collect(),
+                namespaces: counts.namespaces.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect(),
+            }
         });
         usage.collect()
     }
+}
+
+/// The addresses of a pool that are in use.
+#[derive(Clone, Debug, Default)]
+struct PoolCounts<'a> {
+    services: u64,
+    policies: u64,
+    /// By family.
+    used: [u64; 2],
+    namespaces: BTreeMap<&'a str, u64>,
 }

@@ -109,8 +109,8 @@ impl<'a> Pools<'a> {
         self.all.iter_mut().for_each(|pool| pool.cursors = [(0, 0); 2]);
     }
 
-    /// Number of addresses of a pool.
-    pub(super) fn size(&self, pool: usize) -> u128 {
-        self.all[pool].ranges.iter().flatten().fold(0, |sum, range| sum.saturating_add(range.size()))
+    /// Number of addresses of a pool, of a family.
+    pub(super) fn size(&self, pool: usize, family: Family) -> u128 {
+        self.all[pool].ranges[family as usize].iter().fold(0, |sum, range| sum.saturating_add(range.size()))
     }
 }

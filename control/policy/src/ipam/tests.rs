@@ -171,6 +171,10 @@ fn addresses_of_policies_are_not_given_to_services() {
     assert_eq!(plan.decisions[0].addresses, ["203.0.113.1".parse::<IpAddr>().unwrap()]);
     let a = &plan.usage[0];
     assert_eq!((a.name.as_str(), a.services, a.policies, a.free), ("a", 1, 1, 2));
+    // Both IPv4 addresses are used, and none of IPv6; pool `b` has no range of IPv6, which is not the same.
+    assert_eq!((&*a.exhausted, &*a.namespaces), (&[Family::V4][..], &[("x".to_owned(), 1)][..]));
+    let b = &plan.usage[1];
+    assert_eq!((b.name.as_str(), b.free, &*b.exhausted, &*b.namespaces), ("b", 2, &[][..], &[][..]));
 }
 
 #[test]
