@@ -15,6 +15,7 @@ pub mod listen;
 pub mod membership;
 mod meter;
 pub mod metric_families;
+mod policy_summary;
 pub mod publication;
 pub mod registry;
 pub mod service;

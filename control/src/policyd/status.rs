@@ -12,6 +12,7 @@ use tonic::{Request, Response, Status};
 use vipgate_policy::diagnostic::Severity;
 
 use super::identity::{ClientIdentity, RejectionLog};
+use super::policy_summary::{changed_in, policy_summaries};
 use super::publication::Publication;
 use super::registry::Gateway;
 use super::state::ServerState;
@@ -21,7 +22,7 @@ use crate::xds::proto::{
     AcceptEmptyReply, AcceptEmptyRequest, Diagnostic, EmptyText, EndpointState, GatewayState, MemberState, PolicyState,
     SourceStatus, StatusReply, StatusRequest,
 };
-use crate::xds::resource::{Key, Kind};
+use crate::xds::resource::Kind;
 
 /// Maximum number of endpoints in one request.
 const MAX_ENDPOINTS: usize = 1000;
@@ -178,14 +179,6 @@ struct StatusView<'a> {
     names_bytes: usize,
 }
 
-/// A policy's endpoints and VIPs, and the publication that last changed any of them.
-#[derive(Default)]
-struct PolicySummary {
-    endpoints: u64,
-    vips: BTreeSet<IpAddr>,
-    since: u64,
-}
-
 impl<'a> StatusView<'a> {
     fn of(state: &'a ServerState) -> Self {
         let published = state.published.borrow().clone().unwrap_or_default();
@@ -254,11 +247,6 @@ impl<'a> StatusView<'a> {
         out
     }
 
-    /// The publication that last changed a resource; 0: there is no such resource.
-    fn since(&self, kind: Kind, name: &str) -> u64 {
-        self.published.get(&Key { kind, name: name.into() }).map_or(0, |it| it.changed_in)
-    }
-
     /// Connected gateways with this publication or a later one in force, and those without.
     fn in_force(&self, number: u64, limit: &mut SizeLimit) -> Result<(Vec<String>, Vec<String>), Status> {
         limit.take(self.names_bytes)?;
@@ -270,25 +258,12 @@ impl<'a> StatusView<'a> {
 
     fn policies(&self, limit: &mut SizeLimit, diagnostics: &mut SizeLimit) -> Result<Vec<PolicyState>, Status> {
         let compiled = self.state.source.compiled.load();
-        let placement = &self.published.placement;
-        let mut summaries: BTreeMap<&str, PolicySummary> =
-            placement.policies.iter().map(|policy| (&*policy.name, PolicySummary::default())).collect();
-        for endpoint in self.published.of_kind(Kind::Endpoint) {
-            let spec = endpoint.key.name.parse().ok().and_then(|address| self.published.endpoint(address));
-            let Some(spec) = spec else { continue };
-            let Some(summary) = summaries.get_mut(&*spec.policy) else { continue };
-            summary.endpoints += 1;
-            summary.since = summary.since.max(endpoint.changed_in);
-            summary.vips.extend(&spec.vips);
-        }
         let mut faulty: BTreeMap<String, _> =
             compiled.faulty.iter().map(|(id, faulty)| (id.to_string(), faulty)).collect();
         let mut out = Vec::new();
-        for (name, summary) in summaries {
-            let vips = summary.vips.iter().map(|vip| self.since(Kind::Vip, &vip.to_string()));
-            let since = vips.chain([summary.since, self.since(Kind::EgressPolicy, name)]).max().unwrap_or(0);
+        for (name, summary) in policy_summaries(&self.published) {
             limit.take(size_of::<PolicyState>() + name.len() + summary.vips.len() * ADDRESS_BYTES)?;
-            let (in_force, pending) = self.in_force(since, limit)?;
+            let (in_force, pending) = self.in_force(summary.since, limit)?;
             let fault = faulty.remove(name);
             out.push(PolicyState {
                 name: name.to_owned(),
@@ -372,8 +347,9 @@ impl<'a> StatusView<'a> {
         };
         limit.take(size_of::<EndpointState>() + spec.policy.len() + (1 + spec.vips.len()) * ADDRESS_BYTES)?;
         let vips: Vec<String> = spec.vips.iter().map(IpAddr::to_string).collect();
-        let since = vips.iter().map(|vip| self.since(Kind::Vip, vip));
-        let own = [self.since(Kind::Endpoint, &address.to_string()), self.since(Kind::EgressPolicy, &spec.policy)];
+        let since = |kind, name: &str| changed_in(&self.published, kind, name);
+        let own = [since(Kind::Endpoint, &address.to_string()), since(Kind::EgressPolicy, &spec.policy)];
+        let since = vips.iter().map(|vip| since(Kind::Vip, vip));
         let (in_force, pending) = self.in_force(since.chain(own).max().unwrap_or(0), limit)?;
         Ok(EndpointState {
             address: address.to_string(),
