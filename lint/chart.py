@@ -33,7 +33,13 @@ SINCE = {"ValidatingAdmissionPolicy": "1.30", "ValidatingAdmissionPolicyBinding"
 FOREIGN = {"cert-manager.io/v1", "monitoring.coreos.com/v1"}
 # Rights that policyd may have.
 READING = {"get", "list", "watch"}
-WRITING = {"services/status": {"patch"}, "leases": {"get", "create", "update"}}
+KINDS = ("egresspolicies", "clusteregresspolicies", "vipgateways", "addresspools", "overlaynodes")
+WRITING = {
+    "services/status": {"patch"},
+    "events": {"create", "patch"},
+    "leases": {"get", "create", "update"},
+    **{f"{kind}/status": {"patch"} for kind in KINDS},
+}
 
 HEADER = """\
 # vipgate in a cluster without Helm: CustomResourceDefinitions, policy server, gateways. Made by `make chart` from charts/vipgate with

@@ -8,6 +8,7 @@
 
 mod budget;
 pub mod codec;
+mod events;
 mod identity;
 pub mod ipam;
 mod leader;
@@ -15,8 +16,11 @@ pub mod listen;
 pub mod membership;
 mod meter;
 pub mod metric_families;
+mod object_state;
+mod object_status;
 mod policy_summary;
 pub mod publication;
+mod rate_limit;
 pub mod registry;
 pub mod service;
 pub mod state;
@@ -43,11 +47,12 @@ use self::identity::RejectionLog;
 use self::ipam::IpamState;
 use self::listen::Certificates;
 use self::meter::MeterLayer;
+use self::object_state::{Compilation, ObjectState};
 use self::publication::Publication;
 use self::service::{AggregatedDiscoveryServiceServer, DiscoveryService};
 use self::state::{AcceptEmptyCommand, ServerState};
 use crate::command_error::CommandError;
-use crate::config::{PolicydConfig, PolicydLimits, PolicydSource, Tls};
+use crate::config::{KubernetesSource, PolicydConfig, PolicydLimits, PolicydSource, Tls};
 use crate::listener::{self, ConnectionLimiter, Limits, limit_by_descriptors, raise_descriptor_limit};
 use crate::metrics::NotReady;
 use crate::source::ingest::{SourceIngester, SourceStatus, join_result};
@@ -103,7 +108,8 @@ fn read_certificates(files: Tls) -> Result<Arc<Certificates>, CommandError> {
 
 async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
     let (event_sender, events) = mpsc::channel(EVENT_QUEUE);
-    let (source, source_task) = start_source(&config.source, event_sender);
+    let objects = Arc::<ObjectState>::default();
+    let (source, source_task) = start_source(&config.source, event_sender, &objects);
     let certificates = config.tls.clone().map(read_certificates).transpose()?;
     let listener = listen::bind(config.listen)?;
     let metrics_listener = metrics::bind(config.metrics.listen).await?;
@@ -122,7 +128,8 @@ async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
         PolicydSource::Kubernetes(source) => Some(source.clone()),
         PolicydSource::Files(_) | PolicydSource::Etcd(_) => None,
     };
-    let state = server_state(config, intake.status(), command_sender, published);
+    let objects = kubernetes_source.as_ref().map(|_| objects);
+    let state = server_state(config, (intake.status(), objects), command_sender, published);
     let signal_error = |error| CommandError::runtime(error).context("cannot install signal handlers");
     let mut terminate = signal(SignalKind::terminate()).map_err(signal_error)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(signal_error)?;
@@ -132,8 +139,7 @@ async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
     let [_, metrics_connections] = state.listeners.clone();
     let metrics_server =
         tokio::spawn(metrics::serve(monitored(&state), metrics_listener, metrics_connections, stopped.clone()));
-    let ipam = kubernetes_source.zip(state.ipam.clone());
-    let allocator = ipam.map(|(source, ipam)| tokio::spawn(ipam::run(source, ipam, stopped)));
+    let leader = kubernetes_source.and_then(|source| start_leader_tasks(source, &state, &stopped));
     let compiler = tokio::spawn(compile_loop(state, intake, (events, commands), publish, listen));
 
     let outcome = tokio::select! {
@@ -148,9 +154,9 @@ async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
     systemd::stopping();
     source_task.abort();
     let _ = stop.send(true);
-    if let Some(allocator) = allocator {
+    if let Some(leader) = leader {
         // Without a response, the Lease ends by itself.
-        let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, allocator).await;
+        let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, leader).await;
     }
     for is_closed in [
         tokio::time::timeout(SHUTDOWN_TIMEOUT, gateways).await.is_ok(),
@@ -164,10 +170,23 @@ async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
     outcome
 }
 
+/// Starts what only the leader of the policy servers does: writing to the Kubernetes API. The task ends when nothing is
+/// written any more.
+fn start_leader_tasks(
+    source: KubernetesSource,
+    state: &Arc<ServerState>,
+    stop: &watch::Receiver<bool>,
+) -> Option<JoinHandle<()>> {
+    let (ipam, objects) = state.ipam.clone().zip(state.objects.clone())?;
+    tokio::spawn(events::run(source.clone(), objects.events.clone(), stop.clone()));
+    let writer = object_status::run(source.clone(), state.clone(), objects.clone(), ipam.leadership(), stop.clone());
+    Some(tokio::spawn(ipam::run(source, (ipam, objects), writer, stop.clone())))
+}
+
 /// The shared state of a server, whose membership service runs from here on.
 fn server_state(
     config: PolicydConfig,
-    source: Arc<SourceStatus>,
+    (source, objects): (Arc<SourceStatus>, Option<Arc<ObjectState>>),
     accept_empty: mpsc::Sender<AcceptEmptyCommand>,
     published: watch::Receiver<Option<Arc<Publication>>>,
 ) -> Arc<ServerState> {
@@ -183,6 +202,7 @@ fn server_state(
         registry: Arc::default(),
         membership,
         ipam,
+        objects,
         stats,
         listeners: [
             ConnectionLimiter::new("grpc", connection_limits(config.limits)),
@@ -283,7 +303,11 @@ fn unclassed_services(config: &PolicydConfig) -> UnclassedServices {
 }
 
 /// Starts the task that watches the policy source; returns its display name and the task.
-fn start_source(source: &PolicydSource, events: mpsc::Sender<SourceEvent>) -> (String, JoinHandle<()>) {
+fn start_source(
+    source: &PolicydSource,
+    events: mpsc::Sender<SourceEvent>,
+    objects: &ObjectState,
+) -> (String, JoinHandle<()>) {
     match source {
         PolicydSource::Files(paths) => {
             let names: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
@@ -298,7 +322,8 @@ fn start_source(source: &PolicydSource, events: mpsc::Sender<SourceEvent>) -> (S
                 Some(path) => format!("the Kubernetes API of {}", path.display()),
                 None => "the Kubernetes API".to_owned(),
             };
-            (name, tokio::spawn(kubernetes::watch_cluster(source.clone(), events)))
+            let observed = objects.observed.clone();
+            (name, tokio::spawn(kubernetes::watch_cluster(source.clone(), events, observed)))
         }
     }
 }
@@ -360,8 +385,17 @@ async fn compile_loop(
                 }
             }
         }
+        share_compilation(&state, &last);
         // The client may have disconnected; the command was executed all the same.
         let _ = reply.map(|reply| reply.send(outcome));
+    }
+}
+
+/// Shares a compilation with the writer of status, once it is published.
+fn share_compilation(state: &ServerState, published: &Arc<Publication>) {
+    if let Some(objects) = state.objects.as_ref().filter(|_| published.number > 0) {
+        let compilation = Compilation { outcome: state.source.compiled.load_full(), published: published.clone() };
+        objects.compilation.store(Some(Arc::new(compilation)));
     }
 }
 

@@ -36,6 +36,8 @@ pub struct SourceUpdate {
     pub removed: Vec<Arc<str>>,
     /// All paths that are unavailable now: entries below them count as neither changed nor removed.
     pub unavailable: Vec<UnavailablePath>,
+    /// Number of the update, of a source that counts them; else 0.
+    pub revision: u64,
 }
 
 impl SourceUpdate {

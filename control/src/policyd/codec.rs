@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 
 use envoy_types::pb::envoy::config::core::v3::Node;
+use envoy_types::pb::envoy::config::core::v3::node::UserAgentVersionType;
 use envoy_types::pb::envoy::service::discovery::v3::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
 use envoy_types::pb::google::protobuf::Struct;
 use envoy_types::pb::google::rpc;
@@ -66,6 +67,8 @@ struct SlimNode {
     id: String,
     #[prost(message, optional, tag = "3")]
     metadata: Option<Struct>,
+    #[prost(string, tag = "7")]
+    user_agent_version: String,
 }
 
 /// Subset of `google.rpc.Status`.
@@ -77,7 +80,11 @@ struct SlimStatus {
 
 impl From<SlimRequest> for DeltaDiscoveryRequest {
     fn from(slim: SlimRequest) -> Self {
-        let node = |SlimNode { id, metadata }| Node { id, metadata, ..Node::default() };
+        let version = |text| Some(UserAgentVersionType::UserAgentVersion(text));
+        let node = |SlimNode { id, metadata, user_agent_version: text }| {
+            let user_agent_version_type = if text.is_empty() { None } else { version(text) };
+            Node { id, metadata, user_agent_version_type, ..Node::default() }
+        };
         let status = |SlimStatus { message }| rpc::Status { message, ..rpc::Status::default() };
         Self {
             node: slim.node.map(node),
@@ -139,7 +146,7 @@ fn estimate(bytes: &[u8]) -> (usize, usize) {
     let (mut size, mut metadata) = (0, 0);
     for_each_field(bytes, |field, value| match field {
         1 => for_each_field(value, |field, value| match field {
-            1 => size += value.len(),
+            1 | 7 => size += value.len(),
             3 => metadata += value.len(),
             _ => {}
         }),
@@ -239,6 +246,7 @@ mod tests {
     fn fields_that_the_server_does_not_read_are_not_decoded() {
         let value = Value { kind: Some(ValueKind::StringValue("17".to_owned())) };
         let metadata = Some(Struct { fields: [("incarnation".to_owned(), value)].into() });
+        let user_agent_version_type = Some(UserAgentVersionType::UserAgentVersion("1.2".to_owned()));
         let expected = DeltaDiscoveryRequest {
             type_url: "type".to_owned(),
             resource_names_subscribe: vec!["a".to_owned(), "b".to_owned()],
@@ -246,7 +254,7 @@ mod tests {
             initial_resource_versions: [("d".to_owned(), "1".to_owned())].into(),
             response_nonce: "7".to_owned(),
             error_detail: Some(rpc::Status { message: "no".to_owned(), ..rpc::Status::default() }),
-            ..of_node(Node { id: "gw-a".to_owned(), metadata, ..Node::default() })
+            ..of_node(Node { id: "gw-a".to_owned(), metadata, user_agent_version_type, ..Node::default() })
         };
         assert_eq!(decode(expected.encode_to_vec().into()).unwrap(), expected);
         let mut request = expected.clone();

@@ -7,7 +7,6 @@
 //! that it has every write of this server and of the leader before. A write fails if its Service has changed meanwhile.
 
 mod api;
-mod rate_limit;
 mod report;
 
 use std::collections::BTreeMap;
@@ -18,13 +17,14 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use tokio::sync::watch;
 use tokio::time::sleep;
-use vipgate_policy::ipam::{Reason, Snapshot};
+use vipgate_policy::ipam::{PoolUsage, Reason, Snapshot};
 use vipgate_policy::manifest::ServiceRequest;
 
 use self::api::{ListedService, ServiceApi, WRITE_TIMEOUT, WriteError};
-use self::rate_limit::TokenBucket;
-use self::report::{Report, Reporter, log_written};
+use self::report::{Report, Reporter};
 use super::leader::{Candidate, Leadership};
+use super::object_state::ObjectState;
+use super::rate_limit::TokenBucket;
 use super::stats::Counter;
 use crate::config::KubernetesSource;
 use crate::metric::Family;
@@ -67,6 +67,11 @@ impl IpamState {
         self.leadership.subscribe()
     }
 
+    /// Usage of the pools in the last plan; none while this server doesn't lead.
+    pub(super) fn pools(&self) -> Vec<PoolUsage> {
+        self.report.load().usage.clone()
+    }
+
     /// Its metrics. Pools and Services are the leader's to report.
     pub(super) fn families(&self) -> Vec<Family> {
         let report = self.report.load();
@@ -90,7 +95,13 @@ fn leads(leadership: Leadership) -> bool {
 }
 
 /// Elects a leader, and gives addresses while this server is it, until `stop` is set; then another one may lead.
-pub(super) async fn run(source: KubernetesSource, state: Arc<IpamState>, stop: watch::Receiver<bool>) {
+/// `status_writer` writes to the API, too, until `stop` is set.
+pub(super) async fn run(
+    source: KubernetesSource,
+    (state, objects): (Arc<IpamState>, Arc<ObjectState>),
+    status_writer: impl Future<Output = ()> + Send + 'static,
+    stop: watch::Receiver<bool>,
+) {
     let mut candidate = Candidate::new(source.clone(), state.leadership.clone());
     let allocator = Allocator {
         api: ServiceApi::new(source),
@@ -98,13 +109,14 @@ pub(super) async fn run(source: KubernetesSource, state: Arc<IpamState>, stop: w
         bucket: TokenBucket::default(),
         started: Instant::now(),
         uncertain: BTreeMap::new(),
-        reporter: Reporter::default(),
+        reporter: Reporter::new(objects),
         reported: None,
     };
     let allocator = tokio::spawn(allocator.run(stop.clone()));
+    let status_writer = tokio::spawn(status_writer);
     candidate.run(stop).await;
     // The Lease is released only when nothing is written any more.
-    if allocator.await.is_ok() {
+    if allocator.await.is_ok() && status_writer.await.is_ok() {
         candidate.release().await;
     }
 }
@@ -227,7 +239,7 @@ impl Allocator {
             Ok(()) => {
                 self.uncertain.remove(&path);
                 self.state.written.increment();
-                log_written(&path, &service.request.current, addresses);
+                self.reporter.report_write(&path, &service.request.current, addresses);
                 Rest::Nothing
             }
             Err(WriteError::Conflict) => {

@@ -60,6 +60,7 @@ pub(super) fn families(state: &Arc<ServerState>) -> Vec<Family> {
     all.extend(rejection_families(state));
     all.extend(state.source.families());
     all.extend(state.ipam.iter().flat_map(|ipam| ipam.families()));
+    all.extend(state.objects.iter().flat_map(|objects| objects.families()));
     all
 }
 

@@ -23,6 +23,8 @@ pub struct Gateway {
     pub since: Instant,
     /// Number of the publication that it has in force.
     pub in_force: u64,
+    /// Version of its program, as it has sent it.
+    pub version: Option<String>,
     /// Reason of its last NACK.
     pub error: Option<String>,
     /// Whether the policy named it when it disconnected.
@@ -92,6 +94,7 @@ impl Registry {
             address,
             since: Instant::now(),
             in_force: 0,
+            version: None,
             error: None,
             is_known: false,
         });
@@ -105,6 +108,13 @@ impl Registry {
             gateway.error = None;
         }
         Ok(gateway.streams)
+    }
+
+    /// Records the version of a gateway's program.
+    pub fn set_version(&self, name: &str, version: Option<String>) {
+        if let Some(gateway) = self.lock().get_mut(name) {
+            gateway.version = version;
+        }
     }
 
     /// Removes a stream of a gateway that has ended. `is_known`: whether the policy names the gateway.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use envoy_types::pb::envoy::config::core::v3::Node;
+use envoy_types::pb::envoy::config::core::v3::node::UserAgentVersionType;
 use envoy_types::pb::envoy::service::discovery::v3::DeltaDiscoveryRequest;
 use envoy_types::pb::google::protobuf::value::Kind as ValueKind;
 use tokio::sync::mpsc::error::TrySendError;
@@ -50,6 +51,8 @@ const FIRST_REQUEST_WAIT: Duration = Duration::from_secs(1);
 const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum length of a gateway's name, bytes.
 const MAX_NAME_BYTES: usize = 253;
+/// Maximum length of the version of its program, bytes.
+const MAX_VERSION_BYTES: usize = 64;
 /// Maximum streams of one gateway: the server may not have detected yet that earlier ones are broken.
 const MAX_STREAMS: u32 = 16;
 /// Responses that a client must take per stall timeout: about a megabyte, so that a client that hardly reads doesn't
@@ -146,6 +149,7 @@ impl DiscoveryService {
                 return Err(status);
             }
         }
+        self.registry.set_version(&name, node.and_then(version));
         let address = client.address.map(tracing::field::display);
         tracing::info!(event = "gateway_connected", gateway = name, address, "gateway connected");
         Ok(name)
@@ -162,6 +166,17 @@ fn incarnation(node: &Node) -> Option<u64> {
     match node.metadata.as_ref()?.fields.get(INCARNATION)?.kind.as_ref()? {
         ValueKind::StringValue(text) => u64::from_str_radix(text, 16).ok(),
         _ => None,
+    }
+}
+
+/// The version of the program, in printable characters.
+fn version(node: &Node) -> Option<String> {
+    match node.user_agent_version_type.as_ref()? {
+        UserAgentVersionType::UserAgentVersion(text) => {
+            let text: String = text.chars().filter(char::is_ascii_graphic).take(MAX_VERSION_BYTES).collect();
+            Some(text).filter(|text| !text.is_empty())
+        }
+        UserAgentVersionType::UserAgentBuildVersion(_) => None,
     }
 }
 

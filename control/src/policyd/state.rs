@@ -6,6 +6,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::budget::Budget;
 use super::ipam::IpamState;
+use super::object_state::ObjectState;
 use super::publication::Publication;
 use super::registry::Registry;
 use crate::listener::ConnectionLimiter;
@@ -32,6 +33,8 @@ pub struct ServerState {
     pub membership: MembershipHandle,
     /// Address management, with `source.kubernetes`.
     pub ipam: Option<Arc<IpamState>>,
+    /// Objects of the API, with `source.kubernetes`.
+    pub objects: Option<Arc<ObjectState>>,
     /// Counters.
     pub stats: Arc<Stats>,
     /// Connections of the gRPC and the metrics listener.

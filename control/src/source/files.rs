@@ -174,7 +174,7 @@ impl FileReader {
         self.directories = watch_directories(&self.paths, &found);
         self.layout = if unavailable.is_empty() { Layout::new(&self.paths, found) } else { None };
         let whole = !std::mem::replace(&mut self.has_read, true);
-        SourceUpdate { full: whole, changed, removed, unavailable }
+        SourceUpdate { full: whole, changed, removed, unavailable, revision: 0 }
     }
 
     /// Reads these files only; returns the differences from the previous read. `None`: more than these files may have

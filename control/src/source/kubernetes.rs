@@ -12,10 +12,12 @@ mod collection;
 mod definition;
 mod manifest;
 mod mirror;
+mod observed;
 mod probe;
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
+use std::sync::Arc;
 
 use kube::Client;
 use tokio::sync::mpsc::{self, Sender};
@@ -27,6 +29,7 @@ pub(crate) use self::client::client;
 pub(crate) use self::collection::describe;
 use self::collection::{Collection, CollectionEvent};
 use self::mirror::Mirror;
+pub(crate) use self::observed::{ObservedMap, ObservedObject, ObservedObjects};
 use self::probe::Finding;
 pub(crate) use self::probe::cluster_uid;
 use super::SourceEvent;
@@ -36,13 +39,17 @@ use crate::config::{KubernetesSource, PodWatch};
 /// Capacity of the queue of collections' events; when it is full, their watches wait.
 const EVENT_QUEUE: usize = 1024;
 
-/// Lists and watches the cluster until the receiver is dropped.
-pub async fn watch_cluster(config: KubernetesSource, events: Sender<SourceEvent>) {
+/// Lists and watches the cluster until the receiver is dropped. Updates `observed`, too.
+pub(crate) async fn watch_cluster(
+    config: KubernetesSource,
+    events: Sender<SourceEvent>,
+    observed: Arc<ObservedObjects>,
+) {
     let mut reflector = Reflector {
         config: &config,
         events: &events,
         reported: BTreeSet::new(),
-        mirror: Mirror::default(),
+        mirror: Mirror::new(observed),
         cluster_uid: None,
     };
     for kind in Kind::ALL.into_iter().filter(|kind| *kind != Kind::Pod) {

@@ -50,6 +50,8 @@ pub struct ManifestStore {
     /// Whether compilations prepare address management.
     has_ipam: bool,
     compiler: Compiler,
+    /// Of the last update.
+    revision: u64,
 }
 
 /// The order of objects: by id, then by location.
@@ -75,6 +77,8 @@ pub struct CompileOutcome {
     pub unhealthy: Vec<String>,
     /// What address management works on, where it is used.
     pub ipam: Option<Arc<Snapshot>>,
+    /// Revision of the last update in it.
+    pub revision: u64,
 }
 
 impl CompileOutcome {
@@ -146,7 +150,8 @@ impl ManifestStore {
 
     /// Applies an update.
     pub fn update(&mut self, update: SourceUpdate) {
-        let SourceUpdate { full, changed, removed: gone, unavailable } = update;
+        let SourceUpdate { full, changed, removed: gone, unavailable, revision } = update;
+        self.revision = revision;
         self.accepted.retain(|place| unavailable.iter().any(|it| it.path == *place));
         let named: BTreeSet<&Arc<str>> = changed.iter().map(|(name, _)| name).collect();
         let absent = self.entries.keys().filter(|name| full && !named.contains(name)).cloned();
@@ -319,7 +324,7 @@ impl ManifestStore {
         compiled.placement.cluster = cluster.non_empty();
         let placement = self.initialized.then(|| Arc::new(compiled.placement));
         let unhealthy = unhealthy.iter().map(|it| format!("{}: {}", it.name, it.reason)).collect();
-        CompileOutcome { placement, diagnostics, faulty, objects, unhealthy, ipam }
+        CompileOutcome { placement, diagnostics, faulty, objects, unhealthy, ipam, revision: self.revision }
     }
 
     fn compile_objects(&mut self, last_good: &LastGood) -> Compiled {

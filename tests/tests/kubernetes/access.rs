@@ -8,7 +8,7 @@ use vipgate_tests::{Testbed, wait_for};
 
 use crate::fixture::{POOL, create_tenants, source, start_policyd_with};
 
-const RIGHTS: [(&str, &str, &str); 14] = [
+const RIGHTS: [(&str, &str, &str); 20] = [
     ("", "services", "list, watch"),
     ("", "pods", "list, watch"),
     ("", "nodes", "list, watch"),
@@ -23,10 +23,19 @@ const RIGHTS: [(&str, &str, &str); 14] = [
     ("", "services/status", "patch"),
     ("coordination.k8s.io", "leases", "get, create, update"),
     ("", "configmaps", "get, create, update"),
+    ("", "events", "create, patch"),
+    ("vipgate.io", "egresspolicies/status", "patch"),
+    ("vipgate.io", "clusteregresspolicies/status", "patch"),
+    ("vipgate.io", "vipgateways/status", "patch"),
+    ("vipgate.io", "addresspools/status", "patch"),
+    ("vipgate.io", "overlaynodes/status", "patch"),
 ];
-/// Not for reading policy: pods are read only for policies that select some, 1.20 has no ServiceCIDRs, and the last three
-/// are for writing.
-const NOT_REQUIRED: [&str; 5] = ["pods", "servicecidrs", "services/status", "leases", "configmaps"];
+
+/// Whether nothing is published without the right to this. Pods are read only for policies that select some, 1.20 has no
+/// ServiceCIDRs, and others are for writing.
+fn is_required(resource: &str) -> bool {
+    !["pods", "servicecidrs", "leases", "configmaps", "events"].contains(&resource) && !resource.ends_with("/status")
+}
 
 /// Grants the policy server's account all rights, except those on one resource.
 pub(crate) fn grant_all_but(api: &ApiServer, without: Option<&str>) {
@@ -55,7 +64,7 @@ fn each_missing_right_is_named_and_nothing_is_published_without_it() {
     let testbed = Testbed::new("k8s-access");
     let api = ApiServer::new(&testbed.gateway);
     create_tenants(&testbed, &api);
-    for (_, resource, _) in RIGHTS.iter().filter(|(_, resource, _)| !NOT_REQUIRED.contains(resource)) {
+    for (_, resource, _) in RIGHTS.iter().filter(|(_, resource, _)| is_required(resource)) {
         grant_all_but(&api, Some(resource));
         let denied = || api.try_kubectl(POLICYD, &["get", resource, "-A"]).is_err();
         assert!(wait_for(Duration::from_secs(10), denied), "{resource}");

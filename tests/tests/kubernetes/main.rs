@@ -8,3 +8,4 @@ mod ipam;
 mod membership;
 mod pods;
 mod source;
+mod status;

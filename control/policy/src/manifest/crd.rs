@@ -3,6 +3,8 @@
 //! Kubernetes requires structural schemas: one type per value, no references, unknown fields pruned instead of
 //! rejected. Rules between fields become CEL rules with readable messages.
 
+mod status;
+
 use serde_json::{Map, Value, json};
 
 use super::Kind;
@@ -24,14 +26,25 @@ struct Resource {
     columns: &'static [(&'static str, &'static str, &'static str, u8)],
 }
 
+/// JSON paths of the status of conditions.
+const ACCEPTED: &str = ".status.conditions[?(@.type==\"Accepted\")].status";
+const PROGRAMMED: &str = ".status.conditions[?(@.type==\"Programmed\")].status";
+const READY: &str = ".status.conditions[?(@.type==\"Ready\")].status";
+const DRAINING: &str = ".status.conditions[?(@.type==\"Draining\")].status";
+const EXHAUSTED: &str = ".status.conditions[?(@.type==\"Exhausted\")].status";
+
 const RESOURCES: [Resource; 5] = [
     Resource {
         kind: Kind::EgressPolicy,
         singular: "egresspolicy",
         short: "egp",
         columns: &[
-            ("Service", "string", ".spec.serviceRef.name", 0),
-            ("Addresses", "string", ".spec.addresses", 0),
+            ("Addresses", "string", ".status.addresses", 0),
+            ("Endpoints", "integer", ".status.endpoints", 0),
+            ("Accepted", "string", ACCEPTED, 0),
+            ("Programmed", "string", PROGRAMMED, 0),
+            ("Service", "string", ".spec.serviceRef.name", 1),
+            ("Gateways", "string", ".status.gateways", 1),
             ("Excluded", "string", ".spec.excludedCIDRs", 1),
             ("Distribution", "string", ".spec.distribution", 1),
         ],
@@ -41,9 +54,13 @@ const RESOURCES: [Resource; 5] = [
         singular: "clusteregresspolicy",
         short: "cegp",
         columns: &[
-            ("Service-Namespace", "string", ".spec.serviceRef.namespace", 0),
-            ("Service", "string", ".spec.serviceRef.name", 0),
-            ("Addresses", "string", ".spec.addresses", 0),
+            ("Addresses", "string", ".status.addresses", 0),
+            ("Endpoints", "integer", ".status.endpoints", 0),
+            ("Accepted", "string", ACCEPTED, 0),
+            ("Programmed", "string", PROGRAMMED, 0),
+            ("Service-Namespace", "string", ".spec.serviceRef.namespace", 1),
+            ("Service", "string", ".spec.serviceRef.name", 1),
+            ("Gateways", "string", ".status.gateways", 1),
             ("Excluded", "string", ".spec.excludedCIDRs", 1),
             ("Distribution", "string", ".spec.distribution", 1),
         ],
@@ -54,8 +71,13 @@ const RESOURCES: [Resource; 5] = [
         short: "vgw",
         columns: &[
             ("Node", "string", ".spec.node", 0),
-            ("Zone", "string", ".spec.zone", 0),
-            ("Peer", "string", ".spec.peerAddress", 0),
+            ("Ready", "string", READY, 0),
+            ("Draining", "string", DRAINING, 0),
+            ("VIPs", "integer", ".status.vips", 0),
+            ("Version", "string", ".status.version", 0),
+            ("Accepted", "string", ACCEPTED, 1),
+            ("Zone", "string", ".spec.zone", 1),
+            ("Peer", "string", ".spec.peerAddress", 1),
             ("Max", "integer", ".spec.maxAddresses", 1),
         ],
     },
@@ -63,7 +85,14 @@ const RESOURCES: [Resource; 5] = [
         kind: Kind::AddressPool,
         singular: "addresspool",
         short: "vpool",
-        columns: &[("Ranges", "string", ".spec.ranges", 0), ("Announce", "string", ".spec.announce", 0)],
+        columns: &[
+            ("Ranges", "string", ".spec.ranges", 0),
+            ("Capacity", "integer", ".status.capacity", 0),
+            ("Used", "integer", ".status.used", 0),
+            ("Accepted", "string", ACCEPTED, 0),
+            ("Exhausted", "string", EXHAUSTED, 1),
+            ("Announce", "string", ".spec.announce", 1),
+        ],
     },
     Resource {
         kind: Kind::OverlayNode,
@@ -73,6 +102,7 @@ const RESOURCES: [Resource; 5] = [
             ("Address", "string", ".spec.address", 0),
             ("VNI", "integer", ".spec.vni", 0),
             ("Pods", "string", ".spec.podCIDRs", 0),
+            ("Accepted", "string", ACCEPTED, 0),
             ("MAC", "string", ".spec.mac", 1),
         ],
     },
@@ -165,7 +195,7 @@ fn definition(resource: &Resource) -> Value {
                         "kind": {"type": "string"},
                         "metadata": {"type": "object"},
                         "spec": spec(*kind, &schema["properties"]["spec"]),
-                        "status": {"type": "object", "x-kubernetes-preserve-unknown-fields": true},
+                        "status": status::schema(*kind),
                     },
                 }},
             }],

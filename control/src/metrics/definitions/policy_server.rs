@@ -13,6 +13,8 @@ const POOL: Label = Label::any("pool", "name of the AddressPool");
 const ADDRESS_STATE: Label = Label::one_of("state", &["service", "policy", "free"]);
 const REFUSAL_REASON: Label = Label::names("reason", || Reason::ALL.iter().map(|reason| reason.as_str()).collect());
 const WRITE_RESULT: Label = Label::one_of("result", &["written", "conflict", "failed"]);
+const STATUS_RESULT: Label = Label::one_of("result", &["written", "gone", "denied", "failed"]);
+const EVENT_RESULT: Label = Label::one_of("result", &["written", "failed", "dropped"]);
 
 metrics! {
     /// Policy server.
@@ -64,4 +66,10 @@ metrics! {
     IPAM_REFUSED = Gauge("ipam_refused", [REFUSAL_REASON]):
         "Services that don't get an address that they ask for, by reason; from the leader";
     IPAM_WRITES = Counter("ipam_writes", [WRITE_RESULT]): "Writes of addresses to the status of Services, by result";
+    STATUS_WRITES = Counter("policyd_status_writes", [STATUS_RESULT]):
+        "Writes of the status of vipgate's objects, by result; `gone`: the object was deleted meanwhile";
+    STATUS_PENDING = Gauge("policyd_status_pending", []):
+        "Objects whose status is still to be written; from the leader";
+    EVENTS = Counter("policyd_events", [EVENT_RESULT]):
+        "Kubernetes Events, by result; `dropped`: too many at once";
 }

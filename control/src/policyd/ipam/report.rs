@@ -1,10 +1,14 @@
-//! What address management reports: log events, and the values of its metrics.
+//! What address management reports: log events, Events of Services, and the values of its metrics.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use vipgate_policy::ipam::{AllocationPlan, PoolUsage, Reason};
 use vipgate_policy::manifest::ServiceRequest;
+
+use crate::policyd::events::ObjectEvent;
+use crate::policyd::object_state::ObjectState;
 
 /// The state of the last plan, for metrics.
 #[derive(Debug, Default)]
@@ -15,9 +19,10 @@ pub(super) struct Report {
     pub(super) refused: BTreeMap<Reason, u64>,
 }
 
-/// What was logged, so that it is logged once.
-#[derive(Debug, Default)]
+/// What was reported, so that it is reported once.
+#[derive(Debug)]
 pub(super) struct Reporter {
+    objects: Arc<ObjectState>,
     /// Why a Service gets no address, by path.
     refused: BTreeMap<String, String>,
     /// Addresses outside of pools, by path.
@@ -27,7 +32,12 @@ pub(super) struct Reporter {
 }
 
 impl Reporter {
-    /// Logs what is new in a plan.
+    pub(super) fn new(objects: Arc<ObjectState>) -> Self {
+        let (refused, outside, known) = Default::default();
+        Self { objects, refused, outside, known }
+    }
+
+    /// Reports what is new in a plan.
     pub(super) fn report(&mut self, services: &[ServiceRequest], plan: &AllocationPlan) -> Report {
         let (mut refused, mut outside) = (BTreeMap::new(), BTreeMap::new());
         let mut report = Report { usage: plan.usage.clone(), refused: BTreeMap::new() };
@@ -38,6 +48,8 @@ impl Reporter {
                 if self.refused.get(&path) != Some(&refusal.text) {
                     let (reason, why) = (refusal.reason.as_str(), &refusal.text);
                     tracing::warn!(event = "address_refused", service = path, reason, "{path} gets no address: {why}");
+                    self.objects
+                        .record_for_service(&path, |service| ObjectEvent::warning(service, "AddressRefused", why));
                 }
                 refused.insert(path.clone(), refusal.text.clone());
             }
@@ -62,7 +74,7 @@ impl Reporter {
         let is_known = |path: &String| services.iter().any(|service| service.path() == *path);
         for (path, addresses) in std::mem::replace(&mut self.known, known) {
             if !self.known.contains_key(&path) && !is_known(&path) {
-                log_released(&path, &addresses);
+                self.report_released(&path, &addresses);
             }
         }
         report
@@ -70,28 +82,32 @@ impl Reporter {
 
     /// Forgets everything: another server leads.
     pub(super) fn clear(&mut self) {
-        *self = Self::default();
+        *self = Self::new(self.objects.clone());
     }
-}
 
-/// Logs what a write has changed.
-pub(super) fn log_written(path: &str, before: &[IpAddr], after: &[IpAddr]) {
-    let without = |all: &[IpAddr], others: &[IpAddr]| -> Vec<IpAddr> {
-        all.iter().filter(|address| !others.contains(address)).copied().collect()
-    };
-    let (given, released) = (without(after, before), without(before, after));
-    if !given.is_empty() {
-        let addresses = text(&given);
-        tracing::info!(event = "address_assigned", service = path, addresses, "{path} gets {addresses}");
+    /// Reports what a write has changed.
+    pub(super) fn report_write(&self, path: &str, before: &[IpAddr], after: &[IpAddr]) {
+        let without = |all: &[IpAddr], others: &[IpAddr]| -> Vec<IpAddr> {
+            all.iter().filter(|address| !others.contains(address)).copied().collect()
+        };
+        let (given, released) = (without(after, before), without(before, after));
+        if !given.is_empty() {
+            let addresses = text(&given);
+            tracing::info!(event = "address_assigned", service = path, addresses, "{path} gets {addresses}");
+            let message = format!("gets {addresses}");
+            self.objects.record_for_service(path, |service| ObjectEvent::normal(service, "AddressAssigned", &message));
+        }
+        if !released.is_empty() {
+            self.report_released(path, &released);
+        }
     }
-    if !released.is_empty() {
-        log_released(path, &released);
-    }
-}
 
-fn log_released(path: &str, addresses: &[IpAddr]) {
-    let addresses = text(addresses);
-    tracing::info!(event = "address_released", service = path, addresses, "{addresses} of {path} is free");
+    fn report_released(&self, path: &str, addresses: &[IpAddr]) {
+        let addresses = text(addresses);
+        tracing::info!(event = "address_released", service = path, addresses, "{addresses} of {path} is free");
+        let message = format!("{addresses} is free");
+        self.objects.record_for_service(path, |service| ObjectEvent::normal(service, "AddressReleased", &message));
+    }
 }
 
 fn text(addresses: &[IpAddr]) -> String {

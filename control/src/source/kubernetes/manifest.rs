@@ -10,6 +10,8 @@ use kube::core::ObjectMeta;
 use serde_json::{Map, Value, json};
 use vipgate_policy::manifest::{FIELD_MANAGER, Kind, is_own_status};
 
+use super::observed::has_observations;
+
 /// Prefix of vipgate's own annotations.
 const ANNOTATION_PREFIX: &str = "vipgate.io/";
 
@@ -22,6 +24,17 @@ pub(super) struct Manifest {
     pub(super) text: String,
     /// Whether it is a policy that selects pods by labels.
     pub(super) selects_pods: bool,
+    /// What is no part of policy, of kinds that have a status or events of the server's.
+    pub(super) observation: Option<Observation>,
+}
+
+/// What the API says of an object besides its manifest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Observation {
+    pub(super) uid: Arc<str>,
+    pub(super) generation: i64,
+    /// JSON, of vipgate's own kinds.
+    pub(super) status: Option<String>,
 }
 
 /// The name of an object.
@@ -37,6 +50,7 @@ pub(super) fn name(kind: Kind, metadata: &ObjectMeta) -> Arc<str> {
 pub(super) fn manifest(kind: Kind, object: DynamicObject) -> Manifest {
     let DynamicObject { metadata, mut data, .. } = object;
     let name = name(kind, &metadata);
+    let observation = observation(kind, &metadata, &data);
     if let Some(Value::Array(endpoints)) = data.get_mut("endpoints") {
         for reference in endpoints.iter_mut().filter_map(|endpoint| endpoint.get_mut("targetRef")) {
             *reference = kept(reference, &["kind", "namespace", "name"]);
@@ -51,7 +65,14 @@ pub(super) fn manifest(kind: Kind, object: DynamicObject) -> Manifest {
         name,
         text: document.to_string(),
         selects_pods: is_policy(kind) && selectors.is_some_and(|selectors| !selectors.is_empty()),
+        observation,
     }
+}
+
+fn observation(kind: Kind, metadata: &ObjectMeta, data: &Value) -> Option<Observation> {
+    let uid = metadata.uid.as_deref().filter(|_| has_observations(kind))?.into();
+    let status = data.get("status").filter(|_| kind.is_custom()).map(Value::to_string);
+    Some(Observation { uid, generation: metadata.generation.unwrap_or_default(), status })
 }
 
 /// Whether objects of this kind may select pods by labels.

@@ -13,6 +13,7 @@ use vipgate_policy::manifest::Kind;
 
 use super::collection::{Collection, CollectionEvent};
 use super::manifest::Manifest;
+use super::observed::ObservedObjects;
 use crate::source::{SourceUpdate, UnavailablePath};
 
 /// The cluster as it was reported, and what isn't reported yet.
@@ -27,6 +28,9 @@ pub(super) struct Mirror {
     is_due: bool,
     /// Whether there was an update.
     is_initialized: bool,
+    /// Number of updates.
+    revision: u64,
+    observed: Arc<ObservedObjects>,
 }
 
 /// The objects of a collection.
@@ -45,6 +49,11 @@ struct Objects {
 }
 
 impl Mirror {
+    /// A mirror without collections.
+    pub(super) fn new(observed: Arc<ObservedObjects>) -> Self {
+        Self { observed, ..Self::default() }
+    }
+
     /// Adds a collection, which is to be listed.
     pub(super) fn add(&mut self, collection: Collection) {
         self.collections.entry(collection).or_default();
@@ -80,10 +89,11 @@ impl Mirror {
     /// Applies an event of a collection.
     pub(super) fn apply(&mut self, collection: &Collection, event: CollectionEvent) {
         let Some(objects) = self.collections.get_mut(collection) else { return };
+        self.observed.apply(collection, &event, self.revision + 1);
         match event {
             CollectionEvent::Failed(_) => {}
             CollectionEvent::Listed(manifests, definition) => self.apply_list(collection, manifests, definition),
-            CollectionEvent::Applied(Manifest { name, text, selects_pods }) => {
+            CollectionEvent::Applied(Manifest { name, text, selects_pods, .. }) => {
                 let was_orphaned = objects.orphaned.remove(&name);
                 note_selectors(&mut self.selecting, &name, selects_pods);
                 let hash = hash(&text);
@@ -125,7 +135,7 @@ impl Mirror {
         };
         let mut absent = std::mem::take(&mut objects.texts);
         let mut changed = Vec::new();
-        for Manifest { name, text, selects_pods } in manifests {
+        for Manifest { name, text, selects_pods, .. } in manifests {
             let hash = hash(&text);
             let was_orphaned = objects.orphaned.remove(&name);
             if absent.remove(&name) != Some(hash) || was_unavailable || was_orphaned {
@@ -161,7 +171,9 @@ impl Mirror {
         }
         let full = !self.is_initialized;
         (self.is_initialized, self.is_due) = (true, false);
-        let mut update = SourceUpdate { full, unavailable: self.unavailable(), ..SourceUpdate::default() };
+        self.revision += 1;
+        let unavailable = self.unavailable();
+        let mut update = SourceUpdate { full, unavailable, revision: self.revision, ..SourceUpdate::default() };
         for (name, text) in std::mem::take(&mut self.changes) {
             match text {
                 Some(text) => update.changed.push((name, Ok(text))),

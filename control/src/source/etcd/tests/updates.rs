@@ -76,6 +76,7 @@ async fn the_last_event_of_a_key_wins() {
         changed: ok_texts(&[("a", "2"), ("c", "3")]),
         removed: vec!["b".into()],
         unavailable: vec![],
+        revision: 0,
     };
     assert_eq!(decode::decode_events(&events), expected);
 }

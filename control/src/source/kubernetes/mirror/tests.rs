@@ -9,7 +9,7 @@ const POLICIES: Collection = Collection { kind: Kind::EgressPolicy, namespace: N
 const PODS: Collection = Collection { kind: Kind::Pod, namespace: None };
 
 fn manifest(name: &str, text: &str) -> Manifest {
-    Manifest { name: name.into(), text: text.to_owned(), selects_pods: text.contains("selectors") }
+    Manifest { name: name.into(), text: text.to_owned(), selects_pods: text.contains("selectors"), observation: None }
 }
 
 fn listed(objects: &[(&str, &str)], definition: Option<&str>) -> CollectionEvent {

@@ -1,0 +1,96 @@
+//! Status in the API, by server-side apply: fields that others have written stay theirs.
+
+use std::time::Duration;
+
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+use vipgate_policy::manifest::Kind;
+
+use super::planner::StatusWrite;
+use crate::config::KubernetesSource;
+use crate::source::kubernetes::{client, describe};
+
+/// Name of the field manager.
+const FIELD_MANAGER: &str = "vipgate-status";
+/// Timeout of a write: the leader's Lease must be valid for longer.
+pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Why a write has failed.
+#[derive(Debug)]
+pub(super) enum WriteError {
+    /// The object is gone, or another one has its name.
+    Gone,
+    /// The account may not.
+    Denied(String),
+    /// The API server refuses this status.
+    Refused(String),
+    /// There was no response: it may have been done.
+    Unknown(String),
+}
+
+/// A client, made when it is needed.
+pub(super) struct StatusApi {
+    source: KubernetesSource,
+    client: Option<Client>,
+}
+
+impl StatusApi {
+    pub(super) fn new(source: KubernetesSource) -> Self {
+        Self { source, client: None }
+    }
+
+    /// Writes the status of an object.
+    pub(super) async fn write(&mut self, write: &StatusWrite) -> Result<(), WriteError> {
+        let client = match &self.client {
+            Some(client) => client.clone(),
+            None => client(&self.source).await.map_err(|error| WriteError::Unknown(error.to_string()))?,
+        };
+        self.client = Some(client.clone());
+        let parameters = PatchParams::apply(FIELD_MANAGER).force();
+        let objects = api(client, write.object.kind, &write.object.namespace);
+        let patch = Patch::Apply(document(write));
+        let result = match timeout(WRITE_TIMEOUT, objects.patch_status(&write.object.name, &parameters, &patch)).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(kube::Error::Api(status))) => Err(match status.code {
+                404 | 409 => WriteError::Gone,
+                401 | 403 => WriteError::Denied(status.message.clone()),
+                400..=499 if status.code != 429 => WriteError::Refused(status.message.clone()),
+                _ => WriteError::Unknown(status.message.clone()),
+            }),
+            Ok(Err(error)) => Err(WriteError::Unknown(describe(&error))),
+            Err(_) => Err(WriteError::Unknown(format!("no response within {} s", WRITE_TIMEOUT.as_secs()))),
+        };
+        if matches!(result, Err(WriteError::Denied(_) | WriteError::Unknown(_))) {
+            // Its credentials may be others by now.
+            self.client = None;
+        }
+        result
+    }
+}
+
+fn api(client: Client, kind: Kind, namespace: &str) -> Api<DynamicObject> {
+    let (group, version) = kind.api_version().split_once('/').unwrap_or(("", kind.api_version()));
+    let resource =
+        ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind.as_str()), kind.plural());
+    if namespace.is_empty() {
+        return Api::all_with(client, &resource);
+    }
+    Api::namespaced_with(client, namespace, &resource)
+}
+
+/// What is applied; with the uid it is refused for an object that was created again with the same name.
+fn document(write: &StatusWrite) -> Value {
+    let object = &write.object;
+    let mut metadata = json!({"name": object.name, "uid": *object.uid});
+    if !object.namespace.is_empty() {
+        metadata["namespace"] = object.namespace.as_str().into();
+    }
+    json!({
+        "apiVersion": object.kind.api_version(),
+        "kind": object.kind.as_str(),
+        "metadata": metadata,
+        "status": write.status,
+    })
+}

@@ -1,0 +1,103 @@
+//! What the status of objects is derived from, as one consistent value.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use vipgate_policy::ipam::PoolUsage;
+
+use crate::membership::DesiredState;
+use crate::policyd::object_state::{Compilation, ObjectState};
+use crate::policyd::publication::Publication;
+use crate::policyd::state::ServerState;
+use crate::source::kubernetes::ObservedMap;
+
+/// All inputs.
+#[derive(Clone, Debug)]
+pub(super) struct Inputs {
+    pub(super) observed: Arc<ObservedMap>,
+    pub(super) compilation: Arc<Compilation>,
+    /// By name.
+    pub(super) gateways: Vec<GatewayFacts>,
+    /// Usage of the pools that address management has planned with.
+    pub(super) pools: Vec<PoolUsage>,
+    /// How long this server has been the leader.
+    pub(super) leading_for: Duration,
+}
+
+/// A gateway: of the policy, in the membership view, or connected.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct GatewayFacts {
+    pub(super) name: Arc<str>,
+    /// Whether the policy names it, or names none.
+    pub(super) is_known: bool,
+    /// Whether it gets its policy from this server.
+    pub(super) is_connected: bool,
+    /// The publication that it has in force.
+    pub(super) in_force: u64,
+    /// Why it has rejected a later one.
+    pub(super) rejection: Option<String>,
+    pub(super) version: Option<String>,
+    pub(super) is_active: bool,
+    /// The state that it requests.
+    pub(super) desired_state: Option<DesiredState>,
+    pub(super) fault: Option<Arc<str>>,
+    pub(super) drain_block: Option<String>,
+}
+
+impl Inputs {
+    /// The inputs now; `None` while there is no policy.
+    pub(super) fn gather(server: &ServerState, state: &ObjectState, leading_for: Duration) -> Option<Self> {
+        // Objects last: a generation that isn't compiled yet is recognized, one that isn't observed yet isn't.
+        let compilation = state.compilation.load_full()?;
+        let pools = server.ipam.as_ref().map(|ipam| ipam.pools()).unwrap_or_default();
+        let gateways = gateways(server, &compilation.published);
+        let observed = state.observed.snapshot();
+        Some(Self { observed, compilation, gateways, pools, leading_for })
+    }
+
+    /// Whether the same status follows from both, except for what time changes.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.observed, &other.observed)
+            && Arc::ptr_eq(&self.compilation, &other.compilation)
+            && self.gateways == other.gateways
+            && self.pools == other.pools
+    }
+
+    /// The gateways that forward: those that are connected to this server, and those that the membership view has as
+    /// active. One that is neither has no part in what is in force.
+    pub(super) fn forwarding(&self) -> impl Iterator<Item = &GatewayFacts> {
+        self.gateways.iter().filter(|gateway| gateway.is_known && (gateway.is_connected || gateway.is_active))
+    }
+}
+
+fn gateways(server: &ServerState, published: &Publication) -> Vec<GatewayFacts> {
+    let (registry, membership) = (server.registry.list(), server.membership.state.load());
+    let (peers, view) = (&published.placement.peers, membership.view());
+    let mut names: BTreeSet<Arc<str>> = peers.iter().map(|peer| peer.name.clone()).collect();
+    names.extend(view.members.iter().map(|member| member.name.clone()));
+    names.extend(registry.keys().map(|name| Arc::from(name.as_str())));
+    let mut facts = BTreeMap::new();
+    for name in names {
+        let member = view.member(&name);
+        let record = member
+            .and_then(|member| membership.record(&name).filter(|record| record.incarnation == member.incarnation));
+        let connected = registry.get(&*name).filter(|gateway| gateway.streams > 0);
+        facts.insert(
+            name.clone(),
+            GatewayFacts {
+                is_known: peers.is_empty() || published.placement.peer(&name).is_some(),
+                is_connected: connected.is_some(),
+                in_force: connected.map_or(0, |gateway| gateway.in_force),
+                rejection: connected.and_then(|gateway| gateway.error.clone()),
+                version: connected.and_then(|gateway| gateway.version.clone()),
+                is_active: member.is_some_and(|member| member.serving),
+                desired_state: record.map(|record| record.desired_state),
+                fault: member.and_then(|member| member.unable.clone()),
+                drain_block: membership.drain_block(&name).map(ToString::to_string),
+                name,
+            },
+        );
+    }
+    facts.into_values().collect()
+}

@@ -1,0 +1,62 @@
+use super::*;
+use crate::policyd::object_status::fixtures::{connected, inputs, with_faulty};
+
+const NAME: &str = "EgressPolicy/a/p";
+
+/// The status of the policy, and its condition `Programmed` in short.
+fn status(inputs: &Inputs) -> (DesiredStatus, String) {
+    let acceptance = Acceptance::of(&inputs.compilation.outcome);
+    let status = Policies::new(inputs, &acceptance).status(NAME);
+    let Condition { status: truth, reason, message, .. } = status.conditions[1].clone();
+    (status, format!("{} {reason}: {message}", truth.as_str()))
+}
+
+#[test]
+fn a_policy_is_programmed_once_every_forwarding_gateway_has_it() {
+    let of = |gateways: Vec<GatewayFacts>| {
+        let (desired, programmed) = status(&inputs(&[], gateways));
+        (programmed, desired.is_provisional)
+    };
+    assert_eq!(of(vec![]), ("False NoGateway: no gateway is connected or active".to_owned(), true));
+    let in_force = ("True Programmed: in force on every gateway".to_owned(), false);
+    assert_eq!(of(vec![connected("g1", 1)]), in_force);
+    assert_eq!(of(vec![connected("g1", 2), connected("g2", 1)]), in_force);
+    let pending = ("False NotAcknowledged: not acknowledged by 1 of 2 gateways: g2".to_owned(), true);
+    assert_eq!(of(vec![connected("g1", 1), connected("g2", 0)]), pending);
+    // One that forwards nothing has no part in it, and neither has one that the policy doesn't name.
+    let gone = GatewayFacts { is_connected: false, ..connected("g2", 0) };
+    assert_eq!(of(vec![connected("g1", 1), gone.clone()]), in_force);
+    assert_eq!(of(vec![connected("g1", 1), GatewayFacts { is_known: false, ..connected("x", 0) }]), in_force);
+    // One that is active and not connected may have it or not.
+    let elsewhere = GatewayFacts { is_active: true, ..gone };
+    let unknown = "Unknown GatewayElsewhere: not connected to the leader of the policy servers: 1 of 2 gateways: g2";
+    assert_eq!(of(vec![connected("g1", 1), elsewhere]), (unknown.to_owned(), true));
+    let rejecting = GatewayFacts { rejection: Some("no memory".to_owned()), ..connected("g2", 0) };
+    let rejected = "False RejectedByGateway: 1 of 2 gateways: g2: no memory";
+    assert_eq!(of(vec![connected("g1", 1), rejecting]), (rejected.to_owned(), false));
+}
+
+#[test]
+fn a_status_has_addresses_endpoints_and_gateways() {
+    let (desired, _) = status(&inputs(&[], vec![connected("g1", 1)]));
+    let fields = json!({
+        "addresses": ["203.0.113.1"], "addressCount": 1, "endpoints": 2, "gateways": ["g1", "g2"], "gatewayCount": 2,
+    });
+    assert_eq!(Value::Object(desired.fields), fields);
+}
+
+#[test]
+fn a_policy_that_is_not_accepted_is_not_programmed() {
+    let rejected = with_faulty(inputs(&[], vec![connected("g1", 1)]), false);
+    assert_eq!(status(&rejected).1, "False NotAccepted: nothing of it is in force");
+    let last_good = with_faulty(inputs(&[], vec![connected("g1", 1)]), true);
+    let (desired, programmed) = status(&last_good);
+    assert_eq!(programmed, "False NotAccepted: its last valid version is in force");
+    assert_eq!(desired.fields["endpoints"], 2);
+}
+
+#[test]
+fn lists_of_gateways_are_bounded() {
+    let names: Vec<String> = (0..9).map(|n| format!("g{n}")).collect();
+    assert_eq!(listed(1000, &names), "9 of 1000 gateways: g0, g1, g2, g3, g4, ...");
+}
