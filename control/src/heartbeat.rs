@@ -67,6 +67,8 @@ pub struct ReportedState {
     pub seen_view: u64,
     /// Its fault, if it has one.
     pub unable: Option<Arc<str>>,
+    /// Version of the policy that it has in force.
+    pub policy_version: Option<Arc<str>>,
 }
 
 /// Handle of the client. When `reported` is dropped, the client ends.

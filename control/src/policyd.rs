@@ -395,6 +395,7 @@ async fn compile_loop(
 fn share_compilation(state: &ServerState, published: &Arc<Publication>) {
     if let Some(objects) = state.objects.as_ref().filter(|_| published.number > 0) {
         let compilation = Compilation { outcome: state.source.compiled.load_full(), published: published.clone() };
+        objects.recent.record(published);
         objects.compilation.store(Some(Arc::new(compilation)));
     }
 }

@@ -17,9 +17,9 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CRDS = ROOT / "conf/crds.yaml"
+ENDPOINT_SLICES = ROOT / "control/src/lab/api_server/endpointslices.yaml"
 PORT = 6443
 ETCD = "http://127.0.0.1:12379"
 ADMIN = "admin"
@@ -219,7 +219,7 @@ class Cluster:
     def apply_definitions(self):
         """vipgate's definitions, whose CEL rules 1.20 drops, and the stand-in for EndpointSlices of discovery.k8s.io/v1."""
         self.kubectl("apply", "--validate=ignore", "-f", CRDS)
-        self.kubectl("apply", "-f", ROOT / "conf/demo/kubernetes/endpointslices.yaml")
+        self.kubectl("apply", "-f", ENDPOINT_SLICES)
         self.kubectl("wait", "--for=condition=Established", "--timeout=20s", "crd", "--all")
 
 

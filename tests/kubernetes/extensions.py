@@ -13,7 +13,7 @@ import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from cluster import ADMIN, CRDS, ETCD, HERE, Cluster, wait_for
+from cluster import ADMIN, CRDS, ENDPOINT_SLICES, ETCD, Cluster, wait_for
 
 PORT = 6444
 POLICY_PORT = 6446
@@ -78,7 +78,7 @@ class CurrentCluster(Cluster):
 
     def define(self):
         """Creates the definitions at the server that evaluates them."""
-        for file in (CRDS, ROOT / "conf/demo/kubernetes/endpointslices.yaml"):
+        for file in (CRDS, ENDPOINT_SLICES):
             # Read by kubectl, and nothing else: it can't discover what the other server has.
             text = self.kubectl("create", "--dry-run=client", "--validate=false", "-o", "json", "-f", file)
             for definition in documents(text):

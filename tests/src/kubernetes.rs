@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tempfile::TempDir;
+use vipgate::lab::api_server::ENDPOINT_SLICES;
 use vipgate::lab::{self, Host, Process};
 
 use crate::etcd::Etcd;
@@ -74,7 +75,7 @@ impl ApiServer {
         server.start();
         // It has fields for CEL.
         server.apply_unvalidated(include_str!("../../conf/crds.yaml"));
-        server.apply(include_str!("../../conf/demo/kubernetes/endpointslices.yaml"));
+        server.apply(ENDPOINT_SLICES);
         server.kubectl(&["wait", "--for=condition=Established", "--timeout=20s", "crd", "--all"]);
         server
     }

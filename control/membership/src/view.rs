@@ -136,6 +136,8 @@ pub struct Heartbeat {
     pub tunnel_key: Option<TunnelKey>,
     /// Its fault. It requests to drain then, for servers without this field.
     pub unable: Option<Arc<str>>,
+    /// Version of the policy that it has in force.
+    pub policy_version: Option<Arc<str>>,
     /// The last view that it got, in the first heartbeat of a stream.
     pub view: Option<Arc<MembershipView>>,
 }
@@ -154,6 +156,7 @@ impl Heartbeat {
             peer: None,
             tunnel_key: None,
             unable: None,
+            policy_version: None,
             view: None,
         }
     }

@@ -12,12 +12,11 @@ use super::{checks, wait_for};
 
 use crate::command_error::CommandError;
 use crate::demo::daemon::Daemon;
-use crate::lab::api_server::ApiServer;
+use crate::lab::api_server::{ApiServer, ENDPOINT_SLICES};
 use crate::lab::reflector::query_udp;
 use crate::lab::{Host, Lab};
 
 const POOL: &str = include_str!("../../../conf/demo/kubernetes/pool.yaml");
-const ENDPOINT_SLICES: &str = include_str!("../../../conf/demo/kubernetes/endpointslices.yaml");
 /// Addresses of the control plane and of the gateway in the network between them.
 const CONTROL_PLANE: &str = "10.3.0.254";
 const GATEWAY: &str = "10.3.0.1/24";

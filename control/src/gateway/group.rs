@@ -313,6 +313,10 @@ impl Group {
     pub(super) fn mark_applied(&mut self) {
         let Some((number, needs_sync)) = self.pending.take() else { return };
         self.applied = number;
+        let has_new_policy = self.applied_policy != self.policy_version;
+        if has_new_policy {
+            self.applied_policy.clone_from(&self.policy_version);
+        }
         if let Some(links) = &mut self.links {
             // Not earlier: workers handle what arrives over the links by the view that they use.
             let view = Arc::new(peer::PeerView::of(self.state.view()));
@@ -323,8 +327,7 @@ impl Group {
             if needs_sync {
                 self.state.peers().for_each(|peer| links.peers.resync(peer));
             }
-            if self.applied_policy != self.policy_version {
-                self.applied_policy.clone_from(&self.policy_version);
+            if has_new_policy {
                 // Peers that were ahead: by the policy from before, this gateway may have removed what they count on here.
                 let status = links.status.borrow().clone();
                 let is_ahead =
@@ -371,8 +374,11 @@ impl Group {
             desired_state: self.state.desired_state(Instant::now()),
             seen_view: self.applied,
             unable: self.state.unable().cloned(),
+            policy_version: Some(self.applied_policy.clone()).filter(|version| !version.is_empty()),
         };
         client.reported.send_if_modified(|current| {
+            // A changed policy alone is no reason for a heartbeat of its own: the next one has it.
+            current.policy_version.clone_from(&desired.policy_version);
             let is_new = *current != desired;
             *current = desired;
             is_new

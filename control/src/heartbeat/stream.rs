@@ -143,7 +143,8 @@ impl HeartbeatStream<'_> {
     }
 
     fn send_heartbeat(&mut self) {
-        let ReportedState { desired_state, seen_view, unable } = self.client.reported.borrow_and_update().clone();
+        let reported = self.client.reported.borrow_and_update().clone();
+        let ReportedState { desired_state, seen_view, unable, policy_version } = reported;
         let config = &self.client.config;
         let known_view = self.client.status.borrow().view.clone();
         let heartbeat = Heartbeat {
@@ -157,6 +158,7 @@ impl HeartbeatStream<'_> {
             peer: config.peer,
             tunnel_key: Some(config.tunnel_key),
             unable,
+            policy_version,
             view: (self.sequence == 0 && known_view.number > 0).then_some(known_view),
         };
         self.sequence += 1;

@@ -76,7 +76,7 @@ impl Server {
 }
 
 fn ready(seen_view: u64) -> ReportedState {
-    ReportedState { desired_state: DesiredState::Ready, seen_view, unable: None }
+    ReportedState { desired_state: DesiredState::Ready, seen_view, ..ReportedState::default() }
 }
 
 fn published(names: &'static [&str]) -> Arc<Publication> {

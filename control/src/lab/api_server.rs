@@ -9,6 +9,8 @@ use rcgen::KeyPair;
 
 use super::{Error, Host, Process, output};
 
+/// `EndpointSlices` as a custom resource, for a version that lacks them ([`ApiServer::lacks_endpoint_slices`]).
+pub const ENDPOINT_SLICES: &str = include_str!("api_server/endpointslices.yaml");
 /// How long both programs may take to start.
 const START_TIMEOUT: Duration = Duration::from_mins(1);
 /// Bearer token of the administrator.

@@ -16,6 +16,8 @@ use crate::membership::{DesiredState, DrainBlock, DrainBlockReason, Heartbeat, M
 const MAX_NAME_BYTES: usize = 253;
 /// Maximum length of a gateway's fault, bytes; a longer one is truncated.
 const MAX_FAULT_BYTES: usize = 200;
+/// Maximum length of the version of a policy, bytes.
+const MAX_VERSION_BYTES: usize = 64;
 
 /// Why a message isn't a valid view or heartbeat.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -214,6 +216,7 @@ impl proto::Heartbeat {
         let Self { gateway, incarnation, desired_state, seen_view, fingerprint, tunnel_key, unable, view, .. } = self;
         let (peer_address, peer_port) = (self.peer_address, self.peer_port);
         let (gateway, unable) = (checked_name(gateway)?, checked_fault(&unable));
+        let policy_version = checked_version(self.policy_version);
         if incarnation == 0 {
             return Err(InvalidMessage::Incarnation(gateway.to_string()));
         }
@@ -238,6 +241,7 @@ impl proto::Heartbeat {
             peer,
             tunnel_key,
             unable,
+            policy_version,
             view,
         })
     }
@@ -255,6 +259,7 @@ impl proto::Heartbeat {
             peer_address,
             peer_port,
             unable: heartbeat.unable.as_deref().unwrap_or_default().to_owned(),
+            policy_version: heartbeat.policy_version.as_deref().unwrap_or_default().to_owned(),
             view: heartbeat.view.as_deref().map(Into::into),
             tunnel_key: heartbeat.tunnel_key.map(Vec::from).unwrap_or_default(),
             commitment: heartbeat.commitment.map(Vec::from).unwrap_or_default(),
@@ -273,6 +278,12 @@ fn checked_fault(text: &str) -> Option<Arc<str>> {
     let end = text.floor_char_boundary(MAX_FAULT_BYTES);
     let line: String = text[..end].chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     (!line.is_empty()).then(|| line.into())
+}
+
+/// A version of a policy; `None` if it is empty, or no version that a server sends.
+fn checked_version(version: String) -> Option<Arc<str>> {
+    let is_version = (1..=MAX_VERSION_BYTES).contains(&version.len()) && !version.contains(char::is_control);
+    is_version.then(|| version.into())
 }
 
 /// A commitment that matches the incarnation; `None` if it is empty.

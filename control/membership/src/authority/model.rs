@@ -295,6 +295,7 @@ impl<'a> Simulation<'a> {
             peer: None,
             tunnel_key: None,
             unable: gateway.has_fault.then(|| "a link is down".into()),
+            policy_version: None,
             view: gateway.reported_view.clone(),
         };
         let Some(delay) = delay else { return self.coverage.count("heartbeat lost") };
@@ -320,6 +321,7 @@ impl<'a> Simulation<'a> {
             peer: None,
             tunnel_key: None,
             unable: None,
+            policy_version: None,
             view: None,
         };
         let (now, process) = (self.instant(), (index, self.gateways[index].incarnation));

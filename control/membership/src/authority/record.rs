@@ -26,6 +26,8 @@ pub struct MemberRecord {
     peer: Option<SocketAddr>,
     tunnel_key: Option<TunnelKey>,
     unable: Option<Arc<str>>,
+    /// Version of the policy that it has in force.
+    pub policy_version: Option<Arc<str>>,
     /// Since when it has reported a fault, or none.
     fault_changed_at: Instant,
     contender: Option<Contender>,
@@ -51,6 +53,7 @@ impl MemberRecord {
             peer: heartbeat.peer,
             tunnel_key: heartbeat.tunnel_key,
             unable: heartbeat.unable.clone(),
+            policy_version: heartbeat.policy_version.clone(),
             fault_changed_at: now,
             contender: None,
         }

@@ -109,6 +109,7 @@ impl Process {
             peer: Some(address(self.index)),
             tunnel_key: None,
             unable: self.reported.unable.clone(),
+            policy_version: None,
             view: (is_first && known_view.number > 0).then_some(known_view),
         };
         let (from, stream, sent) = (self.index, self.stream.number, env.now);

@@ -48,7 +48,7 @@ pub enum RemoteWrite {
     /// A view.
     View(Arc<MembershipView>),
     /// A heartbeat.
-    Heartbeat(Heartbeat),
+    Heartbeat(Box<Heartbeat>),
 }
 
 /// Error of a store.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use vipgate_policy::ipam::PoolUsage;
 
 use crate::membership::DesiredState;
-use crate::policyd::object_state::{Compilation, ObjectState};
+use crate::policyd::object_state::{Compilation, ObjectState, RecentVersions};
 use crate::policyd::publication::Publication;
 use crate::policyd::state::ServerState;
 use crate::source::kubernetes::ObservedMap;
@@ -33,7 +33,7 @@ pub(super) struct GatewayFacts {
     pub(super) is_known: bool,
     /// Whether it gets its policy from this server.
     pub(super) is_connected: bool,
-    /// The publication that it has in force.
+    /// The publication that it has in force: as acknowledged, or as in its heartbeats if it gets its policy elsewhere.
     pub(super) in_force: u64,
     /// Why it has rejected a later one.
     pub(super) rejection: Option<String>,
@@ -51,7 +51,7 @@ impl Inputs {
         // Objects last: a generation that isn't compiled yet is recognized, one that isn't observed yet isn't.
         let compilation = state.compilation.load_full()?;
         let pools = server.ipam.as_ref().map(|ipam| ipam.pools()).unwrap_or_default();
-        let gateways = gateways(server, &compilation.published);
+        let gateways = gateways(server, &compilation.published, &state.recent);
         let observed = state.observed.snapshot();
         Some(Self { observed, compilation, gateways, pools, leading_for })
     }
@@ -71,7 +71,7 @@ impl Inputs {
     }
 }
 
-fn gateways(server: &ServerState, published: &Publication) -> Vec<GatewayFacts> {
+fn gateways(server: &ServerState, published: &Publication, recent: &RecentVersions) -> Vec<GatewayFacts> {
     let (registry, membership) = (server.registry.list(), server.membership.state.load());
     let (peers, view) = (&published.placement.peers, membership.view());
     let mut names: BTreeSet<Arc<str>> = peers.iter().map(|peer| peer.name.clone()).collect();
@@ -83,12 +83,13 @@ fn gateways(server: &ServerState, published: &Publication) -> Vec<GatewayFacts> 
         let record = member
             .and_then(|member| membership.record(&name).filter(|record| record.incarnation == member.incarnation));
         let connected = registry.get(&*name).filter(|gateway| gateway.streams > 0);
+        let reported = record.and_then(|record| recent.number_of(record.policy_version.as_deref()?));
         facts.insert(
             name.clone(),
             GatewayFacts {
                 is_known: peers.is_empty() || published.placement.peer(&name).is_some(),
                 is_connected: connected.is_some(),
-                in_force: connected.map_or(0, |gateway| gateway.in_force),
+                in_force: connected.map_or(reported.unwrap_or_default(), |gateway| gateway.in_force),
                 rejection: connected.and_then(|gateway| gateway.error.clone()),
                 version: connected.and_then(|gateway| gateway.version.clone()),
                 is_active: member.is_some_and(|member| member.serving),

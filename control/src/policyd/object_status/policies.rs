@@ -104,7 +104,8 @@ impl<'a> Policies<'a> {
             pending().filter(|gateway| gateway.is_connected).map(|gateway| gateway.name.to_string()).collect();
         if connected.is_empty() {
             let elsewhere: Vec<String> = pending().map(|gateway| gateway.name.to_string()).collect();
-            let message = format!("not connected to the leader of the policy servers: {}", listed(total, &elsewhere));
+            let message =
+                format!("not reported as in force by gateways of another policy server: {}", listed(total, &elsewhere));
             return (Condition::new(PROGRAMMED, Truth::Unknown, "GatewayElsewhere", &message), true);
         }
         let message = format!("not acknowledged by {}", listed(total, &connected));

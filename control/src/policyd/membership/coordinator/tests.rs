@@ -64,6 +64,7 @@ async fn a_batch_without_a_write_does_not_end_a_store_outage() {
         peer: None,
         tunnel_key: None,
         unable: None,
+        policy_version: None,
         view: None,
     };
     for _ in 0..3 {

@@ -211,7 +211,7 @@ impl EtcdStore {
             KeyKind::Heartbeat(name) => {
                 let heartbeat = decode_heartbeat(&value, is_initial).ok()?;
                 self.known.heartbeats.insert(name, revision);
-                Some(RemoteWrite::Heartbeat(heartbeat))
+                Some(RemoteWrite::Heartbeat(Box::new(heartbeat)))
             }
         }
     }

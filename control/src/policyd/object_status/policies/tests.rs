@@ -27,9 +27,11 @@ fn a_policy_is_programmed_once_every_forwarding_gateway_has_it() {
     let gone = GatewayFacts { is_connected: false, ..connected("g2", 0) };
     assert_eq!(of(vec![connected("g1", 1), gone.clone()]), in_force);
     assert_eq!(of(vec![connected("g1", 1), GatewayFacts { is_known: false, ..connected("x", 0) }]), in_force);
-    // One that is active and not connected may have it or not.
+    // One that is active and gets its policy from another server has it if its heartbeats say so.
     let elsewhere = GatewayFacts { is_active: true, ..gone };
-    let unknown = "Unknown GatewayElsewhere: not connected to the leader of the policy servers: 1 of 2 gateways: g2";
+    assert_eq!(of(vec![connected("g1", 1), GatewayFacts { in_force: 1, ..elsewhere.clone() }]), in_force);
+    let unknown =
+        "Unknown GatewayElsewhere: not reported as in force by gateways of another policy server: 1 of 2 gateways: g2";
     assert_eq!(of(vec![connected("g1", 1), elsewhere]), (unknown.to_owned(), true));
     let rejecting = GatewayFacts { rejection: Some("no memory".to_owned()), ..connected("g2", 0) };
     let rejected = "False RejectedByGateway: 1 of 2 gateways: g2: no memory";
