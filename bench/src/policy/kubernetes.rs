@@ -147,7 +147,10 @@ fn wait_complete(testbed: &Testbed, policyd: &Policyd, size: Size) -> Result<Ins
         {
             let expected = u64::from(size.policies) * u64::from(size.endpoints) / u64::from(size.services);
             let endpoints = testbed.metric("vipgate_endpoints", "");
-            ensure!((endpoints - expected as f64).abs() < 0.5, "{endpoints} endpoints are in force, expected {expected}");
+            ensure!(
+                (endpoints - expected as f64).abs() < 0.5,
+                "{endpoints} endpoints are in force, expected {expected}"
+            );
             return Ok(at);
         }
         std::thread::sleep(POLL_INTERVAL);

@@ -124,7 +124,10 @@ impl ControlPlane {
         let holds = seen_as(pod.vips[0])? && applied.elapsed() < MAX_DELAY;
         report.check("apply: pod-b1 leaves with its VIP again", holds, &after(applied));
 
-        for kinds in ["egresspolicies", "addresspools"] {
+        let condition = "--for=condition=Programmed";
+        let programmed = self.kubectl(&["-n", "tenant-b", "wait", "egresspolicy/web", condition, "--timeout=10s"]);
+        report.check("EgressPolicy web has the condition Programmed", programmed.is_ok(), &after(applied));
+        for kinds in ["egresspolicies", "addresspools", "events"] {
             self.print(&["get", kinds, "-A"])?;
         }
 
