@@ -73,8 +73,15 @@ def setUpModule():
     run("ip", "address", "add", "192.0.2.11/32", "dev", "lo")
 
 
+def older(text):
+    """Manifests in versions that 1.20 has."""
+    for newer, version in OLDER.items():
+        text = text.replace(newer, version)
+    return text
+
+
 def chart():
-    """A copy of the chart that Helm also installs in 1.20, which the chart isn't for: `kubeVersion` is all that differs."""
+    """A copy of the chart that Helm also installs in 1.20, which the chart isn't for: only `kubeVersion` and versions of kinds differ."""
     copy = api.folder / "chart"
     if not copy.exists():
         shutil.copytree(CHART, copy)
@@ -82,6 +89,8 @@ def chart():
         metadata, count = re.subn(r"^kubeVersion: .*\n", "", metadata, flags=re.M)
         assert count == 1, "Chart.yaml has no kubeVersion"
         (copy / "Chart.yaml").write_text(metadata)
+        for template in (copy / "templates").glob("*.yaml"):
+            template.write_text(older(template.read_text()))
     return copy
 
 
@@ -125,9 +134,7 @@ class Validation(unittest.TestCase):
 
     def dry_run(self, rendered):
         """What of a rendering the server accepts, and what was left out."""
-        for newer, older in OLDER.items():
-            rendered = rendered.replace(newer, older)
-        documents = [it for it in re.split(r"^---\s*$", rendered, flags=re.M) if re.search(r"^kind: ", it, re.M)]
+        documents = [it for it in re.split(r"^---\s*$", older(rendered), flags=re.M) if re.search(r"^kind: ", it, re.M)]
         kinds = [re.search(r"^kind: (\S+)", it, re.M)[1] for it in documents]
         skipped = {kind for kind in kinds if kind in FOREIGN | NEWER}
         # 1.20 drops CEL rules; tests/kubernetes/current.py has a server that evaluates them.
@@ -178,6 +185,7 @@ class Releases(unittest.TestCase):
         installed = api.objects() - before
         expected = {
             ("Deployment", NAMESPACE, "vipgate-policyd"), ("DaemonSet", NAMESPACE, "vipgate-gateway"), ("Service", NAMESPACE, "vipgate-policyd"),
+            ("PodDisruptionBudget", NAMESPACE, "vipgate-policyd"),
             ("ConfigMap", NAMESPACE, "vipgate-policyd"), ("ConfigMap", NAMESPACE, "vipgate-gateway"),
             ("ServiceAccount", NAMESPACE, "vipgate-policyd"), ("ServiceAccount", NAMESPACE, "vipgate-gateway"),
             ("Secret", NAMESPACE, "vipgate-ca"), ("Secret", NAMESPACE, "vipgate-policyd-tls"), ("Secret", NAMESPACE, "vipgate-gateway-tls"),
@@ -414,8 +422,10 @@ class WithoutHelm(Running):
         path = f"{Path(os.environ['VIPGATE_KUBECTL']).parent}:{os.environ['PATH']}"
         with tempfile.TemporaryDirectory() as folder:
             run("bash", "-euo", "pipefail", "-c", f"cd {folder}\n{commands}", env={**api.environment, "PATH": path})
+        manifests = api.folder / "install.yaml"
+        manifests.write_text(older(file.read_text()))
         # 1.20 doesn't know CEL rules.
-        api.kubectl("apply", "--validate=ignore", "-f", file)
+        api.kubectl("apply", "--validate=ignore", "-f", manifests)
         for name, address in NODES:
             api.apply({"apiVersion": "vipgate.io/v1alpha1", "kind": "VipGateway", "metadata": {"name": name}, "spec": {"node": name, "peerAddress": address}})
         policyd = self.start_server()
