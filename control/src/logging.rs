@@ -10,6 +10,8 @@ use crate::config::{Log, LogFormat};
 
 /// The environment variable that overrides the configured level.
 const VARIABLE: &str = "RUST_LOG";
+/// Not logged: what the Kubernetes client says of each failed request, whose callers report it once.
+const EXCLUDED: &str = "kube_client=off";
 
 /// Installs the global subscriber as configured; `RUST_LOG` overrides the level. Later calls have no effect.
 pub fn start(log: Log) {
@@ -25,7 +27,7 @@ pub fn start(log: Log) {
 
 /// The effective filter, and the parse error of an invalid override.
 fn filter(requested: Option<&str>, log: Log) -> (EnvFilter, Option<String>) {
-    let configured = EnvFilter::new(log.level.as_str());
+    let configured = EnvFilter::new(format!("{},{EXCLUDED}", log.level.as_str()));
     match requested.filter(|text| !text.trim().is_empty()).map(EnvFilter::try_new) {
         None => (configured, None),
         Some(Ok(filter)) => (filter, None),

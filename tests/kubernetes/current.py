@@ -211,11 +211,11 @@ class Definitions(unittest.TestCase):
         self.assertEqual(status, 201, created)
         path = f"{API}/namespaces/tenant-a/egresspolicies/status"
         merge = "application/merge-patch+json"
-        _, patched = api.request(f"{path}/status", "PATCH", {"status": {"observedGeneration": 1}, "spec": {"distribution": "RoundRobin"}}, merge)
-        self.assertEqual((patched["status"], patched["spec"]["distribution"]), ({"observedGeneration": 1}, "Rendezvous"))
+        _, patched = api.request(f"{path}/status", "PATCH", {"status": {"endpoints": 1}, "spec": {"distribution": "RoundRobin"}}, merge)
+        self.assertEqual((patched["status"], patched["spec"]["distribution"]), ({"endpoints": 1}, "Rendezvous"))
         self.assertEqual(patched["metadata"]["generation"], 1)
-        _, patched = api.request(path, "PATCH", {"status": {"observedGeneration": 9}, "spec": {"distribution": "RoundRobin"}}, merge)
-        self.assertEqual((patched["status"], patched["spec"]["distribution"]), ({"observedGeneration": 1}, "RoundRobin"))
+        _, patched = api.request(path, "PATCH", {"status": {"endpoints": 9}, "spec": {"distribution": "RoundRobin"}}, merge)
+        self.assertEqual((patched["status"], patched["spec"]["distribution"]), ({"endpoints": 1}, "RoundRobin"))
         self.assertEqual(patched["metadata"]["generation"], 2)
         api.request(path, "DELETE")
 
@@ -288,7 +288,7 @@ class Lists(unittest.TestCase):
         versions = {}
         for lists in ("paged", "streamed"):
             server = self.start(lists)
-            wait_for("pods", lambda: self.status()["policies"] and all(it["endpoints"] for it in self.status()["policies"]), log=server.log)
+            wait_for("pods", lambda: self.status()["policies"] and all(it["endpoints"] for it in self.status()["policies"]), log=lambda: json.dumps(self.status()))
             versions[lists] = self.status()["version"]
             custom = [(path.rsplit("/", 1)[-1], query) for path, query, is_custom in list(self.proxy.requests) if is_custom]
             for resource in (*NAMESPACED.values(), *CLUSTER.values(), "endpointslices"):
