@@ -99,7 +99,7 @@ miri: deps ## run frame, tag and some engine tests under Miri; needs rustup, tak
 # `dev` shares all dependencies with the tests; `fuzz` is optimized, for long runs.
 FUZZ_PROFILE ?= dev
 FUZZ_BINARIES = target/$(if $(filter dev,$(FUZZ_PROFILE)),debug,$(FUZZ_PROFILE))
-FUZZ_SECONDS ?= 10
+FUZZ_SECONDS ?= 6
 FUZZ_TARGETS := frames flows icmp_error peer xds state config manifests filter members admin
 # Packets; the default of 4000 is for texts and messages.
 FUZZ_LENGTH_frames := 1000
@@ -116,7 +116,7 @@ fuzz-build: deps
 
 FUZZ_JOBS ?= 2
 
-fuzz: fuzz-build ## fuzz each of FUZZ_TARGETS for FUZZ_SECONDS=10, FUZZ_JOBS=2 at once; failing inputs are in target/fuzz
+fuzz: fuzz-build ## fuzz each of FUZZ_TARGETS for FUZZ_SECONDS=6, FUZZ_JOBS=2 at once; failing inputs are in target/fuzz
 	@$(MAKE) --no-print-directory -j$(FUZZ_JOBS) $(addprefix fuzz-run-,$(FUZZ_TARGETS))
 
 # More than 30 s per input or 2 GB of memory is a failure, too.
