@@ -1,5 +1,5 @@
-//! Events (core/v1): what `kubectl describe` shows of an object. Recorded into a queue by whoever decides, and written by
-//! a task of its own: nothing waits for an Event.
+//! Events (core/v1): what `kubectl describe` shows of an object. Recorded into a queue, and written by a task of its
+//! own: nothing waits for an Event.
 
 mod recorder;
 

@@ -17,12 +17,12 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::PostParams;
 use kube::{Api, Client};
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use self::election::{Election, LEASE_DURATION, LeaseState, RENEW_INTERVAL, Step};
 use crate::config::KubernetesSource;
 use crate::source::backoff::Backoff;
-use crate::source::kubernetes::{client, describe};
+use crate::source::kubernetes::{RequestError, client, request};
 
 /// Timeout of a request about the Lease.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
@@ -100,7 +100,7 @@ impl Candidate {
                     delay
                 }
                 Err(error) => {
-                    self.report(&error);
+                    self.report(&error.to_string());
                     // Somebody else may have written it.
                     self.lease = None;
                     RETRY_INTERVAL
@@ -113,18 +113,19 @@ impl Candidate {
     }
 
     /// One round: reads the Lease unless it is held, and writes it if it may be; returns the time until the next one.
-    async fn round(&mut self, leases: &Api<Lease>) -> Result<Duration, String> {
+    async fn round(&mut self, leases: &Api<Lease>) -> Result<Duration, RequestError> {
         let began = self.started.elapsed();
         if self.lease.is_none() || self.election.leads_until(began).is_none() {
-            self.lease = request(leases.get_opt(&self.source.lease.name)).await.map_err(|(error, _)| error)?;
+            self.lease = request(REQUEST_TIMEOUT, leases.get_opt(&self.source.lease.name)).await?;
         }
         let state = self.lease.as_ref().map(state);
         let written = match self.election.observe(state.as_ref(), self.started.elapsed()) {
             Step::Wait(delay) => return Ok(delay),
-            Step::Create => request(leases.create(&PostParams::default(), &self.next(None))).await,
+            Step::Create => request(REQUEST_TIMEOUT, leases.create(&PostParams::default(), &self.next(None))).await,
             Step::Acquire => {
                 let next = self.next(self.lease.as_ref());
-                request(leases.replace(&self.source.lease.name, &PostParams::default(), &next)).await
+                let name = &self.source.lease.name;
+                request(REQUEST_TIMEOUT, leases.replace(name, &PostParams::default(), &next)).await
             }
         };
         match written {
@@ -134,11 +135,11 @@ impl Candidate {
                 Ok(RENEW_INTERVAL)
             }
             // Another candidate was faster.
-            Err((_, Some(409))) => {
+            Err(error) if error.code() == Some(409) => {
                 self.lease = None;
                 Ok(RETRY_INTERVAL)
             }
-            Err((error, _)) => Err(error),
+            Err(error) => Err(error),
         }
     }
 
@@ -178,11 +179,12 @@ impl Candidate {
         let client = client(&self.source).await.map_err(|error| error.to_string())?;
         let (leases, name) = (self.leases(client), &self.source.lease.name);
         // A renewal may have been interrupted: what it has written is not known.
-        let mut lease = request(leases.get(name)).await.map_err(|(error, _)| error)?;
+        let mut lease = request(REQUEST_TIMEOUT, leases.get(name)).await.map_err(|error| error.to_string())?;
         if state(&lease).holder == self.identity {
             lease.metadata.managed_fields = None;
             lease.spec.get_or_insert_with(LeaseSpec::default).holder_identity = Some(String::new());
-            request(leases.replace(name, &PostParams::default(), &lease)).await.map_err(|(error, _)| error)?;
+            let replaced = request(REQUEST_TIMEOUT, leases.replace(name, &PostParams::default(), &lease)).await;
+            replaced.map_err(|error| error.to_string())?;
         }
         Ok(())
     }
@@ -214,16 +216,6 @@ impl Candidate {
             );
             self.reported = Some(error.to_owned());
         }
-    }
-}
-
-/// The response of a request, or an error with its HTTP status.
-async fn request<T>(response: impl Future<Output = Result<T, kube::Error>>) -> Result<T, (String, Option<u16>)> {
-    match timeout(REQUEST_TIMEOUT, response).await {
-        Ok(Ok(value)) => Ok(value),
-        Ok(Err(kube::Error::Api(status))) => Err((status.message.clone(), Some(status.code))),
-        Ok(Err(error)) => Err((describe(&error), None)),
-        Err(_) => Err((format!("no response within {} s", REQUEST_TIMEOUT.as_secs()), None)),
     }
 }
 

@@ -14,6 +14,7 @@ mod manifest;
 mod mirror;
 mod observed;
 mod probe;
+mod request;
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -26,12 +27,12 @@ use tokio::time::sleep;
 use vipgate_policy::manifest::Kind;
 
 pub(crate) use self::client::client;
-pub(crate) use self::collection::describe;
 use self::collection::{Collection, CollectionEvent};
 use self::mirror::Mirror;
 pub(crate) use self::observed::{ObservedMap, ObservedObject, ObservedObjects};
 use self::probe::Finding;
 pub(crate) use self::probe::cluster_uid;
+pub(crate) use self::request::{RequestError, ReusedClient, request};
 use super::SourceEvent;
 use super::backoff::Backoff;
 use crate::config::{KubernetesSource, PodWatch};

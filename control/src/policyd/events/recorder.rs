@@ -9,16 +9,16 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::{Event as ApiEvent, EventSource};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
+use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
-use kube::{Api, Client};
 use serde_json::json;
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use super::{ObjectEvent, ObjectEvents};
 use crate::config::KubernetesSource;
 use crate::policyd::rate_limit::TokenBucket;
-use crate::source::kubernetes::{client, describe};
+use crate::source::kubernetes::{ReusedClient, request};
 
 /// Timeout of a request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
@@ -30,8 +30,7 @@ const MAX_NAME: usize = 230;
 const COMPONENT: &str = "vipgate-policyd";
 
 struct Recorder {
-    source: KubernetesSource,
-    client: Option<Client>,
+    client: ReusedClient,
     queue: Arc<ObjectEvents>,
     /// How often each Event was written, by name.
     counts: HashMap<String, i32>,
@@ -47,9 +46,14 @@ pub(in crate::policyd) async fn run(
     queue: Arc<ObjectEvents>,
     mut stop: watch::Receiver<bool>,
 ) {
-    let (counts, started) = (HashMap::new(), Instant::now());
-    let mut recorder =
-        Recorder { source, client: None, queue, counts, bucket: TokenBucket::default(), started, reported: None };
+    let mut recorder = Recorder {
+        client: ReusedClient::new(source),
+        queue,
+        counts: HashMap::new(),
+        bucket: TokenBucket::default(),
+        started: Instant::now(),
+        reported: None,
+    };
     tokio::select! {
         () = recorder.write_all() => {}
         _ = stop.wait_for(|stop| *stop) => {}
@@ -69,18 +73,14 @@ impl Recorder {
                 Err(error) => {
                     self.queue.failed.increment();
                     self.report(&error);
-                    self.client = None;
+                    self.client.discard();
                 }
             }
         }
     }
 
     async fn write(&mut self, event: &ObjectEvent) -> Result<(), String> {
-        let client = match &self.client {
-            Some(client) => client.clone(),
-            None => client(&self.source).await.map_err(|error| error.to_string())?,
-        };
-        self.client = Some(client.clone());
+        let client = self.client.get().await.map_err(|error| error.to_string())?;
         let events: Api<ApiEvent> = Api::namespaced(client, event.object.event_namespace());
         let (name, now) = (event_name(event), Timestamp::now());
         if self.counts.len() >= MAX_REMEMBERED && !self.counts.contains_key(&name) {
@@ -89,24 +89,24 @@ impl Recorder {
         if let Entry::Occupied(mut count) = self.counts.entry(name.clone()) {
             let next = count.get().saturating_add(1);
             let patch = Patch::Merge(json!({"count": next, "lastTimestamp": Time(now)}));
-            match request(events.patch(&name, &PatchParams::default(), &patch)).await {
-                Ok(()) => {
+            match request(REQUEST_TIMEOUT, events.patch(&name, &PatchParams::default(), &patch)).await {
+                Ok(_) => {
                     count.insert(next);
                     return Ok(());
                 }
                 // The API server has forgotten it.
-                Err((_, Some(404))) => {}
-                Err((error, _)) => return Err(error),
+                Err(error) if error.code() == Some(404) => {}
+                Err(error) => return Err(error.to_string()),
             }
         }
-        match request(events.create(&PostParams::default(), &api_event(event, name.clone(), now))).await {
+        let api_event = api_event(event, name.clone(), now);
+        match request(REQUEST_TIMEOUT, events.create(&PostParams::default(), &api_event)).await {
             // Another server, or this one before a restart, has written the same.
-            Ok(()) | Err((_, Some(409))) => {
-                self.counts.insert(name, 1);
-                Ok(())
-            }
-            Err((error, _)) => Err(error),
+            Err(error) if error.code() != Some(409) => return Err(error.to_string()),
+            Ok(_) | Err(_) => {}
         }
+        self.counts.insert(name, 1);
+        Ok(())
     }
 
     fn report(&mut self, error: &str) {
@@ -122,17 +122,7 @@ impl Recorder {
     }
 }
 
-/// The outcome of a request, or an error with its HTTP status.
-async fn request<T>(response: impl Future<Output = Result<T, kube::Error>>) -> Result<(), (String, Option<u16>)> {
-    match timeout(REQUEST_TIMEOUT, response).await {
-        Ok(Ok(_)) => Ok(()),
-        Ok(Err(kube::Error::Api(status))) => Err((status.message.clone(), Some(status.code))),
-        Ok(Err(error)) => Err((describe(&error), None)),
-        Err(_) => Err((format!("no response within {} s", REQUEST_TIMEOUT.as_secs()), None)),
-    }
-}
-
-/// A name that is the same for the same Event, whoever writes it.
+/// A name that is the same for the same Event on every server.
 fn event_name(event: &ObjectEvent) -> String {
     let mut hasher = DefaultHasher::new();
     event.hash(&mut hasher);

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use vipgate_policy::manifest::{FIELD_MANAGER, ServiceRequest};
 
 use crate::config::KubernetesSource;
-use crate::source::kubernetes::{client, cluster_uid, describe};
+use crate::source::kubernetes::{RequestError, ReusedClient, cluster_uid, request};
 
 /// Timeout of a write: the leader's Lease must be valid for longer.
 pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -41,7 +41,7 @@ pub(super) enum WriteError {
 /// A client of the cluster that was connected first.
 pub(super) struct ServiceApi {
     source: KubernetesSource,
-    client: Option<Client>,
+    client: ReusedClient,
     cluster_uid: Option<String>,
 }
 
@@ -54,39 +54,34 @@ impl ListedService {
 
 impl ServiceApi {
     pub(super) fn new(source: KubernetesSource) -> Self {
-        Self { source, client: None, cluster_uid: None }
+        Self { client: ReusedClient::new(source.clone()), source, cluster_uid: None }
     }
 
     /// Reads all Services that have addresses or may have some.
     pub(super) async fn list(&mut self) -> Result<Vec<ListedService>, String> {
         let listed = match timeout(LIST_TIMEOUT, self.try_list()).await {
             Ok(listed) => listed,
-            Err(_) => Err(format!("no response within {} s", LIST_TIMEOUT.as_secs())),
+            Err(_) => Err(RequestError::NoResponse(LIST_TIMEOUT).to_string()),
         };
         if listed.is_err() {
-            // Its credentials may be others by now.
-            self.client = None;
+            self.client.discard();
         }
         listed
     }
 
     async fn try_list(&mut self) -> Result<Vec<ListedService>, String> {
-        let client = match &self.client {
-            Some(client) => client.clone(),
-            None => client(&self.source).await.map_err(|error| error.to_string())?,
-        };
+        let client = self.client.get().await.map_err(|error| error.to_string())?;
         let uid = cluster_uid(&client).await?;
         if self.cluster_uid.is_some() && uid != self.cluster_uid {
             return Err("it is another cluster than before: restart the policy server if that is intended".to_owned());
         }
         self.cluster_uid = uid;
-        self.client = Some(client.clone());
         let unclassed = self.source.unclassed();
         let mut listed = Vec::new();
         for api in self.apis(&client) {
             let mut page = ListParams::default().limit(PAGE_SIZE);
             loop {
-                let list = api.list(&page).await.map_err(|error| describe(&error))?;
+                let list = request(LIST_TIMEOUT, api.list(&page)).await.map_err(|error| error.to_string())?;
                 listed.extend(list.items.into_iter().filter_map(|service| {
                     let request = ServiceRequest::read(&service, unclassed)?;
                     Some(ListedService { request, version: service.metadata.resource_version.unwrap_or_default() })
@@ -110,22 +105,19 @@ impl ServiceApi {
 
     /// Writes the addresses of a Service, if nobody has changed it since it was read.
     pub(super) async fn write(&self, service: &ListedService, addresses: &[IpAddr]) -> Result<(), WriteError> {
-        let Some(client) = self.client.clone() else {
+        let Some(client) = self.client.current() else {
             return Err(WriteError::Refused("not connected".to_owned()));
         };
         let services: Api<Service> = Api::namespaced(client, &service.request.namespace);
         let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         let patch = Patch::Merge(patch(&service.version, addresses));
-        let response = timeout(WRITE_TIMEOUT, services.patch_status(&service.request.name, &parameters, &patch)).await;
-        match response {
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => Err(WriteError::Conflict),
-            Ok(Err(kube::Error::Api(status))) if (400..500).contains(&status.code) => {
-                Err(WriteError::Refused(status.message.clone()))
-            }
-            Ok(Err(error)) => Err(WriteError::Unknown(describe(&error))),
-            Err(_) => Err(WriteError::Unknown(format!("no response within {} s", WRITE_TIMEOUT.as_secs()))),
-        }
+        let patched = services.patch_status(&service.request.name, &parameters, &patch);
+        let Err(error) = request(WRITE_TIMEOUT, patched).await else { return Ok(()) };
+        Err(match error.code() {
+            Some(404 | 409) => WriteError::Conflict,
+            Some(400..=499) => WriteError::Refused(error.to_string()),
+            _ => WriteError::Unknown(error.to_string()),
+        })
     }
 }
 

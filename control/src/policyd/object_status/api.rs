@@ -5,12 +5,11 @@ use std::time::Duration;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
-use tokio::time::timeout;
 use vipgate_policy::manifest::Kind;
 
 use super::planner::StatusWrite;
 use crate::config::KubernetesSource;
-use crate::source::kubernetes::{client, describe};
+use crate::source::kubernetes::{ReusedClient, request};
 
 /// Name of the field manager.
 const FIELD_MANAGER: &str = "vipgate-status";
@@ -30,43 +29,35 @@ pub(super) enum WriteError {
     Unknown(String),
 }
 
-/// A client, made when it is needed.
+/// The API.
 pub(super) struct StatusApi {
-    source: KubernetesSource,
-    client: Option<Client>,
+    client: ReusedClient,
 }
 
 impl StatusApi {
     pub(super) fn new(source: KubernetesSource) -> Self {
-        Self { source, client: None }
+        Self { client: ReusedClient::new(source) }
     }
 
     /// Writes the status of an object.
     pub(super) async fn write(&mut self, write: &StatusWrite) -> Result<(), WriteError> {
-        let client = match &self.client {
-            Some(client) => client.clone(),
-            None => client(&self.source).await.map_err(|error| WriteError::Unknown(error.to_string()))?,
-        };
-        self.client = Some(client.clone());
+        let client = self.client.get().await.map_err(|error| WriteError::Unknown(error.to_string()))?;
         let parameters = PatchParams::apply(FIELD_MANAGER).force();
         let objects = api(client, write.object.kind, &write.object.namespace);
         let patch = Patch::Apply(document(write));
-        let result = match timeout(WRITE_TIMEOUT, objects.patch_status(&write.object.name, &parameters, &patch)).await {
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(kube::Error::Api(status))) => Err(match status.code {
-                404 | 409 => WriteError::Gone,
-                401 | 403 => WriteError::Denied(status.message.clone()),
-                400..=499 if status.code != 429 => WriteError::Refused(status.message.clone()),
-                _ => WriteError::Unknown(status.message.clone()),
-            }),
-            Ok(Err(error)) => Err(WriteError::Unknown(describe(&error))),
-            Err(_) => Err(WriteError::Unknown(format!("no response within {} s", WRITE_TIMEOUT.as_secs()))),
+        let patched = objects.patch_status(&write.object.name, &parameters, &patch);
+        let Err(error) = request(WRITE_TIMEOUT, patched).await else { return Ok(()) };
+        let text = error.to_string();
+        let error = match error.code() {
+            Some(404 | 409) => WriteError::Gone,
+            Some(401 | 403) => WriteError::Denied(text),
+            Some(code @ 400..=499) if code != 429 => WriteError::Refused(text),
+            _ => WriteError::Unknown(text),
         };
-        if matches!(result, Err(WriteError::Denied(_) | WriteError::Unknown(_))) {
-            // Its credentials may be others by now.
-            self.client = None;
+        if matches!(error, WriteError::Denied(_) | WriteError::Unknown(_)) {
+            self.client.discard();
         }
-        result
+        Err(error)
     }
 }
 

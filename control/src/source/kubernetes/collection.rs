@@ -233,7 +233,7 @@ impl CollectionWatch {
 }
 
 /// An error of the client with its cause: the outer one often says only that a service has failed.
-pub(crate) fn describe(error: &kube::Error) -> String {
+pub(super) fn describe(error: &kube::Error) -> String {
     if let kube::Error::Api(status) = error {
         return status.message.clone();
     }

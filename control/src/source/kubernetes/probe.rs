@@ -9,9 +9,10 @@ use k8s_openapi::api::core::v1::Namespace;
 use kube::api::{ListParams, PartialObjectMeta};
 use kube::{Api, Client};
 use tokio::sync::mpsc::Sender;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 
-use super::collection::{REQUEST_TIMEOUT, describe};
+use super::collection::REQUEST_TIMEOUT;
+use super::request::{RequestError, request};
 
 const INTERVAL: Duration = Duration::from_secs(2);
 /// After an outage of this duration the client is built anew: its credentials may be others.
@@ -33,7 +34,7 @@ pub(super) async fn run(client: Client, findings: Sender<Finding>) {
     let mut history = History::default();
     loop {
         sleep(INTERVAL).await;
-        if let Some(finding) = history.record(request(&client).await, Instant::now())
+        if let Some(finding) = history.record(revision(&client).await, Instant::now())
             && findings.send(finding).await.is_err()
         {
             return;
@@ -47,25 +48,18 @@ pub(super) async fn run(client: Client, findings: Sender<Finding>) {
 /// If the server doesn't respond as it should.
 pub(crate) async fn cluster_uid(client: &Client) -> Result<Option<String>, String> {
     let namespaces: Api<PartialObjectMeta<Namespace>> = Api::all(client.clone());
-    match timeout(REQUEST_TIMEOUT, namespaces.get_opt("kube-system")).await {
-        Ok(Ok(namespace)) => Ok(namespace.and_then(|namespace| namespace.metadata.uid)),
-        Ok(Err(error)) => Err(describe(&error)),
-        Err(_) => Err(no_response()),
-    }
+    let namespace = request(REQUEST_TIMEOUT, namespaces.get_opt("kube-system")).await;
+    namespace.map(|namespace| namespace.and_then(|it| it.metadata.uid)).map_err(|error| error.to_string())
 }
 
 /// A small list with a quorum: its revision, if it is a number.
-async fn request(client: &Client) -> Result<Option<u64>, Failure> {
+async fn revision(client: &Client) -> Result<Option<u64>, Failure> {
     let namespaces: Api<PartialObjectMeta<Namespace>> = Api::all(client.clone());
-    match timeout(REQUEST_TIMEOUT, namespaces.list(&ListParams::default().limit(1))).await {
-        Ok(Ok(list)) => Ok(list.metadata.resource_version.and_then(|revision| revision.parse().ok())),
-        Ok(Err(error)) => Err(Failure::Response(describe(&error))),
-        Err(_) => Err(Failure::Timeout),
+    match request(REQUEST_TIMEOUT, namespaces.list(&ListParams::default().limit(1))).await {
+        Ok(list) => Ok(list.metadata.resource_version.and_then(|revision| revision.parse().ok())),
+        Err(RequestError::NoResponse(_)) => Err(Failure::Timeout),
+        Err(error) => Err(Failure::Response(error.to_string())),
     }
-}
-
-fn no_response() -> String {
-    format!("no response within {} s", REQUEST_TIMEOUT.as_secs())
 }
 
 /// Why a probe has failed.
@@ -100,7 +94,7 @@ impl History {
         let reason = match failure {
             Failure::Timeout => {
                 self.has_timed_out = true;
-                no_response()
+                RequestError::NoResponse(REQUEST_TIMEOUT).to_string()
             }
             Failure::Response(reason) if is_first => {
                 tracing::debug!(reason, "a probe has failed");

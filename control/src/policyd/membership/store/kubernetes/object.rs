@@ -6,16 +6,15 @@ use std::time::Duration;
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::ConfigMap;
+use kube::Api;
 use kube::api::PostParams;
-use kube::{Api, Client};
 use prost::Message;
-use tokio::time::timeout;
 
 use super::{Record, RecordStore, StoreError, StoredRecord, WriteError};
 use crate::config::KubernetesSource;
 use crate::membership::MembershipView;
 use crate::policyd::leader;
-use crate::source::kubernetes::{client, describe};
+use crate::source::kubernetes::{RequestError, ReusedClient, request};
 use crate::xds::proto;
 
 /// Timeout of a request: API servers respond to nearly all within it.
@@ -29,24 +28,19 @@ const VIEW: &str = "view";
 
 /// The ConfigMap beside the Lease.
 pub(in crate::policyd::membership) struct ViewObject {
-    source: KubernetesSource,
+    client: ReusedClient,
     namespace: String,
     name: String,
-    client: Option<Client>,
 }
 
 impl ViewObject {
     pub(super) fn new(source: KubernetesSource) -> Self {
         let (namespace, name) = (leader::namespace(&source), format!("{}-membership", source.lease.name));
-        Self { source, namespace, name, client: None }
+        Self { client: ReusedClient::new(source), namespace, name }
     }
 
     async fn api(&mut self) -> Result<Api<ConfigMap>, StoreError> {
-        let client = match &self.client {
-            Some(client) => client.clone(),
-            None => client(&self.source).await.map_err(|error| self.unavailable(&error.to_string()))?,
-        };
-        self.client = Some(client.clone());
+        let client = self.client.get().await.map_err(|error| self.unavailable(&error.to_string()))?;
         Ok(Api::namespaced(client, &self.namespace))
     }
 
@@ -54,24 +48,23 @@ impl ViewObject {
         StoreError::Unavailable(format!("ConfigMap {}/{}: {error}", self.namespace, self.name))
     }
 
-    /// An error without a response. The next request gets another client: credentials may be others by then.
-    fn no_response(&mut self, error: &str) -> StoreError {
-        self.client = None;
-        self.unavailable(error)
+    /// A failed request. The next one gets another client.
+    fn failed(&mut self, error: &RequestError) -> StoreError {
+        self.client.discard();
+        self.unavailable(&error.to_string())
     }
 }
 
 impl RecordStore for ViewObject {
     async fn read(&mut self) -> Result<Option<StoredRecord>, StoreError> {
         let api = self.api().await?;
-        match timeout(REQUEST_TIMEOUT, api.get_opt(&self.name)).await {
-            Ok(Ok(None)) => Ok(None),
-            Ok(Ok(Some(object))) => {
+        match request(REQUEST_TIMEOUT, api.get_opt(&self.name)).await {
+            Ok(None) => Ok(None),
+            Ok(Some(object)) => {
                 let record = decode(&object).map_err(|error| self.unavailable(&error))?;
                 Ok(Some(StoredRecord { version: object.metadata.resource_version.unwrap_or_default(), record }))
             }
-            Ok(Err(error)) => Err(self.no_response(&describe(&error))),
-            Err(_) => Err(self.no_response(&no_response_in_time())),
+            Err(error) => Err(self.failed(&error)),
         }
     }
 
@@ -79,19 +72,16 @@ impl RecordStore for ViewObject {
         let api = self.api().await.map_err(WriteError::Unavailable)?;
         let object = self.encode(version, record);
         let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
-        let response = timeout(REQUEST_TIMEOUT, async {
+        let response = request(REQUEST_TIMEOUT, async {
             match version {
                 Some(_) => api.replace(&self.name, &parameters, &object).await,
                 None => api.create(&parameters, &object).await,
             }
         });
         match response.await {
-            Ok(Ok(written)) => Ok(written.metadata.resource_version.unwrap_or_default()),
-            Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) && is_about_object(&status) => {
-                Err(WriteError::Conflict)
-            }
-            Ok(Err(error)) => Err(WriteError::Unavailable(self.no_response(&describe(&error)))),
-            Err(_) => Err(WriteError::Unavailable(self.no_response(&no_response_in_time()))),
+            Ok(written) => Ok(written.metadata.resource_version.unwrap_or_default()),
+            Err(error) if error.refusal().is_some_and(is_conflict) => Err(WriteError::Conflict),
+            Err(error) => Err(WriteError::Unavailable(self.failed(&error))),
         }
     }
 }
@@ -114,13 +104,10 @@ impl ViewObject {
     }
 }
 
-/// A namespace that doesn't exist is no conflict.
-fn is_about_object(status: &kube::core::Status) -> bool {
-    status.details.as_ref().is_none_or(|details| details.kind == "configmaps" || details.kind.is_empty())
-}
-
-fn no_response_in_time() -> String {
-    format!("no response within {} s", REQUEST_TIMEOUT.as_secs())
+/// Whether the object isn't the one that was read. That its namespace doesn't exist is no conflict.
+fn is_conflict(status: &kube::core::Status) -> bool {
+    let is_about_object = |kind: &str| kind == "configmaps" || kind.is_empty();
+    matches!(status.code, 404 | 409) && status.details.as_ref().is_none_or(|details| is_about_object(&details.kind))
 }
 
 fn decode(object: &ConfigMap) -> Result<Record, String> {
