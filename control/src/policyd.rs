@@ -11,6 +11,7 @@ pub mod codec;
 mod events;
 mod identity;
 pub mod ipam;
+mod kubernetes;
 mod leader;
 pub mod listen;
 pub mod membership;
@@ -44,20 +45,20 @@ use vipgate_policy::manifest::UnclassedServices;
 
 use self::budget::Budget;
 use self::identity::RejectionLog;
-use self::ipam::IpamState;
+use self::kubernetes::KubernetesState;
 use self::listen::Certificates;
 use self::meter::MeterLayer;
-use self::object_state::{Compilation, ObjectState};
 use self::publication::Publication;
 use self::service::{AggregatedDiscoveryServiceServer, DiscoveryService};
 use self::state::{AcceptEmptyCommand, ServerState};
 use crate::command_error::CommandError;
-use crate::config::{KubernetesSource, PolicydConfig, PolicydLimits, PolicydSource, Tls};
+use crate::config::{PolicydConfig, PolicydLimits, PolicydSource, Tls};
 use crate::listener::{self, ConnectionLimiter, Limits, limit_by_descriptors, raise_descriptor_limit};
 use crate::metrics::NotReady;
 use crate::source::ingest::{SourceIngester, SourceStatus, join_result};
+use crate::source::kubernetes::watch_cluster;
 use crate::source::store::{AcceptedEmpty, ManifestStore};
-use crate::source::{SourceEvent, etcd, files, kubernetes};
+use crate::source::{SourceEvent, etcd, files};
 use crate::xds::proto::policy_status_server::PolicyStatusServer;
 use crate::{logging, metrics, privileges, systemd};
 
@@ -108,8 +109,8 @@ fn read_certificates(files: Tls) -> Result<Arc<Certificates>, CommandError> {
 
 async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
     let (event_sender, events) = mpsc::channel(EVENT_QUEUE);
-    let objects = Arc::<ObjectState>::default();
-    let (source, source_task) = start_source(&config.source, event_sender, &objects);
+    let kubernetes = KubernetesState::of(&config.source);
+    let (source, source_task) = start_source(&config.source, event_sender, kubernetes.as_ref());
     let certificates = config.tls.clone().map(read_certificates).transpose()?;
     let listener = listen::bind(config.listen)?;
     let metrics_listener = metrics::bind(config.metrics.listen).await?;
@@ -121,15 +122,10 @@ async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
         .with_cluster(cluster)
         .with_tenancy(config.tenancy)
         .with_unclassed(unclassed_services(&config))
-        .with_ipam(matches!(config.source, PolicydSource::Kubernetes(_)));
+        .with_ipam(kubernetes.is_some());
     let intake = SourceIngester::new(source, store);
     let listen = config.listen.to_string();
-    let kubernetes_source = match &config.source {
-        PolicydSource::Kubernetes(source) => Some(source.clone()),
-        PolicydSource::Files(_) | PolicydSource::Etcd(_) => None,
-    };
-    let objects = kubernetes_source.as_ref().map(|_| objects);
-    let state = server_state(config, (intake.status(), objects), command_sender, published);
+    let state = server_state(config, (intake.status(), kubernetes), command_sender, published);
     let signal_error = |error| CommandError::runtime(error).context("cannot install signal handlers");
     let mut terminate = signal(SignalKind::terminate()).map_err(signal_error)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(signal_error)?;
@@ -139,7 +135,7 @@ async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
     let [_, metrics_connections] = state.listeners.clone();
     let metrics_server =
         tokio::spawn(metrics::serve(monitored(&state), metrics_listener, metrics_connections, stopped.clone()));
-    let leader = kubernetes_source.and_then(|source| start_leader_tasks(source, &state, &stopped));
+    let leader = state.kubernetes.as_ref().map(|kubernetes| kubernetes.start(&state, &stopped));
     let compiler = tokio::spawn(compile_loop(state, intake, (events, commands), publish, listen));
 
     let outcome = tokio::select! {
@@ -170,29 +166,15 @@ async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
     outcome
 }
 
-/// Starts what only the leader of the policy servers does: writing to the Kubernetes API. The task ends when nothing is
-/// written any more.
-fn start_leader_tasks(
-    source: KubernetesSource,
-    state: &Arc<ServerState>,
-    stop: &watch::Receiver<bool>,
-) -> Option<JoinHandle<()>> {
-    let (ipam, objects) = state.ipam.clone().zip(state.objects.clone())?;
-    tokio::spawn(events::run(source.clone(), objects.events.clone(), stop.clone()));
-    let writer = object_status::run(source.clone(), state.clone(), objects.clone(), ipam.leadership(), stop.clone());
-    Some(tokio::spawn(ipam::run(source, (ipam, objects), writer, stop.clone())))
-}
-
 /// The shared state of a server, whose membership service runs from here on.
 fn server_state(
     config: PolicydConfig,
-    (source, objects): (Arc<SourceStatus>, Option<Arc<ObjectState>>),
+    (source, kubernetes): (Arc<SourceStatus>, Option<KubernetesState>),
     accept_empty: mpsc::Sender<AcceptEmptyCommand>,
     published: watch::Receiver<Option<Arc<Publication>>>,
 ) -> Arc<ServerState> {
     let stats = Arc::default();
-    let ipam: Option<Arc<IpamState>> = matches!(config.source, PolicydSource::Kubernetes(_)).then(Arc::default);
-    let leadership = ipam.as_ref().map(|ipam| ipam.leadership());
+    let leadership = kubernetes.as_ref().map(KubernetesState::leadership);
     let limits = (config.leases, config.membership);
     let membership = membership::open(&config.source, leadership, limits, published.clone(), Arc::clone(&stats));
     Arc::new(ServerState {
@@ -201,8 +183,7 @@ fn server_state(
         published,
         registry: Arc::default(),
         membership,
-        ipam,
-        objects,
+        kubernetes,
         stats,
         listeners: [
             ConnectionLimiter::new("grpc", connection_limits(config.limits)),
@@ -306,7 +287,7 @@ fn unclassed_services(config: &PolicydConfig) -> UnclassedServices {
 fn start_source(
     source: &PolicydSource,
     events: mpsc::Sender<SourceEvent>,
-    objects: &ObjectState,
+    state: Option<&KubernetesState>,
 ) -> (String, JoinHandle<()>) {
     match source {
         PolicydSource::Files(paths) => {
@@ -322,8 +303,8 @@ fn start_source(
                 Some(path) => format!("the Kubernetes API of {}", path.display()),
                 None => "the Kubernetes API".to_owned(),
             };
-            let observed = objects.observed.clone();
-            (name, tokio::spawn(kubernetes::watch_cluster(source.clone(), events, observed)))
+            let observed = state.map(|state| state.objects.observed.clone()).unwrap_or_default();
+            (name, tokio::spawn(watch_cluster(source.clone(), events, observed)))
         }
     }
 }
@@ -366,8 +347,8 @@ async fn compile_loop(
                 continue;
             }
         }
-        if let Some((ipam, snapshot)) = state.ipam.as_ref().zip(state.source.compiled.load().ipam.clone()) {
-            ipam.snapshot.send_replace(Some(snapshot));
+        if let Some((kubernetes, snapshot)) = state.kubernetes.as_ref().zip(state.source.compiled.load().ipam.clone()) {
+            kubernetes.ipam.snapshot.send_replace(Some(snapshot));
         }
         if let Some(placement) = state.source.compiled.load().placement.clone() {
             let (previous, started) = (last.clone(), Instant::now());
@@ -385,18 +366,11 @@ async fn compile_loop(
                 }
             }
         }
-        share_compilation(&state, &last);
+        if let Some(kubernetes) = &state.kubernetes {
+            kubernetes.share(state.source.compiled.load_full(), &last);
+        }
         // The client may have disconnected; the command was executed all the same.
         let _ = reply.map(|reply| reply.send(outcome));
-    }
-}
-
-/// Shares a compilation with the writer of status, once it is published.
-fn share_compilation(state: &ServerState, published: &Arc<Publication>) {
-    if let Some(objects) = state.objects.as_ref().filter(|_| published.number > 0) {
-        let compilation = Compilation { outcome: state.source.compiled.load_full(), published: published.clone() };
-        objects.recent.record(published);
-        objects.compilation.store(Some(Arc::new(compilation)));
     }
 }
 

@@ -22,7 +22,7 @@ use vipgate_policy::manifest::ServiceRequest;
 
 use self::api::{ListedService, ServiceApi, WRITE_TIMEOUT, WriteError};
 use self::report::{Report, Reporter};
-use super::leader::{Candidate, Leadership};
+use super::leader::{Leadership, leads_for};
 use super::object_state::ObjectState;
 use super::rate_limit::TokenBucket;
 use super::stats::Counter;
@@ -37,36 +37,17 @@ const MAX_WRITES: usize = 100;
 const ROUND_INTERVAL: Duration = Duration::from_millis(250);
 
 /// State of address management, shared with the compiler and metrics.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct IpamState {
     /// The objects in force.
     pub snapshot: watch::Sender<Option<Arc<Snapshot>>>,
-    leadership: watch::Sender<Leadership>,
     report: ArcSwap<Report>,
     written: Counter,
     conflicts: Counter,
     failures: Counter,
 }
 
-impl Default for IpamState {
-    fn default() -> Self {
-        Self {
-            snapshot: watch::channel(None).0,
-            leadership: watch::channel(None).0,
-            report: ArcSwap::default(),
-            written: Counter::default(),
-            conflicts: Counter::default(),
-            failures: Counter::default(),
-        }
-    }
-}
-
 impl IpamState {
-    /// Until when this server leads, for whatever only the leader does.
-    pub(super) fn leadership(&self) -> watch::Receiver<Leadership> {
-        self.leadership.subscribe()
-    }
-
     /// Usage of the pools in the last plan; none while this server doesn't lead.
     pub(super) fn pools(&self) -> Vec<PoolUsage> {
         self.report.load().usage.clone()
@@ -82,7 +63,6 @@ impl IpamState {
         let refused = |reason: Reason| (reason.as_str(), report.refused.get(&reason).copied().unwrap_or_default());
         let results = [("written", &self.written), ("conflict", &self.conflicts), ("failed", &self.failures)];
         vec![
-            defined::LEADER.single(leads(*self.leadership.borrow()).into()),
             defined::IPAM_ADDRESSES.family(usage.collect()),
             defined::IPAM_REFUSED.by_label(Reason::ALL.map(refused)),
             defined::IPAM_WRITES.by_label(results.map(|(result, count)| (result, count.get()))),
@@ -90,35 +70,24 @@ impl IpamState {
     }
 }
 
-fn leads(leadership: Leadership) -> bool {
-    leadership.is_some_and(|until| Instant::now() < until)
-}
-
-/// Elects a leader, and gives addresses while this server is it, until `stop` is set; then another one may lead.
-/// `status_writer` writes to the API, too, until `stop` is set.
+/// Gives addresses while this server leads, until `stop` is set.
 pub(super) async fn run(
     source: KubernetesSource,
     (state, objects): (Arc<IpamState>, Arc<ObjectState>),
-    status_writer: impl Future<Output = ()> + Send + 'static,
+    leadership: watch::Receiver<Leadership>,
     stop: watch::Receiver<bool>,
 ) {
-    let mut candidate = Candidate::new(source.clone(), state.leadership.clone());
     let allocator = Allocator {
         api: ServiceApi::new(source),
         state,
+        leadership,
         bucket: TokenBucket::default(),
         started: Instant::now(),
         uncertain: BTreeMap::new(),
         reporter: Reporter::new(objects),
         reported: None,
     };
-    let allocator = tokio::spawn(allocator.run(stop.clone()));
-    let status_writer = tokio::spawn(status_writer);
-    candidate.run(stop).await;
-    // The Lease is released only when nothing is written any more.
-    if allocator.await.is_ok() && status_writer.await.is_ok() {
-        candidate.release().await;
-    }
+    allocator.run(stop).await;
 }
 
 /// What is left to do after a round.
@@ -133,6 +102,7 @@ enum Rest {
 struct Allocator {
     api: ServiceApi,
     state: Arc<IpamState>,
+    leadership: watch::Receiver<Leadership>,
     bucket: TokenBucket,
     started: Instant,
     /// Writes without a response, by Service: the version that they were for, and the addresses.
@@ -144,10 +114,10 @@ struct Allocator {
 
 impl Allocator {
     async fn run(mut self, mut stop: watch::Receiver<bool>) {
-        let (mut snapshots, mut leadership) = (self.state.snapshot.subscribe(), self.state.leadership.subscribe());
+        let (mut snapshots, mut leadership) = (self.state.snapshot.subscribe(), self.leadership.clone());
         let mut backoff = Backoff::new();
         while !*stop.borrow() {
-            let leader = leads(*leadership.borrow_and_update());
+            let leader = leads_for(*leadership.borrow_and_update(), Duration::ZERO);
             let snapshot = snapshots.borrow_and_update().clone().filter(|_| leader);
             let rest = if let Some(snapshot) = snapshot {
                 self.round(&snapshot, &stop).await
@@ -166,7 +136,7 @@ impl Allocator {
             }
             // Renewals change nothing; without one, the lead ends by itself.
             let other_leader = async {
-                let _ = leadership.wait_for(|leadership| leads(*leadership) != leader).await;
+                let _ = leadership.wait_for(|leadership| leads_for(*leadership, Duration::ZERO) != leader).await;
             };
             let is_failed = matches!(rest, Rest::Failed);
             tokio::select! {
@@ -200,8 +170,7 @@ impl Allocator {
         for decision in changes.into_iter().take(MAX_WRITES) {
             sleep(self.bucket.take(self.started.elapsed())).await;
             // Another leader may read the Services when the Lease has ended: nothing may be under way then.
-            let is_safe = self.state.leadership.borrow().is_some_and(|until| Instant::now() + WRITE_TIMEOUT < until);
-            if !is_safe || *stop.borrow() {
+            if !leads_for(*self.leadership.borrow(), WRITE_TIMEOUT) || *stop.borrow() {
                 return Rest::More;
             }
             match self.write(&listed[decision.service], &decision.addresses).await {

@@ -17,6 +17,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::PostParams;
 use kube::{Api, Client};
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use self::election::{Election, LEASE_DURATION, LeaseState, RENEW_INTERVAL, Step};
@@ -34,6 +35,29 @@ const NAMESPACE_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/name
 /// Until when this server leads; `None`: it doesn't.
 pub(super) type Leadership = Option<Instant>;
 
+/// Whether a server leads for this long from now.
+pub(super) fn leads_for(leadership: Leadership, duration: Duration) -> bool {
+    leadership.is_some_and(|until| Instant::now() + duration < until)
+}
+
+/// Takes part in the election until `stop` is set. `writers` write while this server leads, and end then, too: the Lease
+/// is given back once nothing is written any more.
+pub(super) async fn run(
+    source: KubernetesSource,
+    leadership: watch::Sender<Leadership>,
+    writers: [JoinHandle<()>; 2],
+    stop: watch::Receiver<bool>,
+) {
+    let mut candidate = Candidate::new(source, leadership);
+    candidate.run(stop).await;
+    for writer in writers {
+        if writer.await.is_err() {
+            return;
+        }
+    }
+    candidate.release().await;
+}
+
 /// Namespace of the Lease, and of what else servers share.
 pub(super) fn namespace(source: &KubernetesSource) -> String {
     let own_namespace = || fs::read_to_string(Path::new(NAMESPACE_FILE)).ok().map(|text| text.trim().to_owned());
@@ -42,7 +66,7 @@ pub(super) fn namespace(source: &KubernetesSource) -> String {
 }
 
 /// A candidate.
-pub(super) struct Candidate {
+struct Candidate {
     source: KubernetesSource,
     namespace: String,
     identity: String,
@@ -56,7 +80,7 @@ pub(super) struct Candidate {
 }
 
 impl Candidate {
-    pub(super) fn new(source: KubernetesSource, leadership: watch::Sender<Leadership>) -> Self {
+    fn new(source: KubernetesSource, leadership: watch::Sender<Leadership>) -> Self {
         let identity = identity();
         Self {
             namespace: namespace(&source),
@@ -71,7 +95,7 @@ impl Candidate {
     }
 
     /// Takes part in the election until `stop` is set. Then it may still hold the Lease: see [`Candidate::release`].
-    pub(super) async fn run(&mut self, mut stop: watch::Receiver<bool>) {
+    async fn run(&mut self, mut stop: watch::Receiver<bool>) {
         let mut backoff = Backoff::new();
         loop {
             let round = async {
@@ -163,7 +187,7 @@ impl Candidate {
     }
 
     /// Gives the Lease back, so that another server leads at once. To be called when nothing is written any more.
-    pub(super) async fn release(self) {
+    async fn release(self) {
         let is_held = self.election.leads_until(self.started.elapsed()).is_some();
         self.leadership.send_replace(None);
         if !is_held {

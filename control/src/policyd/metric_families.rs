@@ -9,6 +9,7 @@ use crate::listener;
 use crate::metric::Family;
 use crate::metrics::definitions::policy_server as defined;
 use crate::metrics::definitions::{BUILD, POLICY_VERSION};
+use crate::policyd::kubernetes::KubernetesState;
 use crate::policyd::state::ServerState;
 
 /// All metric families of the policy server.
@@ -59,8 +60,7 @@ pub(super) fn families(state: &Arc<ServerState>) -> Vec<Family> {
     ];
     all.extend(rejection_families(state));
     all.extend(state.source.families());
-    all.extend(state.ipam.iter().flat_map(|ipam| ipam.families()));
-    all.extend(state.objects.iter().flat_map(|objects| objects.families()));
+    all.extend(state.kubernetes.iter().flat_map(KubernetesState::families));
     all
 }
 

@@ -53,7 +53,7 @@ impl RecentVersions {
 
 /// The shared state.
 #[derive(Debug, Default)]
-pub struct ObjectState {
+pub(super) struct ObjectState {
     /// The objects as the source has observed them.
     pub(super) observed: Arc<ObservedObjects>,
     /// The last compilation that is published.

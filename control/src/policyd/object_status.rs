@@ -33,7 +33,7 @@ use vipgate_policy::manifest::Kind;
 use self::api::{StatusApi, WRITE_TIMEOUT, WriteError};
 use self::inputs::Inputs;
 use self::planner::{Planner, StatusPlan, StatusWrite};
-use super::leader::Leadership;
+use super::leader::{Leadership, leads_for};
 use super::object_state::ObjectState;
 use super::rate_limit::TokenBucket;
 use super::state::ServerState;
@@ -132,7 +132,7 @@ impl Writer {
 
     /// Whether this server leads for this long.
     fn leads_for(&self, duration: Duration) -> bool {
-        self.leadership.borrow().is_some_and(|until| Instant::now() + duration < until)
+        leads_for(*self.leadership.borrow(), duration)
     }
 
     /// Plans on a blocking thread: there may be a hundred thousand endpoints.

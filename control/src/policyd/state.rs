@@ -5,8 +5,7 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::budget::Budget;
-use super::ipam::IpamState;
-use super::object_state::ObjectState;
+use super::kubernetes::KubernetesState;
 use super::publication::Publication;
 use super::registry::Registry;
 use crate::listener::ConnectionLimiter;
@@ -31,10 +30,8 @@ pub struct ServerState {
     pub registry: Arc<Registry>,
     /// Membership: active gateways and their leases.
     pub membership: MembershipHandle,
-    /// Address management, with `source.kubernetes`.
-    pub ipam: Option<Arc<IpamState>>,
-    /// Objects of the API, with `source.kubernetes`.
-    pub objects: Option<Arc<ObjectState>>,
+    /// What only servers with `source.kubernetes` have.
+    pub kubernetes: Option<KubernetesState>,
     /// Counters.
     pub stats: Arc<Stats>,
     /// Connections of the gRPC and the metrics listener.

@@ -50,7 +50,7 @@ impl Inputs {
     pub(super) fn gather(server: &ServerState, state: &ObjectState, leading_for: Duration) -> Option<Self> {
         // Objects last: a generation that isn't compiled yet is recognized, one that isn't observed yet isn't.
         let compilation = state.compilation.load_full()?;
-        let pools = server.ipam.as_ref().map(|ipam| ipam.pools()).unwrap_or_default();
+        let pools = server.kubernetes.as_ref().map(|kubernetes| kubernetes.ipam.pools()).unwrap_or_default();
         let gateways = gateways(server, &compilation.published, &state.recent);
         let observed = state.observed.snapshot();
         Some(Self { observed, compilation, gateways, pools, leading_for })

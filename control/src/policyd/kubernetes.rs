@@ -1,0 +1,71 @@
+//! What a policy server does beside serving if its source is the Kubernetes API: it takes part in the election of a
+//! leader, and as the leader it writes addresses of Services, status of objects, and Events.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use super::ipam::{self, IpamState};
+use super::leader::{self, Leadership, leads_for};
+use super::object_state::{Compilation, ObjectState};
+use super::publication::Publication;
+use super::state::ServerState;
+use super::{events, object_status};
+use crate::config::{KubernetesSource, PolicydSource};
+use crate::metric::Family;
+use crate::metrics::definitions::policy_server as defined;
+use crate::source::store::CompileOutcome;
+
+/// State of such a server.
+#[derive(Debug)]
+pub struct KubernetesState {
+    source: KubernetesSource,
+    leadership: watch::Sender<Leadership>,
+    /// Address management.
+    pub(super) ipam: Arc<IpamState>,
+    /// Objects of the API.
+    pub(super) objects: Arc<ObjectState>,
+}
+
+impl KubernetesState {
+    /// The state, if this is its source.
+    pub(super) fn of(source: &PolicydSource) -> Option<Self> {
+        let PolicydSource::Kubernetes(source) = source else { return None };
+        let (leadership, ipam, objects) = Default::default();
+        Some(Self { source: source.clone(), leadership, ipam, objects })
+    }
+
+    /// Until when this server leads, for whatever only the leader does.
+    pub(super) fn leadership(&self) -> watch::Receiver<Leadership> {
+        self.leadership.subscribe()
+    }
+
+    /// Starts all tasks, until `stop` is set. The returned one ends when nothing is written any more.
+    pub(super) fn start(&self, server: &Arc<ServerState>, stop: &watch::Receiver<bool>) -> JoinHandle<()> {
+        let (source, objects) = (|| self.source.clone(), || self.objects.clone());
+        let allocator = ipam::run(source(), (self.ipam.clone(), objects()), self.leadership(), stop.clone());
+        let status = object_status::run(source(), server.clone(), objects(), self.leadership(), stop.clone());
+        tokio::spawn(events::run(source(), self.objects.events.clone(), stop.clone()));
+        let writers = [tokio::spawn(allocator), tokio::spawn(status)];
+        tokio::spawn(leader::run(source(), self.leadership.clone(), writers, stop.clone()))
+    }
+
+    /// Passes a compilation to the writer of status, once it is published.
+    pub(super) fn share(&self, outcome: Arc<CompileOutcome>, published: &Arc<Publication>) {
+        if published.number > 0 {
+            self.objects.recent.record(published);
+            self.objects.compilation.store(Some(Arc::new(Compilation { outcome, published: published.clone() })));
+        }
+    }
+
+    /// Its metrics.
+    pub(super) fn families(&self) -> Vec<Family> {
+        let leads = leads_for(*self.leadership.borrow(), Duration::ZERO);
+        let mut families = vec![defined::LEADER.single(leads.into())];
+        families.extend(self.ipam.families());
+        families.extend(self.objects.families());
+        families
+    }
+}
