@@ -25,15 +25,13 @@ use self::failover::FailoverTopology;
 use crate::command_error::CommandError;
 use crate::lab::Lab;
 
-/// One lab per scenario.
-type Labs<const N: usize> = [Lab; N];
-
 /// Runs both scenarios, reports, cleans up. With `keep`, both topologies stay until the user presses Enter.
 ///
 /// # Errors
 /// When the setup fails, a check of the report fails, or the demo is interrupted.
 pub fn run(keep: bool) -> Result<(), CommandError> {
-    run_in(["demo", "group"], |labs| run_scenarios(labs, keep))
+    let (first, second) = (new_lab("demo")?, new_lab("group")?);
+    run_in(&[first.clone(), second.clone()], || run_scenarios(&first, &second, keep))
 }
 
 /// Runs the first scenario with a Kubernetes API server in place of files.
@@ -41,21 +39,20 @@ pub fn run(keep: bool) -> Result<(), CommandError> {
 /// # Errors
 /// As [`run`], and when `kube-apiserver`, `etcd` or `kubectl` is missing.
 pub fn run_kubernetes(keep: bool) -> Result<(), CommandError> {
-    run_in(["cluster"], |[lab]| run_cluster(lab, keep))
+    let lab = new_lab("cluster")?;
+    run_in(std::slice::from_ref(&lab), || run_cluster(&lab, keep))
 }
 
-/// Runs scenarios in labs with these tags, and removes the labs.
-fn run_in<const N: usize>(
-    tags: [&str; N],
-    scenarios: impl FnOnce(&Labs<N>) -> Result<(), CommandError>,
-) -> Result<(), CommandError> {
-    let labs = tags.map(Lab::new).into_iter().collect::<Result<Vec<_>, _>>().map_err(CommandError::runtime)?;
-    let labs: Labs<N> = labs.try_into().map_err(|_| CommandError::runtime("a lab is missing"))?;
-    let labs = Arc::new(labs);
+fn new_lab(tag: &str) -> Result<Arc<Lab>, CommandError> {
+    Lab::new(tag).map(Arc::new).map_err(CommandError::runtime)
+}
+
+/// Runs scenarios, and removes their labs.
+fn run_in(labs: &[Arc<Lab>], scenarios: impl FnOnce() -> Result<(), CommandError>) -> Result<(), CommandError> {
     let interrupted = Arc::new(AtomicBool::new(false));
-    clean_up_on_signals(labs.clone(), interrupted.clone())?;
-    let result = scenarios(&labs);
-    remove(&labs);
+    clean_up_on_signals(labs.to_owned(), interrupted.clone())?;
+    let result = scenarios();
+    remove(labs);
     if interrupted.load(Ordering::Relaxed) {
         return Err(CommandError::runtime("interrupted; everything is cleaned up"));
     }
@@ -80,7 +77,7 @@ fn wait_for_enter() -> Result<(), CommandError> {
     std::io::stdin().read_line(&mut String::new()).map(drop).map_err(CommandError::runtime)
 }
 
-fn run_scenarios([first, second]: &Labs<2>, keep: bool) -> Result<(), CommandError> {
+fn run_scenarios(first: &Lab, second: &Lab, keep: bool) -> Result<(), CommandError> {
     let mut topology = Topology::build(first)?;
     Report::title();
     let mut report = Report::new();
@@ -103,12 +100,14 @@ fn run_scenarios([first, second]: &Labs<2>, keep: bool) -> Result<(), CommandErr
     report.finish()
 }
 
-fn remove<const N: usize>(labs: &Labs<N>) {
-    labs.iter().for_each(Lab::remove);
+fn remove(labs: &[Arc<Lab>]) {
+    for lab in labs {
+        lab.remove();
+    }
 }
 
 /// Removes the labs on SIGINT and SIGTERM. Whatever the demo waits for ends with them.
-fn clean_up_on_signals<const N: usize>(labs: Arc<Labs<N>>, interrupted: Arc<AtomicBool>) -> Result<(), CommandError> {
+fn clean_up_on_signals(labs: Vec<Arc<Lab>>, interrupted: Arc<AtomicBool>) -> Result<(), CommandError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(CommandError::runtime)?;
     let (mut interrupt, mut terminate) = {
         let _context = runtime.enter();

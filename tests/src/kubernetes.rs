@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tempfile::TempDir;
-use vipgate::lab::api_server::ENDPOINT_SLICES;
+use vipgate::lab::api_server::{ENDPOINT_SLICES, Flags, kubeconfig};
 use vipgate::lab::{self, Host, Process};
 
 use crate::etcd::Etcd;
@@ -24,7 +24,6 @@ pub const URL: &str = "https://127.0.0.1:6443";
 pub const ADMIN: &str = "admin";
 /// A user with only those rights that a test grants.
 pub const POLICYD: &str = "policyd";
-const PORT: &str = "6443";
 /// Not etcd's default: a policy server's own etcd may run on the same host.
 const ETCD_PORT: u16 = 12379;
 /// The interval of updates about kinds that don't change; 5 s in clusters.
@@ -70,7 +69,7 @@ impl ApiServer {
         let tokens = format!("{ADMIN},{ADMIN},1,system:masters\n{POLICYD},{POLICYD},2\n");
         fs::write(server.path("tokens.csv"), tokens).unwrap();
         for user in [ADMIN, POLICYD] {
-            fs::write(server.kubeconfig(user), kubeconfig(&server.ca_file, user)).unwrap();
+            fs::write(server.kubeconfig(user), kubeconfig("127.0.0.1", &server.ca_file, user)).unwrap();
         }
         server.start();
         // It has fields for CEL.
@@ -84,32 +83,20 @@ impl ApiServer {
     pub fn start(&mut self) {
         assert!(self.process.is_none(), "the API server runs");
         self.start_count += 1;
-        let certificates = self.path("certificates");
+        let flags = Flags {
+            etcd: self.etcd.endpoint(),
+            address: "127.0.0.1",
+            certificates: &self.path("certificates"),
+            tokens: &self.path("tokens.csv"),
+            service_accounts: [self.service_accounts.key.clone(), self.service_accounts.cert.clone()],
+            lacks_endpoint_slices: true,
+        };
         let mut command = vec![
             program("VIPGATE_KUBE_APISERVER"),
-            format!("--etcd-servers={}", self.etcd.endpoint()),
-            // Without it, it searches a default route for an address.
-            "--advertise-address=127.0.0.1".to_owned(),
-            "--bind-address=127.0.0.1".to_owned(),
-            format!("--secure-port={PORT}"),
-            format!("--cert-dir={certificates}"),
             format!("--tls-cert-file={}", self.tls.cert),
             format!("--tls-private-key-file={}", self.tls.key),
-            format!("--token-auth-file={}", self.path("tokens.csv")),
-            "--authorization-mode=RBAC".to_owned(),
-            "--service-cluster-ip-range=10.96.0.0/16,fd96::/112".to_owned(),
-            // Later versions have all: Services with two families or protocols, and resourceVersions of kinds that don't change follow
-            // the server's. Without the latter, a watch of such a kind gets no bookmarks.
-            "--feature-gates=IPv6DualStack=true,EfficientWatchResumption=true,MixedProtocolLBService=true".to_owned(),
-            "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
-            format!("--service-account-signing-key-file={}", self.service_accounts.key),
-            format!("--service-account-key-file={}", self.service_accounts.cert),
-            // Pods need no service account, which a controller would create.
-            "--disable-admission-plugins=ServiceAccount".to_owned(),
-            "--endpoint-reconciler-type=none".to_owned(),
-            // The built-in version would hide the custom resource.
-            "--runtime-config=discovery.k8s.io/v1beta1=false".to_owned(),
         ];
+        command.extend(flags.to_arguments());
         command.extend(self.flags.iter().cloned());
         let command: Vec<&str> = command.iter().map(String::as_str).collect();
         self.process = Some(self.host.spawn(&command, &self.log_path()).unwrap());
@@ -273,15 +260,4 @@ impl ApiServer {
 
 fn program(variable: &str) -> String {
     std::env::var(variable).unwrap_or_else(|_| panic!("{variable} is not set: run `make e2e-kubernetes`"))
-}
-
-fn kubeconfig(ca_file: &str, user: &str) -> String {
-    format!(
-        "apiVersion: v1\n\
-         kind: Config\n\
-         clusters: [{{name: test, cluster: {{server: \"{URL}\", certificate-authority: {ca_file}}}}}]\n\
-         users: [{{name: {user}, user: {{token: {user}}}}}]\n\
-         contexts: [{{name: test, context: {{cluster: test, user: {user}}}}}]\n\
-         current-context: test\n"
-    )
 }

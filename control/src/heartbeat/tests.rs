@@ -13,12 +13,13 @@ use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
 use tonic::Code;
 use tonic::service::Routes;
 use tonic::transport::Server as Tonic;
-use vipgate_policy::compiler::{Peer, Placement};
+use vipgate_policy::compiler::Placement;
 
 use super::*;
 use crate::policyd::membership;
 use crate::policyd::publication::Publication;
 use crate::policyd::stats::Stats;
+use crate::xds::fixtures::peer;
 use crate::xds::proto;
 use crate::xds::proto::membership_client::MembershipClient;
 
@@ -80,15 +81,7 @@ fn ready(seen_view: u64) -> ReportedState {
 }
 
 fn published(names: &'static [&str]) -> Arc<Publication> {
-    let peer = |name: &&str| Peer {
-        name: (*name).into(),
-        node: "n".into(),
-        zone: "".into(),
-        address: None,
-        pods: [].into(),
-        uncovered: None,
-    };
-    let placement = Placement { peers: names.iter().map(peer).collect(), ..Placement::default() };
+    let placement = Placement { peers: names.iter().map(|name| peer(name)).collect(), ..Placement::default() };
     Arc::new(Publication::default().next(Arc::new(placement)).unwrap())
 }
 

@@ -21,8 +21,67 @@ const KEY_FILES: [&str; 2] = ["service-accounts.key", "service-accounts.pub"];
 const ETCD: &str = "http://127.0.0.1:2379";
 /// The last minor version of Kubernetes 1 without `discovery.k8s.io/v1`, and with these feature gates.
 const LAST_WITHOUT_SLICES: u32 = 20;
-/// Features that later versions have: Services with two families or protocols, and bookmarks of kinds that don't change.
+/// Features that later versions have: Services with two families or protocols, and resource versions of kinds that don't
+/// change follow the server's. Without the latter, a watch of such a kind gets no bookmarks.
 const FEATURES: &str = "--feature-gates=IPv6DualStack=true,EfficientWatchResumption=true,MixedProtocolLBService=true";
+
+/// Flags of kube-apiserver.
+#[derive(Debug)]
+pub struct Flags<'a> {
+    /// URL of etcd.
+    pub etcd: &'a str,
+    /// Address that it listens at, port 6443.
+    pub address: &'a str,
+    /// Directory of the certificate that it creates, unless it is given one.
+    pub certificates: &'a str,
+    /// File with bearer tokens.
+    pub tokens: &'a str,
+    /// Files with the private and the public key of service account tokens.
+    pub service_accounts: [String; 2],
+    /// Whether the version has no `EndpointSlices`.
+    pub lacks_endpoint_slices: bool,
+}
+
+impl Flags<'_> {
+    /// The command line.
+    pub fn to_arguments(&self) -> Vec<String> {
+        let [private, public] = &self.service_accounts;
+        let mut arguments = vec![
+            format!("--etcd-servers={}", self.etcd),
+            // Without it, it searches a default route for an address.
+            format!("--advertise-address={}", self.address),
+            format!("--bind-address={}", self.address),
+            "--secure-port=6443".to_owned(),
+            format!("--cert-dir={}", self.certificates),
+            format!("--token-auth-file={}", self.tokens),
+            "--authorization-mode=RBAC".to_owned(),
+            "--service-cluster-ip-range=10.96.0.0/16,fd96::/112".to_owned(),
+            "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
+            format!("--service-account-signing-key-file={private}"),
+            format!("--service-account-key-file={public}"),
+            // Pods need no service account, which a controller would create.
+            "--disable-admission-plugins=ServiceAccount".to_owned(),
+            "--endpoint-reconciler-type=none".to_owned(),
+        ];
+        if self.lacks_endpoint_slices {
+            // The built-in version would hide the custom resource.
+            arguments.extend([FEATURES, "--runtime-config=discovery.k8s.io/v1beta1=false"].map(str::to_owned));
+        }
+        arguments
+    }
+}
+
+/// A kubeconfig for an API server at an address, of a user whose bearer token is its name.
+pub fn kubeconfig(address: &str, ca_file: &str, user: &str) -> String {
+    format!(
+        "apiVersion: v1\n\
+         kind: Config\n\
+         clusters: [{{name: lab, cluster: {{server: \"https://{address}:6443\", certificate-authority: {ca_file}}}}}]\n\
+         users: [{{name: {user}, user: {{token: {user}}}}}]\n\
+         contexts: [{{name: lab, context: {{cluster: lab, user: {user}}}}}]\n\
+         current-context: lab\n"
+    )
+}
 
 /// An API server, running or not. Everything ends on drop.
 #[derive(Debug)]
@@ -124,28 +183,15 @@ impl ApiServer {
     /// When it doesn't start in time.
     pub fn resume(&mut self) -> Result<(), Error> {
         let path = |file: &str| self.directory.join(file).display().to_string();
-        let address = &self.address;
-        let mut command = vec![
-            self.program.clone(),
-            format!("--etcd-servers={ETCD}"),
-            format!("--advertise-address={address}"),
-            format!("--bind-address={address}"),
-            "--secure-port=6443".to_owned(),
-            format!("--cert-dir={}", path("certificates")),
-            format!("--token-auth-file={}", path("tokens.csv")),
-            "--authorization-mode=RBAC".to_owned(),
-            "--service-cluster-ip-range=10.96.0.0/16,fd96::/112".to_owned(),
-            "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
-            format!("--service-account-signing-key-file={}", path(KEY_FILES[0])),
-            format!("--service-account-key-file={}", path(KEY_FILES[1])),
-            // Pods need no service account, which a controller would create.
-            "--disable-admission-plugins=ServiceAccount".to_owned(),
-            "--endpoint-reconciler-type=none".to_owned(),
-        ];
-        if self.lacks_endpoint_slices() {
-            // The built-in version would hide the custom resource.
-            command.extend([FEATURES, "--runtime-config=discovery.k8s.io/v1beta1=false"].map(str::to_owned));
-        }
+        let flags = Flags {
+            etcd: ETCD,
+            address: &self.address,
+            certificates: &path("certificates"),
+            tokens: &path("tokens.csv"),
+            service_accounts: KEY_FILES.map(path),
+            lacks_endpoint_slices: self.lacks_endpoint_slices(),
+        };
+        let command = [vec![self.program.clone()], flags.to_arguments()].concat();
         let command: Vec<&str> = command.iter().map(String::as_str).collect();
         let log = self.directory.join("kube-apiserver.log");
         let mut process = self.host.spawn(&command, &log)?;
@@ -162,16 +208,7 @@ impl ApiServer {
             .map_err(|error| Error::Failed { command: "generating a key".to_owned(), output: error.to_string() })?;
         // It creates its certificate itself: the file has that of the CA, too.
         let ca = self.directory.join("certificates/apiserver.crt");
-        let kubeconfig = format!(
-            "apiVersion: v1\n\
-             kind: Config\n\
-             clusters: [{{name: lab, cluster: {{server: \"https://{}:6443\", certificate-authority: {}}}}}]\n\
-             users: [{{name: {TOKEN}, user: {{token: {TOKEN}}}}}]\n\
-             contexts: [{{name: lab, context: {{cluster: lab, user: {TOKEN}}}}}]\n\
-             current-context: lab\n",
-            self.address,
-            ca.display(),
-        );
+        let kubeconfig = kubeconfig(&self.address, &ca.display().to_string(), TOKEN);
         let tokens = format!("{TOKEN},{TOKEN},1,system:masters\n");
         let [private, public] = KEY_FILES;
         let files = [

@@ -26,6 +26,11 @@ pub(super) fn key(kind: Kind, name: &str) -> Key {
     Key { kind, name: name.into() }
 }
 
+/// A gateway of a placement.
+pub(crate) fn peer(name: &str) -> Peer {
+    Peer { name: name.into(), node: "n".into(), zone: "".into(), address: None, pods: [].into(), uncovered: None }
+}
+
 /// A placement of one policy, VIP, Service, gateway and overlay node, and `endpoints` endpoints that use the VIP.
 pub(crate) fn sample_placement(endpoints: u8) -> Placement {
     let (name, vip) = (Arc::<str>::from("EgressPolicy a/p"), ip("203.0.113.1"));

@@ -20,6 +20,29 @@ metadata: {name: public}
 spec: {ranges: [203.0.113.30/32]}
 ";
 
+/// A policy that selects a pod by its labels, with an address of tenant B's gateway.
+pub(crate) const BATCH_POLICY: &str = "
+apiVersion: v1
+kind: Namespace
+metadata: {name: tenant-c}
+---
+apiVersion: vipgate.io/v1alpha1
+kind: EgressPolicy
+metadata: {name: batch, namespace: tenant-c}
+spec:
+  selectors: [{podSelector: {matchLabels: {app: batch}}}]
+  addresses: [203.0.113.30]
+";
+/// The pod that it selects: p4, once it has its address.
+pub(crate) const BATCH_POD: &str = "
+apiVersion: v1
+kind: Pod
+metadata: {name: batch-0, namespace: tenant-c, labels: {app: batch}}
+spec: {containers: [{name: main, image: none}]}
+";
+/// Address of p4.
+pub(crate) const P4: &str = "10.1.0.31";
+
 /// Configuration of a source that reads the API as a user.
 pub(crate) fn source(api: &ApiServer, user: &str, settings: &str) -> String {
     format!("source: {{kubernetes: {{kubeconfig: {}{settings}}}}}", api.kubeconfig(user).display())

@@ -8,31 +8,9 @@ use vipgate_tests::{SERVER, Testbed, wait_for};
 
 use crate::access::grant_all_but;
 use crate::fixture::{
-    POOL, VIP_POOL, create_tenants, source, start_gateway, start_policyd, status, wait_health, wait_in_step,
-    wait_seen_as,
+    BATCH_POD, BATCH_POLICY, P4, POOL, VIP_POOL, create_tenants, source, start_gateway, start_policyd, status,
+    wait_health, wait_in_step, wait_seen_as,
 };
-
-const P4: &str = "10.1.0.31";
-
-const SELECTING: &str = "
-apiVersion: v1
-kind: Namespace
-metadata: {name: tenant-c}
----
-apiVersion: vipgate.io/v1alpha1
-kind: EgressPolicy
-metadata: {name: batch, namespace: tenant-c}
-spec:
-  selectors: [{podSelector: {matchLabels: {app: batch}}}]
-  addresses: [203.0.113.30]
-";
-
-const POD: &str = "
-apiVersion: v1
-kind: Pod
-metadata: {name: batch-0, namespace: tenant-c, labels: {app: batch}}
-spec: {containers: [{name: main, image: none}]}
-";
 
 #[test]
 fn pods_are_read_while_a_policy_selects_some() {
@@ -47,12 +25,12 @@ fn pods_are_read_while_a_policy_selects_some() {
     wait_health(&testbed, &policyd, None);
 
     api.apply(POOL);
-    api.apply(SELECTING);
+    api.apply(BATCH_POLICY);
     wait_health(&testbed, &policyd, Some("Pod: "));
     grant_all_but(&api, None);
     wait_health(&testbed, &policyd, None);
     // A pod exists before it has an address.
-    api.apply(POD);
+    api.apply(BATCH_POD);
     let address = json!({"status": {"phase": "Running", "podIP": P4, "podIPs": [{"ip": P4}]}});
     api.patch_status("pod", "tenant-c", "batch-0", &address);
     wait_seen_as(&testbed, 3, VIP_POOL);
@@ -66,7 +44,7 @@ fn pods_are_read_while_a_policy_selects_some() {
     testbed.wait_uncovered(&testbed.pods[3], SERVER[0], P4);
     let objects = || policyd.metric("vipgate_policy_objects", "state=\"accepted\"");
     let with_pods = objects();
-    api.apply(POD.replace("batch-0", "batch-1").as_str());
+    api.apply(BATCH_POD.replace("batch-0", "batch-1").as_str());
     std::thread::sleep(Duration::from_millis(500));
     assert!((objects() - with_pods).abs() < 0.5, "pods are still read: {}", status(&testbed));
     assert!(wait_for(Duration::from_secs(5), || status(&testbed)["gateways"][0]["in_step"] == true));

@@ -9,16 +9,10 @@ use vipgate_tests::policyd::Policyd;
 use vipgate_tests::{Testbed, wait_for};
 
 use crate::access::grant_all_but;
-use crate::fixture::{source, start_gateway, start_policyd, wait_in_step, wait_seen_as};
+use crate::fixture::{BATCH_POD, BATCH_POLICY, P4, source, start_gateway, start_policyd, wait_in_step, wait_seen_as};
 
-const P4: &str = "10.1.0.31";
-
-/// A gateway, pools, and a pod that a policy covers.
+/// A gateway, and pools.
 const OBJECTS: &str = "
-apiVersion: v1
-kind: Namespace
-metadata: {name: tenant-c}
----
 apiVersion: vipgate.io/v1alpha1
 kind: VipGateway
 metadata: {name: gw-test}
@@ -33,18 +27,6 @@ apiVersion: vipgate.io/v1alpha1
 kind: AddressPool
 metadata: {name: small}
 spec: {ranges: [203.0.113.40/32]}
----
-apiVersion: vipgate.io/v1alpha1
-kind: EgressPolicy
-metadata: {name: batch, namespace: tenant-c}
-spec:
-  selectors: [{podSelector: {matchLabels: {app: batch}}}]
-  addresses: [203.0.113.30]
----
-apiVersion: v1
-kind: Pod
-metadata: {name: batch-0, namespace: tenant-c, labels: {app: batch}}
-spec: {containers: [{name: main, image: none}]}
 ";
 
 /// A policy whose VIP another one has.
@@ -59,7 +41,14 @@ spec:
 
 fn create(api: &ApiServer) {
     grant_all_but(api, None);
-    api.apply(OBJECTS);
+    create_objects(api, OBJECTS);
+}
+
+/// Creates these objects, and a policy with the pod that it covers.
+fn create_objects(api: &ApiServer, objects: &str) {
+    for manifests in [objects, BATCH_POLICY, BATCH_POD] {
+        api.apply(manifests);
+    }
     let address = json!({"status": {"phase": "Running", "podIP": P4, "podIPs": [{"ip": P4}]}});
     api.patch_status("pod", "tenant-c", "batch-0", &address);
 }
@@ -298,9 +287,8 @@ fn a_drained_gateway_has_no_vips_and_says_so() {
     let gateways = "kind: VipGateway\nmetadata: {name: gw-1}\nspec: {peerAddress: 10.2.0.1}\n---\n\
                     apiVersion: vipgate.io/v1alpha1\nkind: VipGateway\nmetadata: {name: gw-2}\n\
                     spec: {peerAddress: 10.2.0.2}\n";
-    api.apply(&OBJECTS.replace("kind: VipGateway\nmetadata: {name: gw-test}\nspec: {node: node-1}\n", gateways));
-    let address = json!({"status": {"phase": "Running", "podIP": P4, "podIPs": [{"ip": P4}]}});
-    api.patch_status("pod", "tenant-c", "batch-0", &address);
+    let gateway = "kind: VipGateway\nmetadata: {name: gw-test}\nspec: {node: node-1}\n";
+    create_objects(&api, &OBJECTS.replace(gateway, gateways));
     cluster.start_policyd(&(source(&api, POLICYD, "") + "\nmembership: {max_unavailable: 1}"));
     cluster.start_gateways("");
     let policyd = cluster.policyd.as_ref().unwrap();

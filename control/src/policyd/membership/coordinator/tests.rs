@@ -1,10 +1,11 @@
 //! The coordinator with an unavailable store, and those of several servers that elect a leader.
 
-use vipgate_policy::compiler::{Peer, Placement};
+use vipgate_policy::compiler::Placement;
 
 use super::*;
 use crate::membership::DesiredState;
 use crate::policyd::membership::store::kubernetes::fake::{FakeApi, Fault};
+use crate::xds::fixtures::peer;
 
 /// A store whose commits always fail.
 struct UnavailableStore;
@@ -21,15 +22,7 @@ impl Store for UnavailableStore {
 
 /// A policy with these gateways.
 fn placement(gateways: &[&str]) -> Arc<Placement> {
-    let peer = |name: &&str| Peer {
-        name: (*name).into(),
-        node: "n".into(),
-        zone: "".into(),
-        address: None,
-        pods: [].into(),
-        uncovered: None,
-    };
-    Arc::new(Placement { peers: gateways.iter().map(peer).collect(), ..Placement::default() })
+    Arc::new(Placement { peers: gateways.iter().map(|name| peer(name)).collect(), ..Placement::default() })
 }
 
 #[tokio::test]
