@@ -5,7 +5,6 @@
 use crate::membership::status::{Authority, MembershipStatus};
 mod stream;
 
-use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,14 +16,12 @@ use vipgate_dataplane::flow::time::Tick;
 use crate::config::PolicyServer;
 use crate::membership::secret::Secret;
 use crate::membership::view::{DesiredState, Fingerprint, MembershipView, TunnelKey};
-use crate::xds::client::{Target, TargetList, jittered};
+use crate::xds::client::{LoggedErrors, Target, TargetList, jittered};
 
 /// TTL of leases until the server has granted one.
 const DEFAULT_TTL: Duration = Duration::from_millis(600);
 /// Initial and maximum delay between connection attempts: a lease outlasts both.
 const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(200));
-/// Maximum number of errors that are remembered, so that each is logged once.
-const MAX_LOGGED_ERRORS: usize = 32;
 /// Delay after a rejection, whose cause an operator must fix.
 const REJECTED_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Delay after connecting to a server without the membership service.
@@ -111,7 +108,7 @@ pub struct HeartbeatClient {
     /// Errors since the servers were last tried from the first one on.
     round_errors: Vec<String>,
     /// Errors that were logged since a server was last reached.
-    logged_errors: BTreeSet<String>,
+    logged_errors: LoggedErrors,
     /// When a rival for the gateway's name was last logged.
     contested_at: Option<Instant>,
 }
@@ -154,7 +151,7 @@ impl HeartbeatClient {
             connect_timeout: stream::INITIAL_CONNECT_TIMEOUT,
             retry_delay: RETRY_DELAY.0,
             round_errors: Vec::new(),
-            logged_errors: BTreeSet::new(),
+            logged_errors: LoggedErrors::default(),
             contested_at: None,
         };
         (client, handle)
@@ -209,7 +206,7 @@ impl HeartbeatClient {
                     );
                 }
             }
-            StreamEnd::NameInUse(reason) if self.is_new_error(&reason) => tracing::error!(
+            StreamEnd::NameInUse(reason) if self.logged_errors.is_new(&reason) => tracing::error!(
                 event = "name_in_use",
                 gateway = &*self.config.name,
                 %server,
@@ -236,17 +233,9 @@ impl HeartbeatClient {
     }
 
     fn log_loss(&mut self, server: &Target, reason: &str) {
-        if self.is_new_error(reason) {
+        if self.logged_errors.is_new(reason) {
             tracing::warn!(event = "authority_lost", %server, reason, "the membership service is unreachable");
         }
-    }
-
-    /// Whether an error wasn't logged since a server was last reached.
-    fn is_new_error(&mut self, error: &str) -> bool {
-        if self.logged_errors.len() > MAX_LOGGED_ERRORS {
-            self.logged_errors.clear();
-        }
-        self.logged_errors.insert(error.to_owned())
     }
 
     /// Changes the status; watchers are notified only if it differs.

@@ -3,10 +3,10 @@
 
 mod coalesce;
 mod connect;
+mod logged_errors;
 mod stream;
 mod target;
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -18,6 +18,7 @@ use vipgate_policy::compiler::GatewayLocality;
 pub use self::coalesce::COALESCE_INTERVAL;
 pub use self::connect::error_chain;
 pub(crate) use self::connect::open_channel;
+pub(crate) use self::logged_errors::LoggedErrors;
 pub(crate) use self::stream::describe_status;
 pub(crate) use self::target::{Target, TargetList};
 use super::cache::{Cache, CacheContents};
@@ -28,8 +29,6 @@ use crate::xds::store::{PolicyUpdate, ResourceStore};
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 /// The same after a response that is too large: the next one will be as large, and as expensive for both sides.
 const BACKOFF_TOO_LARGE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_mins(2));
-/// Maximum number of errors that are remembered, so that each is logged once.
-const MAX_LOGGED_ERRORS: usize = 32;
 /// A connection that lasted longer resets the backoff.
 const BACKOFF_RESET: Duration = Duration::from_secs(30);
 
@@ -194,17 +193,16 @@ impl Client {
     /// Connects, runs the stream and reconnects until the receiver of the events is dropped.
     pub async fn run(mut self) {
         let (mut delay, mut delay_too_large) = (BACKOFF.0, BACKOFF_TOO_LARGE.0);
-        // Errors that were logged since the last connection: each server of several may have another one.
-        let mut logged = BTreeSet::new();
+        let mut logged = LoggedErrors::default();
         while !self.events.is_closed() {
             let started = Instant::now();
             let target = self.targets.next().await;
             let end = stream::run(&mut self, &target).await;
             self.store.discard();
-            if self.status.load().connected || logged.len() > MAX_LOGGED_ERRORS {
+            if self.status.load().connected {
                 logged.clear();
             }
-            let is_new = logged.insert(end.reason().to_owned());
+            let is_new = logged.is_new(end.reason());
             let (server, reason) = (target.to_string(), end.reason());
             match &end {
                 _ if !is_new => {}
