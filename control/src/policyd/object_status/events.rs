@@ -1,4 +1,4 @@
-//! Events of changes of conditions. A change is an Event once, whoever leads, since the condition is in the API.
+//! Events of changes of conditions. A change is an Event once, under any leader, since the condition is in the API.
 
 use super::accepted::{ACCEPTED, ADDRESS_CONFLICT};
 use super::condition::{Transition, Truth};

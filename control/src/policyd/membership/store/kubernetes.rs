@@ -170,7 +170,7 @@ fn number_of(record: &Record) -> u64 {
     record.view.as_ref().map_or(0, |view| view.number)
 }
 
-/// Sends the record whenever it has changed, until the receiver is dropped. Errors are reported by whoever writes.
+/// Sends the record whenever it has changed, until the receiver is dropped. Errors are reported by the writer.
 async fn poll(mut object: ViewObject, records: mpsc::Sender<Record>) {
     let mut last = None;
     loop {
