@@ -348,7 +348,7 @@ async fn compile_loop(
             }
         }
         if let Some((kubernetes, snapshot)) = state.kubernetes.as_ref().zip(state.source.compiled.load().ipam.clone()) {
-            kubernetes.ipam.snapshot.send_replace(Some(snapshot));
+            kubernetes.ipam.set_snapshot(snapshot);
         }
         if let Some(placement) = state.source.compiled.load().placement.clone() {
             let (previous, started) = (last.clone(), Instant::now());

@@ -88,7 +88,8 @@ pub(super) fn run(options: &Options) -> Result<()> {
     }
     ensure!(options.size.policies <= options.size.services, "each policy needs a Service: --policies is too large");
     let mut testbed = Testbed::new("bench");
-    let api = ApiServer::new(&testbed.gateway);
+    // Each Service of type LoadBalancer gets a node port.
+    let api = ApiServer::with_flags(&testbed.gateway, &["--service-node-port-range=1024-65535"]);
     let kubeconfig = api.kubeconfig(ADMIN);
     let size = options.size;
     let load_start = Instant::now();

@@ -124,6 +124,15 @@ impl AllocationPlan {
 }
 
 impl Snapshot {
+    /// Whether both have the same objects, and so the same plan. An object that is the same is the same allocation.
+    pub fn is_same(&self, other: &Self) -> bool {
+        let is_same_object = |(one, other): (&Arc<Object>, &Arc<Object>)| Arc::ptr_eq(one, other);
+        self.tenancy == other.tenancy
+            && self.policy_addresses == other.policy_addresses
+            && self.objects.len() == other.objects.len()
+            && self.objects.iter().zip(&other.objects).all(is_same_object)
+    }
+
     /// The Services among the objects.
     pub fn services(&self) -> Vec<ServiceRequest> {
         let request = |object: &Arc<Object>| match &object.body {

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use tokio::sync::watch;
 use tokio::time::sleep;
-use vipgate_policy::ipam::{PoolUsage, Reason, Snapshot};
+use vipgate_policy::ipam::{AllocationPlan, PoolUsage, Reason, Snapshot};
 use vipgate_policy::manifest::ServiceRequest;
 
 use self::api::{ListedService, ServiceApi, WRITE_TIMEOUT, WriteError};
@@ -30,6 +30,7 @@ use crate::config::KubernetesSource;
 use crate::metric::Family;
 use crate::metrics::definitions::policy_server as defined;
 use crate::source::backoff::Backoff;
+use crate::source::ingest::join_result;
 
 /// Writes after which all Services are read again.
 const MAX_WRITES: usize = 100;
@@ -40,7 +41,7 @@ const ROUND_INTERVAL: Duration = Duration::from_millis(250);
 #[derive(Debug, Default)]
 pub struct IpamState {
     /// The objects in force.
-    pub snapshot: watch::Sender<Option<Arc<Snapshot>>>,
+    snapshot: watch::Sender<Option<Arc<Snapshot>>>,
     report: ArcSwap<Report>,
     written: Counter,
     conflicts: Counter,
@@ -48,6 +49,15 @@ pub struct IpamState {
 }
 
 impl IpamState {
+    /// Sets the objects in force. Nothing follows from the same ones.
+    pub(super) fn set_snapshot(&self, snapshot: Arc<Snapshot>) {
+        self.snapshot.send_if_modified(|current| {
+            let is_new = current.as_ref().is_none_or(|current| !Arc::ptr_eq(current, &snapshot));
+            *current = Some(snapshot);
+            is_new
+        });
+    }
+
     /// Usage of the pools in the last plan; none while this server doesn't lead.
     pub(super) fn pools(&self) -> Vec<PoolUsage> {
         self.report.load().usage.clone()
@@ -148,9 +158,8 @@ impl Allocator {
         }
     }
 
-    async fn round(&mut self, snapshot: &Snapshot, stop: &watch::Receiver<bool>) -> Rest {
-        let services = snapshot.services();
-        let plan = snapshot.plan(&services);
+    async fn round(&mut self, snapshot: &Arc<Snapshot>, stop: &watch::Receiver<bool>) -> Rest {
+        let (services, plan) = plan_for(snapshot, Snapshot::services).await;
         if plan.changes().is_empty() && self.uncertain.is_empty() {
             self.state.report.store(Arc::new(self.reporter.report(&services, &plan)));
             return Rest::Nothing;
@@ -163,7 +172,7 @@ impl Allocator {
             }
         };
         let services = self.with_uncertain(&listed);
-        let plan = snapshot.plan(&services);
+        let (services, plan) = plan_for(snapshot, move |_| services).await;
         self.state.report.store(Arc::new(self.reporter.report(&services, &plan)));
         let changes = plan.changes();
         let mut rest = if changes.len() > MAX_WRITES { Rest::More } else { Rest::Nothing };
@@ -242,4 +251,18 @@ impl Allocator {
             self.reported = Some(error.to_owned());
         }
     }
+}
+
+/// Plans for Services on a blocking thread: there may be ten thousand.
+async fn plan_for(
+    snapshot: &Arc<Snapshot>,
+    services: impl FnOnce(&Snapshot) -> Vec<ServiceRequest> + Send + 'static,
+) -> (Vec<ServiceRequest>, AllocationPlan) {
+    let snapshot = snapshot.clone();
+    let work = tokio::task::spawn_blocking(move || {
+        let services = services(&snapshot);
+        let plan = snapshot.plan(&services);
+        (services, plan)
+    });
+    join_result(work.await)
 }

@@ -14,6 +14,7 @@ mod last_good;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -49,6 +50,8 @@ pub struct ManifestStore {
     unclassed: UnclassedServices,
     /// Whether compilations prepare address management.
     has_ipam: bool,
+    /// What the last compilation has prepared.
+    ipam: Option<Arc<Snapshot>>,
     compiler: Compiler,
     /// Of the last update.
     revision: u64,
@@ -75,7 +78,7 @@ pub struct CompileOutcome {
     pub objects: usize,
     /// Why the source is unhealthy: parts that are empty or unreadable. Empty: it is healthy.
     pub unhealthy: Vec<String>,
-    /// What address management works on, where it is used.
+    /// What address management works on, where it is used; the same allocation as before if it is the same.
     pub ipam: Option<Arc<Snapshot>>,
     /// Revision of the last update in it.
     pub revision: u64,
@@ -300,18 +303,9 @@ impl ManifestStore {
         }
         diagnostics.extend(compiled.diagnostics);
         sort_and_dedup(&mut diagnostics);
-        let is_ready = self.has_ipam && self.initialized;
-        let ipam = is_ready.then(|| {
-            let is_used = |object: &&Arc<Object>| matches!(object.id.kind, Kind::AddressPool | Kind::Namespace);
-            let of_pools = last_good.objects(&self.sorted).filter(is_used);
-            // Services as they are written: one of another type by now has no claim to its address, be it faulty.
-            let services = self.sorted.values().filter(|object| object.id.kind == Kind::Service);
-            Arc::new(Snapshot {
-                tenancy: self.compiler.tenancy(),
-                objects: of_pools.chain(services).cloned().collect(),
-                policy_addresses: std::mem::take(&mut compiled.policy_addresses),
-            })
-        });
+        if self.has_ipam && self.initialized {
+            self.prepare_ipam(&last_good, std::mem::take(&mut compiled.policy_addresses));
+        }
         for entry in self.entries.values_mut() {
             let is_affected = last_good.affects(entry);
             if entry.in_force_differs || is_affected {
@@ -324,7 +318,27 @@ impl ManifestStore {
         compiled.placement.cluster = cluster.non_empty();
         let placement = self.initialized.then(|| Arc::new(compiled.placement));
         let unhealthy = unhealthy.iter().map(|it| format!("{}: {}", it.name, it.reason)).collect();
-        CompileOutcome { placement, diagnostics, faulty, objects, unhealthy, ipam, revision: self.revision }
+        CompileOutcome {
+            placement,
+            diagnostics,
+            faulty,
+            objects,
+            unhealthy,
+            ipam: self.ipam.clone(),
+            revision: self.revision,
+        }
+    }
+
+    fn prepare_ipam(&mut self, last_good: &LastGood, policy_addresses: Vec<IpAddr>) {
+        let is_used = |object: &&Arc<Object>| matches!(object.id.kind, Kind::AddressPool | Kind::Namespace);
+        let of_pools = last_good.objects(&self.sorted).filter(is_used);
+        // Services as they are written: one of another type by now has no claim to its address, be it faulty.
+        let services = self.sorted.values().filter(|object| object.id.kind == Kind::Service);
+        let objects = of_pools.chain(services).cloned().collect();
+        let snapshot = Snapshot { tenancy: self.compiler.tenancy(), objects, policy_addresses };
+        if self.ipam.as_ref().is_none_or(|last| !last.is_same(&snapshot)) {
+            self.ipam = Some(Arc::new(snapshot));
+        }
     }
 
     fn compile_objects(&mut self, last_good: &LastGood) -> Compiled {

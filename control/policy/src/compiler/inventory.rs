@@ -5,6 +5,7 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use foldhash::HashMap;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
@@ -62,6 +63,8 @@ pub(super) type NamespacedName<'a> = (&'a str, &'a str);
 #[derive(Debug, Default)]
 pub(super) struct Inventory<'a> {
     pub(super) services: Vec<ObjectRef<'a, Service>>,
+    /// Indices of the Services.
+    service_indices: HashMap<NamespacedName<'a>, usize>,
     /// The endpoint slices by Service, then by name, and the Service of each.
     slices: Vec<ObjectRef<'a, EndpointSlice>>,
     sliced: Vec<NamespacedName<'a>>,
@@ -127,15 +130,17 @@ impl<'a> Inventory<'a> {
             Body::Node(body) => self.nodes.push(ObjectRef { id, name, origin, body }),
             Body::OverlayNode(body) => self.overlay_nodes.push(ObjectRef { id, name, origin, body }),
             Body::Pod(body) => self.pods.push(ObjectRef { id, name, origin, body }),
-            Body::Service(body) => self.services.push(ObjectRef { id, name, origin, body }),
+            Body::Service(body) => {
+                self.service_indices.insert((&id.namespace, &id.name), self.services.len());
+                self.services.push(ObjectRef { id, name, origin, body });
+            }
             Body::ServiceCidr(body) => self.service_cidrs.push(ObjectRef { id, name, origin, body }),
         }
     }
 
     /// A Service by namespace and name.
     pub(super) fn service(&self, key: NamespacedName<'a>) -> Option<ObjectRef<'a, Service>> {
-        let at = self.services.binary_search_by(|service| service.namespaced_name().cmp(&key)).ok()?;
-        self.services.get(at).copied()
+        self.services.get(*self.service_indices.get(&key)?).copied()
     }
 
     /// The Services of a namespace.

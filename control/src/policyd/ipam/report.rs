@@ -71,11 +71,14 @@ impl Reporter {
         let has_own = |service: &&ServiceRequest| service.is_managed && !service.current.is_empty();
         let known: BTreeMap<String, Vec<IpAddr>> =
             services.iter().filter(has_own).map(|service| (service.path(), service.current.clone())).collect();
-        let is_known = |path: &String| services.iter().any(|service| service.path() == *path);
-        for (path, addresses) in std::mem::replace(&mut self.known, known) {
-            if !self.known.contains_key(&path) && !is_known(&path) {
-                self.report_released(&path, &addresses);
-            }
+        let mut gone = std::mem::replace(&mut self.known, known);
+        gone.retain(|path, _| !self.known.contains_key(path));
+        if !gone.is_empty() {
+            // What is written to a Service that remains is reported then.
+            services.iter().for_each(|service| drop(gone.remove(&service.path())));
+        }
+        for (path, addresses) in gone {
+            self.report_released(&path, &addresses);
         }
         report
     }

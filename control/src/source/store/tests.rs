@@ -381,3 +381,37 @@ fn services_without_a_class_are_another_controllers_if_requested() {
         assert_eq!(outcome.diagnostics, []);
     }
 }
+
+#[test]
+fn address_management_gets_the_same_snapshot_until_one_of_its_objects_changes() {
+    let mut store = ManifestStore::default().with_ipam(true);
+    let documents = tenant("x", "203.0.113.1", "10.0.0.1");
+    let (service, slice) = documents.split_once("---\n").unwrap();
+    let changed = [("service", service), ("slice", slice)].map(|(name, text)| (name.into(), Ok(text.to_owned())));
+    store.update(SourceUpdate { full: true, changed: changed.into(), ..SourceUpdate::default() });
+    let first = store.compile().ipam.unwrap();
+    assert_eq!(first.services().len(), 1);
+    store.update(put("slice", &slice.replace("10.0.0.1", "10.0.0.9")));
+    let outcome = store.compile();
+    assert_eq!(bindings(&outcome), ["10.0.0.9 -> 203.0.113.1"]);
+    assert!(Arc::ptr_eq(&first, &outcome.ipam.unwrap()), "it doesn't read slices");
+
+    let pool =
+        "apiVersion: vipgate.io/v1alpha1\nkind: AddressPool\nmetadata: {name: p}\nspec: {ranges: [203.0.113.0/24]}";
+    for update in [put("service", &service.replace("203.0.113.1", "203.0.113.2")), put("pool", pool)] {
+        let before = store.compile().ipam.unwrap();
+        store.update(update);
+        assert!(!Arc::ptr_eq(&before, &store.compile().ipam.unwrap()));
+    }
+    assert_eq!(store.compile().ipam.unwrap().policy_addresses, [] as [IpAddr; 0]);
+    let policy = "apiVersion: vipgate.io/v1alpha1\nkind: ClusterEgressPolicy\nmetadata: {name: c}\n\
+                  spec: {addresses: [203.0.113.7], selectors: [{namespaceSelector: {}, podSelector: {}}]}";
+    store.update(put("policy", policy));
+    let outcome = store.compile();
+    assert_eq!(
+        outcome.ipam.unwrap().policy_addresses,
+        ["203.0.113.7".parse::<IpAddr>().unwrap()],
+        "{:?}",
+        outcome.diagnostics
+    );
+}

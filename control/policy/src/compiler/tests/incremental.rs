@@ -316,3 +316,33 @@ fn a_changed_slice_concerns_its_service_alone() {
     assert_eq!((other.shard_maps.len(), Arc::ptr_eq(&one.shard_maps, &other.shard_maps)), (4, true));
     assert!(other.endpoints.iter().all(|endpoint| endpoint.slot.is_some()));
 }
+
+#[test]
+fn objects_of_which_few_changed_are_sorted_as_all_others() {
+    let parsed = |n: usize| Arc::new(objects(&service(&format!("s{n:02}"), "", 80, &[])).pop().unwrap());
+    let edits = prop::collection::vec((0..30_usize, prop::option::of(0..60_usize)), 0..4);
+    property(
+        ProptestConfig::with_cases(256),
+        &(prop::collection::btree_set(0..60_usize, 0..30), edits),
+        &["sorted", "unsorted", "removed"],
+        |(old, edits), coverage| {
+            let old: Vec<Arc<Object>> = old.into_iter().map(parsed).collect();
+            let mut new = old.clone();
+            for (place, edit) in edits {
+                match edit {
+                    Some(n) => new.insert(place.min(new.len()), parsed(n)),
+                    None if place < new.len() => drop(new.remove(place)),
+                    None => {}
+                }
+            }
+            let mut expected = new.clone();
+            expected.sort_by(|a, b| inventory::order(a, b));
+            let is_same = |other: &[Arc<Object>]| other.iter().zip(&expected).all(|(a, b)| a.id == b.id);
+            coverage.count(if is_same(&new) { "sorted" } else { "unsorted" });
+            coverage.add("removed", u64::from(new.len() < old.len()));
+            sort_changed(&old, &mut new);
+            prop_assert!(is_same(&new) && new.len() == expected.len());
+            Ok(())
+        },
+    );
+}
