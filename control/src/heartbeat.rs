@@ -66,6 +66,8 @@ pub struct ReportedState {
     pub unable: Option<Arc<str>>,
     /// Version of the policy that it has in force.
     pub policy_version: Option<Arc<str>>,
+    /// Number of its active sessions.
+    pub sessions: u64,
 }
 
 /// Handle of the client. When `reported` is dropped, the client ends.

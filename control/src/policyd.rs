@@ -135,7 +135,10 @@ async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
     let [_, metrics_connections] = state.listeners.clone();
     let metrics_server =
         tokio::spawn(metrics::serve(monitored(&state), metrics_listener, metrics_connections, stopped.clone()));
-    let leader = state.kubernetes.as_ref().map(|kubernetes| kubernetes.start(&state, &stopped));
+    let leader = state
+        .kubernetes
+        .as_ref()
+        .map(|kubernetes| kubernetes.start(state.registry.clone(), state.membership.clone(), &stopped));
     let compiler = tokio::spawn(compile_loop(state, intake, (events, commands), publish, listen));
 
     let outcome = tokio::select! {

@@ -138,6 +138,8 @@ pub struct Heartbeat {
     pub unable: Option<Arc<str>>,
     /// Version of the policy that it has in force.
     pub policy_version: Option<Arc<str>>,
+    /// Number of its active sessions.
+    pub sessions: u64,
     /// The last view that it got, in the first heartbeat of a stream.
     pub view: Option<Arc<MembershipView>>,
 }
@@ -157,6 +159,7 @@ impl Heartbeat {
             tunnel_key: None,
             unable: None,
             policy_version: None,
+            sessions: 0,
             view: None,
         }
     }

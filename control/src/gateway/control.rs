@@ -219,6 +219,7 @@ impl ControlLoop {
     fn keep_house(&mut self) -> ControlFlow<End> {
         self.reconciler.is_converged();
         self.membership.group.log_lease_changes();
+        self.membership.group.report_sessions(self.state.sum(|counters| counters.sessions.get()));
         self.housekeeping.run();
         if !self.threads.are_alive() {
             return ControlFlow::Break(Err(CommandError::runtime("a worker thread died; see the log")));

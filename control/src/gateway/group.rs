@@ -375,6 +375,7 @@ impl Group {
             seen_view: self.applied,
             unable: self.state.unable().cloned(),
             policy_version: Some(self.applied_policy.clone()).filter(|version| !version.is_empty()),
+            sessions: client.reported.borrow().sessions,
         };
         client.reported.send_if_modified(|current| {
             // A changed policy alone is no reason for a heartbeat of its own: the next one has it.
@@ -382,6 +383,15 @@ impl Group {
             let is_new = *current != desired;
             *current = desired;
             is_new
+        });
+    }
+
+    /// The number of active sessions for the next heartbeats.
+    pub(super) fn report_sessions(&self, sessions: u64) {
+        let Some(client) = &self.client else { return };
+        client.reported.send_if_modified(|current| {
+            current.sessions = sessions;
+            false
         });
     }
 

@@ -144,7 +144,7 @@ impl HeartbeatStream<'_> {
 
     fn send_heartbeat(&mut self) {
         let reported = self.client.reported.borrow_and_update().clone();
-        let ReportedState { desired_state, seen_view, unable, policy_version } = reported;
+        let ReportedState { desired_state, seen_view, unable, policy_version, sessions } = reported;
         let config = &self.client.config;
         let known_view = self.client.status.borrow().view.clone();
         let heartbeat = Heartbeat {
@@ -159,6 +159,7 @@ impl HeartbeatStream<'_> {
             tunnel_key: Some(config.tunnel_key),
             unable,
             policy_version,
+            sessions,
             view: (self.sequence == 0 && known_view.number > 0).then_some(known_view),
         };
         self.sequence += 1;

@@ -9,9 +9,11 @@ use tokio::task::JoinHandle;
 
 use super::ipam::{self, IpamState};
 use super::leader::{self, Leadership, leads_for};
+use super::membership::MembershipHandle;
 use super::object_state::{Compilation, ObjectState};
+use super::object_status::InputSources;
 use super::publication::Publication;
-use super::state::ServerState;
+use super::registry::Registry;
 use super::{events, object_status};
 use crate::config::{KubernetesSource, PolicydSource};
 use crate::metric::Family;
@@ -43,10 +45,17 @@ impl KubernetesState {
     }
 
     /// Starts all tasks, until `stop` is set. The returned one ends when nothing is written any more.
-    pub(super) fn start(&self, server: &Arc<ServerState>, stop: &watch::Receiver<bool>) -> JoinHandle<()> {
-        let (source, objects) = (|| self.source.clone(), || self.objects.clone());
-        let allocator = ipam::run(source(), (self.ipam.clone(), objects()), self.leadership(), stop.clone());
-        let status = object_status::run(source(), server.clone(), objects(), self.leadership(), stop.clone());
+    pub(super) fn start(
+        &self,
+        registry: Arc<Registry>,
+        membership: MembershipHandle,
+        stop: &watch::Receiver<bool>,
+    ) -> JoinHandle<()> {
+        let source = || self.source.clone();
+        let (objects, ipam) = (self.objects.clone(), self.ipam.clone());
+        let sources = InputSources { objects: objects.clone(), ipam: ipam.clone(), registry, membership };
+        let allocator = ipam::run(source(), (ipam, objects), self.leadership(), stop.clone());
+        let status = object_status::run(source(), sources, self.leadership(), stop.clone());
         tokio::spawn(events::run(source(), self.objects.events.clone(), stop.clone()));
         let writers = [tokio::spawn(allocator), tokio::spawn(status)];
         tokio::spawn(leader::run(source(), self.leadership.clone(), writers, stop.clone()))

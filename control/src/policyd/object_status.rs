@@ -19,6 +19,7 @@ mod inputs;
 mod planner;
 mod policies;
 mod pools;
+mod session_samples;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -31,12 +32,13 @@ use tokio::time::sleep;
 use vipgate_policy::manifest::Kind;
 
 use self::api::{StatusApi, WRITE_TIMEOUT, WriteError};
+pub(super) use self::inputs::InputSources;
 use self::inputs::Inputs;
 use self::planner::{Planner, StatusPlan, StatusWrite};
+use self::session_samples::SessionSamples;
 use super::leader::{Leadership, leads_for};
 use super::object_state::ObjectState;
 use super::rate_limit::TokenBucket;
-use super::state::ServerState;
 use crate::config::KubernetesSource;
 use crate::source::backoff::Backoff;
 use crate::source::ingest::join_result;
@@ -51,18 +53,18 @@ const PAUSE_FACTOR: u32 = 20;
 /// Writes status while this server leads, until `stop` is set.
 pub(super) async fn run(
     source: KubernetesSource,
-    server: Arc<ServerState>,
-    state: Arc<ObjectState>,
+    sources: InputSources,
     leadership: watch::Receiver<Leadership>,
     stop: watch::Receiver<bool>,
 ) {
     let writer = Writer {
         api: StatusApi::new(source),
-        server,
-        state,
+        state: sources.objects.clone(),
+        sources,
         leadership,
         stop,
         planner: Planner::default(),
+        samples: SessionSamples::default(),
         bucket: TokenBucket::default(),
         started: Instant::now(),
         reported: BTreeMap::new(),
@@ -72,11 +74,12 @@ pub(super) async fn run(
 
 struct Writer {
     api: StatusApi,
-    server: Arc<ServerState>,
+    sources: InputSources,
     state: Arc<ObjectState>,
     leadership: watch::Receiver<Leadership>,
     stop: watch::Receiver<bool>,
     planner: Planner,
+    samples: SessionSamples,
     bucket: TokenBucket,
     started: Instant,
     /// The error of each kind that was logged last.
@@ -114,7 +117,8 @@ impl Writer {
                 continue;
             }
             let leading_for = leading_since.get_or_insert_with(Instant::now).elapsed();
-            let Some(inputs) = Inputs::gather(&self.server, &self.state, leading_for) else { continue };
+            let Some(mut inputs) = Inputs::gather(&self.sources, leading_for) else { continue };
+            self.samples.apply(&mut inputs.gateways, leading_for);
             if last.as_ref().is_some_and(|last| last.is_same(&inputs)) {
                 continue;
             }

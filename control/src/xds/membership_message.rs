@@ -214,7 +214,7 @@ impl proto::Heartbeat {
     /// When it is invalid.
     pub fn into_stored(self) -> Result<Heartbeat, InvalidMessage> {
         let Self { gateway, incarnation, desired_state, seen_view, fingerprint, tunnel_key, unable, view, .. } = self;
-        let (peer_address, peer_port) = (self.peer_address, self.peer_port);
+        let (peer_address, peer_port, sessions) = (self.peer_address, self.peer_port, self.sessions);
         let (gateway, unable) = (checked_name(gateway)?, checked_fault(&unable));
         let policy_version = checked_version(self.policy_version);
         if incarnation == 0 {
@@ -242,6 +242,7 @@ impl proto::Heartbeat {
             tunnel_key,
             unable,
             policy_version,
+            sessions,
             view,
         })
     }
@@ -260,6 +261,7 @@ impl proto::Heartbeat {
             peer_port,
             unable: heartbeat.unable.as_deref().unwrap_or_default().to_owned(),
             policy_version: heartbeat.policy_version.as_deref().unwrap_or_default().to_owned(),
+            sessions: heartbeat.sessions,
             view: heartbeat.view.as_deref().map(Into::into),
             tunnel_key: heartbeat.tunnel_key.map(Vec::from).unwrap_or_default(),
             commitment: heartbeat.commitment.map(Vec::from).unwrap_or_default(),

@@ -179,6 +179,9 @@ fn a_policy_is_programmed_once_the_gateway_has_it_and_nothing_is_written_twice()
     assert_eq!((versions(&api), wait_in_step(&testbed)), (before, version), "{}", policyd.log());
     assert!(policyd.metric("vipgate_policyd_status_writes_total", "") < 0.5);
     assert!(policyd.metric("vipgate_policyd_status_pending", "") < 0.5);
+    // But for the number of sessions, after a while.
+    let sessions = || api.get("vipgateway", "", "gw-test")["status"]["sessions"].as_u64();
+    assert!(wait_for(Duration::from_secs(35), || sessions().is_some()), "{}", policyd.log());
     testbed.accounting.allow(["no_policy", "no_service"]);
     policyd.kill();
     testbed.stop("TERM");

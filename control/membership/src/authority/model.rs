@@ -296,6 +296,7 @@ impl<'a> Simulation<'a> {
             tunnel_key: None,
             unable: gateway.has_fault.then(|| "a link is down".into()),
             policy_version: None,
+            sessions: 0,
             view: gateway.reported_view.clone(),
         };
         let Some(delay) = delay else { return self.coverage.count("heartbeat lost") };
@@ -322,6 +323,7 @@ impl<'a> Simulation<'a> {
             tunnel_key: None,
             unable: None,
             policy_version: None,
+            sessions: 0,
             view: None,
         };
         let (now, process) = (self.instant(), (index, self.gateways[index].incarnation));

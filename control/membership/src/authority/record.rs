@@ -28,6 +28,8 @@ pub struct MemberRecord {
     unable: Option<Arc<str>>,
     /// Version of the policy that it has in force.
     pub policy_version: Option<Arc<str>>,
+    /// Number of its active sessions.
+    pub sessions: u64,
     /// Since when it has reported a fault, or none.
     fault_changed_at: Instant,
     contender: Option<Contender>,
@@ -54,6 +56,7 @@ impl MemberRecord {
             tunnel_key: heartbeat.tunnel_key,
             unable: heartbeat.unable.clone(),
             policy_version: heartbeat.policy_version.clone(),
+            sessions: heartbeat.sessions,
             fault_changed_at: now,
             contender: None,
         }

@@ -110,6 +110,7 @@ impl Process {
             tunnel_key: None,
             unable: self.reported.unable.clone(),
             policy_version: None,
+            sessions: 0,
             view: (is_first && known_view.number > 0).then_some(known_view),
         };
         let (from, stream, sent) = (self.index, self.stream.number, env.now);

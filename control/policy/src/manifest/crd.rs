@@ -74,6 +74,7 @@ const RESOURCES: [Resource; 5] = [
             ("Ready", "string", READY, 0),
             ("Draining", "string", DRAINING, 0),
             ("VIPs", "integer", ".status.vips", 0),
+            ("Sessions", "integer", ".status.sessions", 0),
             ("Version", "string", ".status.version", 0),
             ("Accepted", "string", ACCEPTED, 1),
             ("Zone", "string", ".spec.zone", 1),

@@ -69,7 +69,7 @@ pub(super) fn field_names(kind: Kind) -> &'static [&'static str] {
         Kind::EgressPolicy | Kind::ClusterEgressPolicy => {
             &["addresses", "addressCount", "endpoints", "gateways", "gatewayCount"]
         }
-        Kind::Gateway => &["vips", "version"],
+        Kind::Gateway => &["vips", "sessions", "version"],
         Kind::AddressPool => &["capacity", "used", "services", "policies", "namespaces"],
         _ => &[],
     }

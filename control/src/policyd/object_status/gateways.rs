@@ -47,14 +47,17 @@ impl<'a> Gateways<'a> {
         let facts = self.facts.get(name).copied().unwrap_or(&unknown);
         let mut fields = serde_json::Map::new();
         fields.insert("vips".to_owned(), self.vips.get(name).copied().unwrap_or_default().into());
+        if let Some(sessions) = facts.sessions {
+            fields.insert("sessions".to_owned(), sessions.into());
+        }
         if let Some(version) = &facts.version {
             fields.insert("version".to_owned(), version.as_str().into());
         }
         DesiredStatus {
             conditions: vec![self.acceptance.condition(manifest), ready(facts), draining(facts)],
             fields,
-            // That of its last connection.
-            retained: &["version"],
+            // The version is that of its last connection, the sessions those of the last sample.
+            retained: if facts.desired_state.is_some() { &["version", "sessions"] } else { &["version"] },
             is_provisional: !facts.is_active && self.has_just_begun,
         }
     }

@@ -7,10 +7,21 @@ use std::time::Duration;
 use vipgate_policy::ipam::PoolUsage;
 
 use crate::membership::DesiredState;
+use crate::policyd::ipam::IpamState;
+use crate::policyd::membership::MembershipHandle;
 use crate::policyd::object_state::{Compilation, ObjectState, RecentVersions};
 use crate::policyd::publication::Publication;
-use crate::policyd::state::ServerState;
+use crate::policyd::registry::Registry;
 use crate::source::kubernetes::ObservedMap;
+
+/// Where the inputs come from.
+#[derive(Debug)]
+pub(in crate::policyd) struct InputSources {
+    pub(in crate::policyd) objects: Arc<ObjectState>,
+    pub(in crate::policyd) ipam: Arc<IpamState>,
+    pub(in crate::policyd) registry: Arc<Registry>,
+    pub(in crate::policyd) membership: MembershipHandle,
+}
 
 /// All inputs.
 #[derive(Clone, Debug)]
@@ -38,6 +49,8 @@ pub(super) struct GatewayFacts {
     /// Why it has rejected a later one.
     pub(super) rejection: Option<String>,
     pub(super) version: Option<String>,
+    /// Its active sessions as of the last sample; `None`: there is none of it.
+    pub(super) sessions: Option<u64>,
     pub(super) is_active: bool,
     /// The state that it requests.
     pub(super) desired_state: Option<DesiredState>,
@@ -47,12 +60,13 @@ pub(super) struct GatewayFacts {
 
 impl Inputs {
     /// The inputs now; `None` while there is no policy.
-    pub(super) fn gather(server: &ServerState, state: &ObjectState, leading_for: Duration) -> Option<Self> {
+    pub(super) fn gather(sources: &InputSources, leading_for: Duration) -> Option<Self> {
         // Objects last: a generation that isn't compiled yet is recognized, one that isn't observed yet isn't.
-        let compilation = state.compilation.load_full()?;
-        let pools = server.kubernetes.as_ref().map(|kubernetes| kubernetes.ipam.pools()).unwrap_or_default();
-        let gateways = gateways(server, &compilation.published, &state.recent);
-        let observed = state.observed.snapshot();
+        let objects = &sources.objects;
+        let compilation = objects.compilation.load_full()?;
+        let pools = sources.ipam.pools();
+        let gateways = gateways(sources, &compilation.published, &objects.recent);
+        let observed = objects.observed.snapshot();
         Some(Self { observed, compilation, gateways, pools, leading_for })
     }
 
@@ -71,8 +85,8 @@ impl Inputs {
     }
 }
 
-fn gateways(server: &ServerState, published: &Publication, recent: &RecentVersions) -> Vec<GatewayFacts> {
-    let (registry, membership) = (server.registry.list(), server.membership.state.load());
+fn gateways(sources: &InputSources, published: &Publication, recent: &RecentVersions) -> Vec<GatewayFacts> {
+    let (registry, membership) = (sources.registry.list(), sources.membership.state.load());
     let (peers, view) = (&published.placement.peers, membership.view());
     let mut names: BTreeSet<Arc<str>> = peers.iter().map(|peer| peer.name.clone()).collect();
     names.extend(view.members.iter().map(|member| member.name.clone()));
@@ -92,6 +106,7 @@ fn gateways(server: &ServerState, published: &Publication, recent: &RecentVersio
                 in_force: connected.map_or(reported.unwrap_or_default(), |gateway| gateway.in_force),
                 rejection: connected.and_then(|gateway| gateway.error.clone()),
                 version: connected.and_then(|gateway| gateway.version.clone()),
+                sessions: record.map(|record| record.sessions),
                 is_active: member.is_some_and(|member| member.serving),
                 desired_state: record.map(|record| record.desired_state),
                 fault: member.and_then(|member| member.unable.clone()),

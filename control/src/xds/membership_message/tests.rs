@@ -43,6 +43,7 @@ fn a_heartbeat_survives_encoding_and_decoding() {
         tunnel_key: Some([2; 32]),
         unable: Some("interface gw-out has no carrier".into()),
         policy_version: Some("fc8ec02219bf7451".into()),
+        sessions: 48_211,
         view: Some(Arc::new(MembershipView { number: 1, ..MembershipView::default() })),
     };
     let stored = proto::Heartbeat::of(&heartbeat, 3);

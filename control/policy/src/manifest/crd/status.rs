@@ -27,6 +27,7 @@ pub(super) fn schema(kind: Kind) -> Value {
         ],
         Kind::Gateway => vec![
             ("vips", counted("VIPs that it has, or a part of; 0: it is not active.")),
+            ("sessions", counted("Active sessions, at most 30 s old.")),
             ("version", json!({"type": "string", "description": "Version of the program at its last connection."})),
         ],
         Kind::AddressPool => vec![

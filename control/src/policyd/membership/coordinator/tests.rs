@@ -58,6 +58,7 @@ async fn a_batch_without_a_write_does_not_end_a_store_outage() {
         tunnel_key: None,
         unable: None,
         policy_version: None,
+        sessions: 0,
         view: None,
     };
     for _ in 0..3 {

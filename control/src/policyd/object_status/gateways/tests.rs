@@ -72,3 +72,14 @@ fn the_version_is_that_of_the_last_connection() {
     let (_, desired) = status(GatewayFacts { is_connected: false, ..active() });
     assert!(!desired.fields.contains_key("version") && desired.retained.contains(&"version"));
 }
+
+#[test]
+fn sessions_are_those_of_the_last_sample_while_there_are_heartbeats() {
+    let sessions = |facts| {
+        let (_, desired) = status(facts);
+        (desired.fields.get("sessions").cloned(), desired.retained.contains(&"sessions"))
+    };
+    assert_eq!(sessions(GatewayFacts { sessions: Some(48_211), ..active() }).0, Some(48_211.into()));
+    assert_eq!(sessions(active()), (None, true), "not sampled yet");
+    assert_eq!(sessions(GatewayFacts { desired_state: None, ..active() }), (None, false));
+}
