@@ -2,6 +2,7 @@
 
 mod accept_empty;
 mod capture;
+mod certificates;
 mod drain;
 mod drops;
 mod explain;
@@ -93,6 +94,12 @@ enum Command {
     /// Wait for end of file on standard input, then remove the routes that a gateway here has advertised
     #[command(name = kernel::WITHDRAW, hide = true)]
     Withdraw,
+    /// Make and renew the certificates of a policy server and its gateways, as Secrets in the Kubernetes API, and end
+    ///
+    /// A CA of their own signs them. Certificates are made anew, each with a new key, when they are missing, can't be
+    /// used, have other names or end soon; others are kept. The Helm chart's Job and CronJob run it.
+    #[command(after_help = certificates::EXAMPLE)]
+    Certificates(certificates::Certificates),
     /// Validate configuration and manifests: file, line, field, reason
     #[command(after_help = "Example:\n  vipgate check gateway.yaml policy/")]
     Check {
@@ -310,6 +317,7 @@ fn run(cli: Cli) -> Result<(), CommandError> {
         Command::Policy { action: PolicyAction::AcceptEmpty(args) } => accept_empty::run(&args),
         Command::Detach { config } => gateway::detach(&config),
         Command::Withdraw => gateway::withdraw(),
+        Command::Certificates(args) => certificates::run(&args),
         Command::Check { print_schema: Some(Some(of)), .. } => output::json(&schema::document(of)),
         Command::Check { print_schema: Some(None), .. } => output::json(&schema::all()),
         Command::Check { print_crds: true, .. } => output::print(&crd::yaml().map_err(CommandError::runtime)?),

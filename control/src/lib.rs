@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod admin;
+pub(crate) mod certificates;
 pub mod check;
 pub mod cli;
 pub(crate) mod clock;

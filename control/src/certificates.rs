@@ -1,0 +1,85 @@
+//! `vipgate certificates`: makes and renews the certificates of a policy server and its gateways, in Secrets of the
+//! Kubernetes API. It runs once and ends; a Job runs it at the installation, a CronJob each day.
+//!
+//! ```text
+//!   names          what may be in a certificate, and be a key of a Secret
+//!   authority      the CA: certificate and key, made, read, renewed; signs
+//!   certificate    a certificate and its key: which defect it has
+//!   secret         what becomes of each Secret (pure: Secrets and the time are arguments)
+//!   pass           reads, decides, writes: again when somebody else has written
+//!   api            the requests
+//! ```
+//! A certificate that has no defect is kept byte for byte, and nothing is written when nothing changes.
+
+mod api;
+mod authority;
+mod certificate;
+mod error;
+#[cfg(test)]
+mod fixtures;
+mod names;
+mod pass;
+mod secret;
+
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use self::api::SecretApi;
+use self::error::CertificatesError;
+pub(crate) use self::names::{DnsName, GatewayName, GatewayNames};
+use self::secret::Subjects;
+
+/// Which certificates there are to be, and in which Secrets.
+#[derive(Clone, Debug)]
+pub(crate) struct Specification {
+    /// Secret of the CA.
+    pub(crate) ca: String,
+    /// Secret of the policy server, and its names.
+    pub(crate) server: Option<(String, Vec<DnsName>)>,
+    /// Secret of the gateways, and their names.
+    pub(crate) gateways: Option<(String, Vec<GatewayName>)>,
+    /// How long certificates are valid.
+    pub(crate) validity: Duration,
+    /// How long before their end they are renewed.
+    pub(crate) renew_before: Duration,
+}
+
+/// Where the Secrets are.
+#[derive(Clone, Debug)]
+pub(crate) struct Location {
+    /// Their namespace. Default: that of the pod, or of the kubeconfig's context.
+    pub(crate) namespace: Option<String>,
+    /// ConfigMap that owns them: the API server deletes them with it.
+    pub(crate) owner: Option<String>,
+    /// kubeconfig file. Default: the service account of the pod.
+    pub(crate) kubeconfig: Option<PathBuf>,
+}
+
+impl Specification {
+    /// The name of a Secret that two of them would have.
+    pub(crate) fn ambiguous_secret(&self) -> Option<&str> {
+        let mut names: Vec<&str> = self.secrets().map(|(name, _)| name).chain([&*self.ca]).collect();
+        names.sort_unstable();
+        names.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0])
+    }
+
+    /// The Secrets with certificates that the CA signs.
+    fn secrets(&self) -> impl Iterator<Item = (&str, Subjects<'_>)> {
+        let server = self.server.iter().map(|(secret, names)| (&**secret, Subjects::Server(names)));
+        server.chain(self.gateways.iter().map(|(secret, names)| (&**secret, Subjects::Gateways(names))))
+    }
+}
+
+/// Makes and renews what is missing or due; passes on a line for each thing done.
+///
+/// # Errors
+/// If the API can't be reached, it refuses a request, or a Secret is one that must not be replaced.
+pub(crate) async fn run(
+    specification: &Specification,
+    location: &Location,
+    now: SystemTime,
+    report: &mut impl FnMut(&str),
+) -> Result<(), CertificatesError> {
+    let mut api = SecretApi::connect(location).await?;
+    pass::run(&mut api, specification, now, report).await
+}

@@ -1,0 +1,80 @@
+//! Why certificates can't be made or stored.
+
+use thiserror::Error;
+
+use crate::source::kubernetes::{ConnectError, RequestError};
+
+/// Why `vipgate certificates` fails.
+#[derive(Debug, Error)]
+pub(crate) enum CertificatesError {
+    /// There is no client.
+    #[error("{}", describe(.0))]
+    Connect(#[from] ConnectError),
+    /// The API server has refused a request, or hasn't responded.
+    #[error("cannot {action}: {error}")]
+    Request { action: String, error: RequestError },
+    /// The object that is to own the Secrets doesn't exist.
+    #[error("{0} doesn't exist, so nothing would delete the Secrets with it")]
+    NoOwner(String),
+    /// A Secret isn't one of ours.
+    #[error("{secret} {problem}: delete it so that another one is made")]
+    Foreign { secret: String, problem: String },
+    /// A Secret is going to be gone.
+    #[error("{0} is being deleted: run this again when it is gone")]
+    BeingDeleted(String),
+    /// The CA can't be used. It isn't replaced by itself, since that replaces all certificates.
+    #[error("{secret} has no usable CA: {problem}: restore it, or delete it to replace the CA and all certificates")]
+    BrokenAuthority { secret: String, problem: BrokenAuthority },
+    /// Others have written each time.
+    #[error("somebody else has changed the Secrets at each of {0} attempts")]
+    Conflicts(u32),
+    /// No key or certificate can be generated.
+    #[error("cannot generate a certificate: {0}")]
+    Generation(#[from] GenerationError),
+}
+
+/// Names options of the command, not fields of a configuration file.
+fn describe(error: &ConnectError) -> String {
+    match error {
+        ConnectError::Kubeconfig { path, error } => format!("--kubeconfig {path}: {error}"),
+        ConnectError::NotInCluster(error) => format!("{error}: outside of a pod, use --kubeconfig"),
+        ConnectError::Client(error) => error.to_string(),
+    }
+}
+
+/// Why no key or certificate can be generated: most likely for lack of random numbers.
+#[derive(Debug, Error)]
+pub(crate) enum GenerationError {
+    /// There are no random numbers.
+    #[error("{0}")]
+    Random(#[from] getrandom::Error),
+    /// It can't be signed or encoded.
+    #[error("{0}")]
+    Signature(#[from] rcgen::Error),
+}
+
+/// Why a CA can't be used.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub(crate) enum BrokenAuthority {
+    /// The certificate is missing.
+    #[error("`tls.crt` is missing")]
+    NoCertificate,
+    /// The key is missing.
+    #[error("`tls.key` is missing")]
+    NoKey,
+    /// The certificate can't be parsed.
+    #[error("`tls.crt` is no certificate in PEM")]
+    Certificate,
+    /// The certificate isn't a CA's.
+    #[error("the certificate isn't a CA's")]
+    NotCa,
+    /// The subject isn't a single common name, so a renewed certificate could not have the same.
+    #[error("the certificate's subject isn't a single common name in UTF-8")]
+    Subject,
+    /// The key can't be parsed, or is of another kind.
+    #[error("`tls.key` is no ECDSA P-256 key in PEM (PKCS #8)")]
+    Key,
+    /// It is another certificate's key.
+    #[error("`tls.key` isn't the certificate's key")]
+    OtherKey,
+}

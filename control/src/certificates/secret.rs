@@ -1,0 +1,238 @@
+//! What becomes of the Secrets: pure, with the Secrets that are there and the time as arguments.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::SystemTime;
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+
+use super::authority::Authority;
+use super::certificate::{CertificatePair, Defect, Requirements, day};
+use super::error::{BrokenAuthority, CertificatesError};
+use super::names::{DnsName, GatewayName};
+
+/// Keys of a Secret: the CA's certificate, a certificate, a key.
+const CA: &str = "ca.crt";
+const CERTIFICATE: &str = "tls.crt";
+const KEY: &str = "tls.key";
+/// Types of Secrets.
+const TLS: &str = "kubernetes.io/tls";
+const OPAQUE: &str = "Opaque";
+/// The label of Secrets that may be written.
+const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "vipgate");
+/// An annotation of Secrets that cert-manager writes.
+const CERT_MANAGER: &str = "cert-manager.io/certificate-name";
+
+/// Whose certificates a Secret has.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Subjects<'a> {
+    /// One of the policy server, with these names.
+    Server(&'a [DnsName]),
+    /// One for each of these gateways.
+    Gateways(&'a [GatewayName]),
+}
+
+/// A Secret as it was found.
+#[derive(Clone, Copy)]
+pub(super) struct Slot<'a> {
+    pub(super) name: &'a str,
+    pub(super) present: Option<&'a Secret>,
+    /// The object that is to own it.
+    pub(super) owner: Option<&'a OwnerReference>,
+}
+
+/// What a Secret is to be.
+pub(super) struct Revision {
+    /// With the resource version of the one that was found.
+    pub(super) secret: Secret,
+    /// Whether it differs from the one that was found.
+    pub(super) is_changed: bool,
+    /// What changes, a line each.
+    pub(super) changes: Vec<String>,
+    /// What is kept, a line each.
+    pub(super) kept: Vec<String>,
+}
+
+/// The CA, and its Secret: made if there is none, renewed if it is due.
+pub(super) fn plan_ca(slot: Slot<'_>, now: SystemTime) -> Result<(Authority, Revision), CertificatesError> {
+    let mut draft = Draft::new(slot, TLS)?;
+    let found = slot.present.map(|_| {
+        let part = |key, missing| draft.data.get(key).ok_or(missing);
+        let certificate = part(CERTIFICATE, BrokenAuthority::NoCertificate)?;
+        let key = part(KEY, BrokenAuthority::NoKey)?;
+        Authority::read(&certificate.0, &key.0)
+    });
+    let broken = |problem| CertificatesError::BrokenAuthority { secret: title(slot.name), problem };
+    let found = found.transpose().map_err(broken)?;
+    let (authority, verb) = match found {
+        None => (Authority::generate(slot.name, now)?, Some("made")),
+        Some(found) if found.is_due(now) => (found.renewed(now)?, Some("renewed certificate of")),
+        Some(found) => (found, None),
+    };
+    let name = format!("CA {} until {}", slot.name, day(authority.validity.until));
+    match verb {
+        Some(verb) => draft.changes.push(format!("{verb} {name}")),
+        None => draft.kept.push(format!("kept {name}")),
+    }
+    draft.store(CERTIFICATE, KEY, authority.pem.clone());
+    Ok((authority, draft.finish()))
+}
+
+/// A Secret with certificates of the CA.
+pub(super) fn plan(
+    slot: Slot<'_>,
+    subjects: Subjects<'_>,
+    requirements: Requirements<'_>,
+) -> Result<Revision, CertificatesError> {
+    let secret_type = match subjects {
+        Subjects::Server(_) => TLS,
+        Subjects::Gateways(_) => OPAQUE,
+    };
+    let mut draft = Draft::new(slot, secret_type)?;
+    draft.store_ca(requirements.authority);
+    match subjects {
+        Subjects::Server(names) => {
+            let names: Vec<&DnsName> = names.iter().collect();
+            draft.ensure("the policy server", [CERTIFICATE, KEY], &names, requirements)?;
+        }
+        Subjects::Gateways(gateways) => {
+            for gateway in gateways {
+                let [certificate, key] = ["crt", "key"].map(|ending| format!("{gateway}.{ending}"));
+                draft.ensure(&gateway.to_string(), [&certificate, &key], &[gateway.as_dns()], requirements)?;
+            }
+            draft.remove_others(gateways);
+        }
+    }
+    Ok(draft.finish())
+}
+
+/// A Secret while it is changed.
+struct Draft<'a> {
+    slot: Slot<'a>,
+    secret: Secret,
+    data: BTreeMap<String, ByteString>,
+    changes: Vec<String>,
+    kept: Vec<String>,
+}
+
+impl<'a> Draft<'a> {
+    fn new(slot: Slot<'a>, secret_type: &str) -> Result<Self, CertificatesError> {
+        let mut secret = match slot.present {
+            Some(present) => check(slot.name, present, secret_type).map(|()| present.clone())?,
+            None => new_secret(slot.name, secret_type),
+        };
+        let data = secret.data.take().unwrap_or_default();
+        let mut draft = Self { slot, secret, data, changes: Vec::new(), kept: Vec::new() };
+        draft.set_owner();
+        Ok(draft)
+    }
+
+    /// Replaces the reference to an earlier owner of the same name: it was another object.
+    fn set_owner(&mut self) {
+        let Some(owner) = self.slot.owner else { return };
+        let owners = self.secret.metadata.owner_references.get_or_insert_default();
+        if owners.contains(owner) {
+            return;
+        }
+        let identity = |it: &OwnerReference| (it.api_version.clone(), it.kind.clone(), it.name.clone());
+        owners.retain(|it| identity(it) != identity(owner));
+        owners.push(owner.clone());
+        if self.slot.present.is_some() {
+            self.changes.push(format!("changed owner of {}", title(self.slot.name)));
+        }
+    }
+
+    fn store_ca(&mut self, authority: &Authority) {
+        let before = self.data.insert(CA.to_owned(), ByteString(authority.pem.certificate.clone()));
+        if before.is_some_and(|before| before.0 != authority.pem.certificate) {
+            self.changes.push(format!("changed certificate of the CA in {}", title(self.slot.name)));
+        }
+    }
+
+    fn store(&mut self, certificate: &str, key: &str, pair: CertificatePair) {
+        self.data.insert(certificate.to_owned(), ByteString(pair.certificate));
+        self.data.insert(key.to_owned(), ByteString(pair.key));
+    }
+
+    /// Replaces a certificate and its key if they have a defect.
+    fn ensure(
+        &mut self,
+        subject: &str,
+        [certificate, key]: [&str; 2],
+        names: &[&DnsName],
+        requirements: Requirements<'_>,
+    ) -> Result<(), CertificatesError> {
+        let part = |key| self.data.get(key).map(|value: &ByteString| &*value.0);
+        let defect: Defect = match requirements.examine(part(certificate), part(key), names) {
+            Ok(until) => {
+                self.kept.push(format!("kept certificate of {subject} until {}", day(until)));
+                return Ok(());
+            }
+            Err(defect) => defect,
+        };
+        let Requirements { authority, now, validity, .. } = requirements;
+        let until = (now + validity).min(authority.validity.until);
+        self.store(certificate, key, authority.sign(names, now, validity)?);
+        self.changes.push(format!("made certificate of {subject} until {}: {defect}", day(until)));
+        Ok(())
+    }
+
+    /// Removes certificates and keys of other gateways. What else is in the Secret isn't ours.
+    fn remove_others(&mut self, gateways: &[GatewayName]) {
+        let listed: BTreeSet<&str> = gateways.iter().map(|it| it.as_dns().as_str()).collect();
+        let mut removed = BTreeSet::new();
+        self.data.retain(|name, _| {
+            let owner = name.strip_suffix(".crt").or_else(|| name.strip_suffix(".key"));
+            let Some(owner) = owner.filter(|owner| name != CA && !listed.contains(owner)) else { return true };
+            removed.insert(owner.to_owned());
+            false
+        });
+        self.changes.extend(removed.iter().map(|name| format!("removed certificate of {name}")));
+    }
+
+    fn finish(self) -> Revision {
+        let secret = Secret { data: Some(self.data), ..self.secret };
+        let is_changed = self.slot.present != Some(&secret);
+        Revision { secret, is_changed, changes: self.changes, kept: self.kept }
+    }
+}
+
+/// A Secret's name in messages.
+pub(super) fn title(name: &str) -> String {
+    format!("Secret {name}")
+}
+
+fn new_secret(name: &str, secret_type: &str) -> Secret {
+    let (label, value) = MANAGED_BY;
+    let mut secret = Secret { type_: Some(secret_type.to_owned()), ..Secret::default() };
+    secret.metadata.name = Some(name.to_owned());
+    secret.metadata.labels = Some(BTreeMap::from([(label.to_owned(), value.to_owned())]));
+    secret
+}
+
+/// Whether a Secret may be written: nobody else's is.
+fn check(name: &str, secret: &Secret, secret_type: &str) -> Result<(), CertificatesError> {
+    if secret.metadata.deletion_timestamp.is_some() {
+        return Err(CertificatesError::BeingDeleted(title(name)));
+    }
+    let (label, value) = MANAGED_BY;
+    let manager = secret.metadata.labels.as_ref().and_then(|labels| labels.get(label));
+    let annotations = secret.metadata.annotations.as_ref();
+    let found_type = secret.type_.as_deref().unwrap_or_default();
+    let problem = if annotations.is_some_and(|annotations| annotations.contains_key(CERT_MANAGER)) {
+        "is managed by cert-manager".to_owned()
+    } else {
+        match manager {
+            Some(manager) if manager == value && found_type == secret_type => return Ok(()),
+            Some(manager) if manager == value => format!("has type {found_type}, not {secret_type}"),
+            Some(manager) => format!("is managed by {manager}"),
+            None => format!("isn't managed by vipgate (label {label}: {value})"),
+        }
+    };
+    Err(CertificatesError::Foreign { secret: title(name), problem })
+}
+
+#[cfg(test)]
+#[path = "secret_tests.rs"]
+mod tests;
