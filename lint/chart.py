@@ -38,37 +38,23 @@ WRITING = {
     "services/status": {"patch"},
     "events": {"create", "patch"},
     "leases": {"get", "create", "update"},
+    "configmaps": {"get", "create", "update"},
     **{f"{kind}/status": {"patch"} for kind in KINDS},
 }
 
 HEADER = """\
-# vipgate in a cluster without Helm: CustomResourceDefinitions, policy server, gateways. Made by `make chart` from charts/vipgate with
-# its default values and `tls.mode: secret`; change the chart instead. docs/kubernetes.md has the whole way.
+# vipgate in a cluster without Helm: CustomResourceDefinitions, policy server, gateways, and the Job that makes their certificates. Made by
+# `make chart` from charts/vipgate with its default values; change the chart instead. docs/kubernetes.md has the whole way.
 #
-# 1. Adapt the image and, in the ConfigMap vipgate-gateway, the interfaces: those toward pods (inside) and toward remote hosts (outside).
+# 1. Adapt in this file
+#    - the image, wherever it is;
+#    - in the ConfigMap vipgate-gateway, the interfaces: those toward pods (inside) and toward remote hosts (outside);
+#    - in the ConfigMap vipgate-certificates, the gateways: names of their nodes, such as "node-1,node-2". The policy server accepts a
+#      gateway only with a certificate of its node's name.
 #
-# 2. Create the namespace and the Secrets with certificates. The policy server accepts a gateway only with a certificate of its node's
-#    name:
+# 2. kubectl apply -f install.yaml
 #
-#      kubectl create namespace vipgate
-#      nodes="node-1 node-2"
-#      openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 3650 -subj "/CN=vipgate gateways" \\
-#        -keyout ca.key -out ca.crt
-#      sign() {
-#        openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj "/CN=$1" -keyout $1.key -out $1.csr
-#        openssl x509 -req -in $1.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 365 \\
-#          -extfile <(echo "subjectAltName=$2") -out $1.crt
-#      }
-#      sign policyd DNS:vipgate-policyd.vipgate.svc,DNS:localhost
-#      for node in $nodes; do sign $node DNS:$node; done
-#      kubectl -n vipgate create secret generic vipgate-policyd-tls \\
-#        --from-file=ca.crt --from-file=tls.crt=policyd.crt --from-file=tls.key=policyd.key
-#      kubectl -n vipgate create secret generic vipgate-gateway-tls --from-file=ca.crt \\
-#        $(for node in $nodes; do echo --from-file=$node.crt --from-file=$node.key; done)
-#
-# 3. kubectl apply -f install.yaml
-#
-# 4. For each gateway: its VipGateway, with the node's name, and the node's label:
+# 3. For each gateway: its VipGateway, with the node's name, and the node's label:
 #
 #      kubectl apply -f - <<EOF
 #      apiVersion: vipgate.io/v1alpha1
@@ -77,6 +63,14 @@ HEADER = """\
 #      spec: {node: node-1, peerAddress: 192.0.2.11}
 #      EOF
 #      kubectl label node node-1 vipgate.io/gateway=
+#
+# Another gateway: add it to the ConfigMap vipgate-certificates, make its certificate now instead of tomorrow, then step 3:
+#
+#      kubectl -n vipgate create job --from=cronjob/vipgate-certificates certificates-node-3
+#
+# To apply this file again with another image, delete the Job first, which can't be changed: its Secrets stay.
+#
+#      kubectl -n vipgate delete job --selector app.kubernetes.io/component=certificates
 #
 # After the DaemonSet is deleted, pods' packets are dropped until `vipgate detach` is run on the node.
 apiVersion: v1
@@ -125,7 +119,7 @@ def template(helm, *arguments):
 
 
 def install_yaml(helm):
-    return f"{HEADER}{without_helm(template(helm, '--set', 'tls.mode=secret'))}\n"
+    return f"{HEADER}{without_helm(template(helm))}\n"
 
 
 def without_helm(rendered):
@@ -232,31 +226,65 @@ def validator():
     return validate
 
 
+def pod_templates(documents):
+    """Each workload with its pod's spec."""
+    for workload in documents:
+        if workload["kind"] in ("DaemonSet", "Deployment", "Job"):
+            yield workload, workload["spec"]["template"]["spec"]
+        elif workload["kind"] == "CronJob":
+            yield workload, workload["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+
+
+def made_secrets(documents):
+    """Names of the Secrets that Jobs make, with the Job's kind."""
+    for workload, spec in pod_templates(documents):
+        for container in spec["containers"]:
+            flags = [it.partition("=") for it in container.get("args", [])]
+            yield from ((workload["kind"], value) for flag, _, value in flags if flag in ("--ca", "--server", "--gateways"))
+
+
 def references(documents):
     """What objects of the chart refer to, and isn't there."""
     there = {(it["kind"], it["metadata"]["name"]) for it in documents}
+    made = set(made_secrets(documents))
+    there |= {("Secret", name) for _, name in made}
     has_secrets = any(kind == "Secret" for kind, _ in there)
-    for workload in documents:
-        if workload["kind"] not in ("DaemonSet", "Deployment"):
-            continue
-        spec = workload["spec"]["template"]["spec"]
+    for workload, spec in pod_templates(documents):
         wanted = [("ServiceAccount", spec["serviceAccountName"])]
-        volumes = spec["volumes"]
+        volumes = spec.get("volumes", [])
         wanted += [("ConfigMap", it["configMap"]["name"]) for it in volumes if "configMap" in it]
         wanted += [("Secret", it["secret"]["secretName"]) for it in volumes if "secret" in it and has_secrets]
+        containers = spec["containers"] + spec.get("initContainers", [])
+        sources = [it.get("valueFrom", {}).get("configMapKeyRef") for container in containers for it in container.get("env", [])]
+        wanted += [("ConfigMap", it["name"]) for it in sources if it]
         yield from (f"{workload['kind']}: no {kind} {name}" for kind, name in wanted if (kind, name) not in there)
         names = {it["name"] for it in volumes}
-        for container in spec["containers"] + spec.get("initContainers", []):
-            mounts = {it["name"] for it in container["volumeMounts"]}
+        for container in containers:
+            mounts = {it["name"] for it in container.get("volumeMounts", [])}
             yield from (f"{workload['kind']}: no volume {name}" for name in sorted(mounts - names))
+    if {name for kind, name in made if kind == "Job"} != {name for kind, name in made if kind == "CronJob"}:
+        yield "Job and CronJob make other Secrets"
 
 
 def rights(documents):
+    made = {name for _, name in made_secrets(documents)}
     for role in documents:
         for rule in role.get("rules", []) if role["kind"] in ("Role", "ClusterRole") else []:
+            if role["metadata"]["labels"]["app.kubernetes.io/component"] == "certificates":
+                if not may_make_certificates(rule, role, made):
+                    yield f"{role['kind']}: more than making certificates needs: {rule}"
+                continue
             allowed = [WRITING.get(resource, READING) for resource in rule["resources"]]
             if not all(set(rule["verbs"]) <= verbs for verbs in allowed) or "*" in rule["resources"] + rule["apiGroups"] or "secrets" in rule["resources"]:
                 yield f"{role['kind']}: more than the policy server may do: {rule}"
+
+
+def may_make_certificates(rule, role, made):
+    """Whether a rule allows no more than to create Secrets, to read and update those that are made, and to read their owner."""
+    names, verbs = set(rule.get("resourceNames", [])), set(rule["verbs"])
+    secrets = rule["resources"] == ["secrets"] and (verbs == {"create"} or (names == made and verbs <= {"get", "update"}))
+    owner = rule["resources"] == ["configmaps"] and names == {role["metadata"]["name"]} and verbs == {"get"}
+    return role["kind"] == "Role" and rule["apiGroups"] == [""] and (secrets or owner)
 
 
 def configuration(vipgate, key, text):

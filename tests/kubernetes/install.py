@@ -9,8 +9,8 @@ import base64
 import os
 import re
 import shutil
+import ssl
 import subprocess
-import tempfile
 import unittest
 from pathlib import Path
 
@@ -25,9 +25,17 @@ FOREIGN = {"Certificate", "Issuer", "PodMonitor", "PrometheusRule", "ServiceMoni
 # Kinds that 1.20 lacks: tests/kubernetes/admission.py has a server for them.
 NEWER = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
 # Versions that 1.20 lacks, and the one that it has of the same fields.
-OLDER = {"apiVersion: policy/v1\n": "apiVersion: policy/v1beta1\n"}
+OLDER = {
+    "apiVersion: policy/v1\n": "apiVersion: policy/v1beta1\n",
+    "apiVersion: batch/v1\nkind: CronJob\n": "apiVersion: batch/v1beta1\nkind: CronJob\n",
+}
 NODES = [("node-1", "192.0.2.11"), ("node-2", "192.0.2.12")]
-GATEWAYS = "\n".join(f"  - {{name: {name}, peerAddress: {address}}}" for name, address in NODES)
+GATEWAYS = "gateways:\n" + "".join(f"  - {{name: {name}, peerAddress: {address}}}\n" for name, address in NODES)
+THREE_GATEWAYS = f"{GATEWAYS}  - {{name: node-3, peerAddress: 192.0.2.13}}\n"
+# Values with certificates of Helm, not of the Job.
+BY_HELM = "tls: {mode: helm}\n"
+# Secrets with certificates: those of the policy server and the gateways, and the CA's.
+SECRETS = ("vipgate-ca", "vipgate-policyd-tls", "vipgate-gateway-tls")
 POLICY = """
 apiVersion: vipgate.io/v1alpha1
 kind: AddressPool
@@ -98,7 +106,7 @@ def tearDownModule():
     api.stop()
 
 
-def helm(action, *arguments, values=f"gateways:\n{GATEWAYS}\n", options=("--skip-crds",)):
+def helm(action, *arguments, values=GATEWAYS, options=("--skip-crds",)):
     """Runs `helm install` or `helm upgrade` of the chart. The definitions are there."""
     file = api.folder / "values.yaml"
     file.write_text(values)
@@ -116,17 +124,53 @@ def certificate(secret, key):
 
 def secrets():
     """All certificates and keys of the release."""
-    names = ("vipgate-ca", "vipgate-policyd-tls", "vipgate-gateway-tls")
-    return {(name, key): value for name in names for key, value in api.get("secret", name, NAMESPACE)["data"].items()}
+    return {(name, key): value for name in SECRETS for key, value in api.get("secret", name, NAMESPACE)["data"].items()}
+
+
+def delete_secrets():
+    api.kubectl("delete", "secret", *SECRETS, "-n", NAMESPACE)
+
+
+def versions():
+    """The resource version of each Secret with certificates."""
+    return {name: api.get("secret", name, NAMESPACE)["metadata"]["resourceVersion"] for name in SECRETS}
+
+
+def job_pod(kind="job", changes=()):
+    """A pod of the Job or the CronJob that makes certificates, with some arguments replaced."""
+    (workload,) = api.get(kind, namespace=NAMESPACE)["items"]
+    pod = Pod(api, workload, NAMESPACE, "node-9", "192.0.2.19")
+    arguments = pod.container("certificates")["args"]
+    for old, new in changes:
+        arguments[arguments.index(old)] = new
+    return pod
+
+
+def run_job(kind="job", changes=()):
+    """Runs it, as the controller and kubelet would; its output."""
+    return job_pod(kind, changes).run("certificates")
+
+
+def collect_garbage():
+    """Deletes the Secrets whose owner is gone, as the API server's garbage collector does; their names."""
+    there = {it["metadata"]["uid"] for it in api.get("configmap", namespace=NAMESPACE)["items"]}
+    collected = set()
+    for secret in api.get("secret", namespace=NAMESPACE)["items"]:
+        owners = {owner["uid"] for owner in secret["metadata"].get("ownerReferences", [])}
+        if owners and not owners & there:
+            api.kubectl("delete", "secret", secret["metadata"]["name"], "-n", NAMESPACE)
+            collected.add(secret["metadata"]["name"])
+    return collected
 
 
 def is_signed(ca, signed, name):
     """Whether a CA's certificate verifies another one for a name."""
     for file, text in (("ca.pem", ca), ("signed.pem", signed)):
         (api.folder / file).write_text(text)
-    done = subprocess.run(["openssl", "verify", "-x509_strict", "-CAfile", api.folder / "ca.pem", "-verify_hostname", name, api.folder / "signed.pem"],
-                          capture_output=True, check=False)
-    return done.returncode == 0
+    verify = ["openssl", "verify", "-x509_strict", "-CAfile", api.folder / "ca.pem", "-verify_hostname", name]
+    # Gateways are clients, and the server is one for its own command line.
+    purposes = [["-purpose", purpose, api.folder / "signed.pem"] for purpose in ("sslserver", "sslclient")]
+    return all(subprocess.run([*verify, *purpose], capture_output=True, check=False).returncode == 0 for purpose in purposes)
 
 
 class Validation(unittest.TestCase):
@@ -146,7 +190,7 @@ class Validation(unittest.TestCase):
 
     def test_the_server_accepts_every_file_of_values(self):
         files = sorted((CHART / "ci").glob("*.yaml"))
-        self.assertGreaterEqual(len(files), 7)
+        self.assertGreaterEqual(len(files), 8)
         seen = set()
         for file in [None, *files]:
             arguments = ["--values", file] if file else []
@@ -188,7 +232,9 @@ class Releases(unittest.TestCase):
             ("PodDisruptionBudget", NAMESPACE, "vipgate-policyd"),
             ("ConfigMap", NAMESPACE, "vipgate-policyd"), ("ConfigMap", NAMESPACE, "vipgate-gateway"),
             ("ServiceAccount", NAMESPACE, "vipgate-policyd"), ("ServiceAccount", NAMESPACE, "vipgate-gateway"),
-            ("Secret", NAMESPACE, "vipgate-ca"), ("Secret", NAMESPACE, "vipgate-policyd-tls"), ("Secret", NAMESPACE, "vipgate-gateway-tls"),
+            ("ConfigMap", NAMESPACE, "vipgate-certificates"), ("ServiceAccount", NAMESPACE, "vipgate-certificates"),
+            ("Role", NAMESPACE, "vipgate-certificates"), ("RoleBinding", NAMESPACE, "vipgate-certificates"),
+            ("CronJob", NAMESPACE, "vipgate-certificates"), ("Job", NAMESPACE, job_pod().name),
             ("Secret", NAMESPACE, "sh.helm.release.v1.vipgate.v1"),
             ("ClusterRole", "<none>", "vipgate-policyd"), ("ClusterRoleBinding", "<none>", "vipgate-policyd"),
             ("Role", NAMESPACE, "vipgate-policyd-leader"), ("RoleBinding", NAMESPACE, "vipgate-policyd-leader"),
@@ -229,15 +275,15 @@ class Releases(unittest.TestCase):
         # The server has an APIService for each group of definitions.
         self.assertEqual(api.objects() - before, definitions | {("APIService", "<none>", "v1alpha1.vipgate.io")})
 
-    def test_upgrades_keep_certificates_and_sign_those_of_new_gateways(self):
-        helm("install")
+    def test_with_helm_upgrades_keep_certificates_and_sign_those_of_new_gateways(self):
+        helm("install", values=BY_HELM + GATEWAYS)
         first = secrets()
         ca = certificate("vipgate-ca", "tls.crt")
         self.assertTrue(is_signed(ca, certificate("vipgate-policyd-tls", "tls.crt"), "vipgate-policyd.vipgate.svc"))
         self.assertTrue(is_signed(ca, certificate("vipgate-gateway-tls", "node-1.crt"), "node-1"))
         self.assertFalse(is_signed(ca, certificate("vipgate-gateway-tls", "node-1.crt"), "node-2"))
 
-        helm("upgrade", values=f"image: {{tag: newer}}\ngateways:\n{GATEWAYS}\n  - {{name: node-3, peerAddress: 192.0.2.13}}\n")
+        helm("upgrade", values=f"{BY_HELM}image: {{tag: newer}}\n{THREE_GATEWAYS}")
         second = secrets()
         self.assertEqual({key: second[key] for key in first}, first, "an upgrade keeps each certificate and key")
         self.assertEqual(second.keys() - first.keys(), {("vipgate-gateway-tls", "node-3.crt"), ("vipgate-gateway-tls", "node-3.key")})
@@ -248,38 +294,225 @@ class Releases(unittest.TestCase):
         self.assertEqual(secrets(), first)
 
         # Replaced on purpose.
-        for name in ("vipgate-ca", "vipgate-policyd-tls", "vipgate-gateway-tls"):
-            api.kubectl("delete", "secret", name, "-n", NAMESPACE)
-        helm("upgrade")
+        delete_secrets()
+        helm("upgrade", values=BY_HELM + GATEWAYS)
         third = secrets()
         self.assertEqual(third.keys(), first.keys())
         self.assertFalse([key for key in first if third[key] == first[key]], "all are new")
         self.assertFalse(is_signed(ca, certificate("vipgate-policyd-tls", "tls.crt"), "localhost"))
 
-    def test_a_rollback_behind_replaced_certificates_brings_the_old_ones_back(self):
+    def test_with_helm_a_rollback_behind_replaced_certificates_brings_the_old_ones_back(self):
         """A limit, which docs/kubernetes.md names: they are part of each revision."""
-        helm("install")
+        helm("install", values=BY_HELM + GATEWAYS)
         first = secrets()
-        for name in ("vipgate-ca", "vipgate-policyd-tls", "vipgate-gateway-tls"):
-            api.kubectl("delete", "secret", name, "-n", NAMESPACE)
-        helm("upgrade")
+        delete_secrets()
+        helm("upgrade", values=BY_HELM + GATEWAYS)
         self.assertNotEqual(secrets(), first)
         api.helm("rollback", "vipgate", "1", "--namespace", NAMESPACE)
         self.assertEqual(secrets(), first)
 
-    def test_one_lost_secret_is_made_again_of_the_same_ca(self):
-        helm("install")
+    def test_with_helm_one_lost_secret_is_made_again_of_the_same_ca(self):
+        helm("install", values=BY_HELM + GATEWAYS)
         first = secrets()
         api.kubectl("delete", "secret", "vipgate-policyd-tls", "-n", NAMESPACE)
-        helm("upgrade")
+        helm("upgrade", values=BY_HELM + GATEWAYS)
         second = secrets()
         same = {key for key in first if first[key] == second[key]}
         self.assertEqual(first.keys() - same, {("vipgate-policyd-tls", "tls.crt"), ("vipgate-policyd-tls", "tls.key")})
         self.assertTrue(is_signed(certificate("vipgate-ca", "tls.crt"), certificate("vipgate-policyd-tls", "tls.crt"), "localhost"))
 
 
+class Certificates(unittest.TestCase):
+    """The Job that makes certificates, at the API server, with the rights that the chart grants."""
+
+    def tearDown(self):
+        if api.helm("list", "--namespace", NAMESPACE, "--short").strip():
+            uninstall()
+        api.kubectl("delete", "secret", "--ignore-not-found", *SECRETS, "-n", NAMESPACE)
+
+    def assert_signed(self, nodes):
+        """Each certificate is valid for its names, and for no other gateway's."""
+        ca = certificate("vipgate-ca", "tls.crt")
+        for name in ("vipgate-policyd.vipgate.svc", "vipgate-policyd.vipgate.svc.cluster.local", "localhost"):
+            self.assertTrue(is_signed(ca, certificate("vipgate-policyd-tls", "tls.crt"), name), name)
+        for node in nodes:
+            for name in nodes:
+                self.assertEqual(is_signed(ca, certificate("vipgate-gateway-tls", f"{node}.crt"), name), name == node, f"{node} as {name}")
+        expected = {("vipgate-gateway-tls", f"{node}.{ending}") for node in nodes for ending in ("crt", "key")}
+        expected |= {("vipgate-ca", "tls.crt"), ("vipgate-ca", "tls.key")}
+        expected |= {("vipgate-policyd-tls", "tls.crt"), ("vipgate-policyd-tls", "tls.key")}
+        expected |= {("vipgate-policyd-tls", "ca.crt"), ("vipgate-gateway-tls", "ca.crt")}
+        self.assertEqual(secrets().keys(), expected)
+
+    def test_they_are_made_once_and_upgrades_and_rollbacks_keep_them(self):
+        helm("install")
+        output = run_job()
+        self.assertRegex(output, r"(?m)^made CA vipgate-ca until \d{4}-\d\d-\d\d$")
+        self.assertRegex(output, r"(?m)^made certificate of node-1 until \d{4}-\d\d-\d\d: there was none$")
+        self.assertNotIn("PRIVATE", output)
+        self.assert_signed(["node-1", "node-2"])
+        first, written = secrets(), versions()
+
+        # The other one has the same inputs.
+        self.assertRegex(run_job("cronjob"), r"\Akept CA (.*\nkept certificate){3} .*\n\Z")
+        self.assertEqual(versions(), written, "nothing is written when nothing changes")
+
+        job = job_pod().name
+        helm("upgrade", values=GATEWAYS + "policyd: {tenancy: open}\n")
+        self.assertEqual(job_pod().name, job, "the same inputs are the same Job")
+        helm("upgrade", values=THREE_GATEWAYS)
+        self.assertNotEqual(job_pod().name, job, "other inputs are another Job")
+        output = run_job()
+        second = secrets()
+        self.assertEqual({key: second[key] for key in first}, first, "each certificate and key is kept")
+        self.assertEqual(second.keys() - first.keys(), {("vipgate-gateway-tls", "node-3.crt"), ("vipgate-gateway-tls", "node-3.key")})
+        self.assertEqual([line.split(" until ")[0] for line in output.splitlines() if not line.startswith("kept")], ["made certificate of node-3"])
+        self.assert_signed(["node-1", "node-2", "node-3"])
+
+        api.helm("rollback", "vipgate", "1", "--namespace", NAMESPACE)
+        self.assertEqual(job_pod().name, job)
+        self.assertIn("removed certificate of node-3\n", run_job())
+        self.assertEqual(secrets(), first)
+
+        # Each of them is due.
+        output = run_job("cronjob", [("--renew-before=30", "--renew-before=365")])
+        self.assertEqual(len(re.findall("(?m)^made certificate .*: the one before ends on ", output)), 3, output)
+        third = secrets()
+        same = {key for key in first if first[key] == third[key]}
+        self.assertEqual(same, {("vipgate-ca", "tls.crt"), ("vipgate-ca", "tls.key"), *((it, "ca.crt") for it in SECRETS[1:])})
+        self.assert_signed(["node-1", "node-2"])
+
+    def test_two_at_once_agree(self):
+        for _ in range(3):
+            helm("install")
+            pods = [job_pod(), job_pod("cronjob"), job_pod()]
+            for pod in pods:
+                pod.start("certificates")
+            for pod in pods:
+                process = pod.processes["certificates"]
+                self.assertEqual(process.process.wait(60), 0, process.log())
+            self.assert_signed(["node-1", "node-2"])
+            written = versions()
+            run_job()
+            self.assertEqual(versions(), written)
+            uninstall()
+            self.assertEqual(collect_garbage(), set(SECRETS))
+
+    def test_secrets_go_with_the_release_and_change_their_owner_with_the_next(self):
+        before = api.objects()
+        helm("install")
+        run_job()
+        first = secrets()
+        owners = [api.get("secret", name, NAMESPACE)["metadata"]["ownerReferences"] for name in SECRETS]
+        uid = api.get("configmap", "vipgate-certificates", NAMESPACE)["metadata"]["uid"]
+        expected = [{"apiVersion": "v1", "kind": "ConfigMap", "name": "vipgate-certificates", "uid": uid}]
+        self.assertEqual(owners, [expected] * 3)
+        self.assertEqual(collect_garbage(), set())
+
+        # Installed again before they are gone.
+        uninstall()
+        helm("install")
+        self.assertIn("changed owner of Secret vipgate-ca\n", run_job())
+        self.assertEqual(secrets(), first)
+        self.assertEqual(collect_garbage(), set())
+
+        uninstall()
+        self.assertEqual(collect_garbage(), set(SECRETS))
+        self.assertEqual(api.objects(), before)
+
+    def test_secrets_of_helm_are_refused_until_it_has_deleted_them(self):
+        """From mode helm to mode job: the Job's first pods may run before Helm has deleted its Secrets."""
+        helm("install", values=BY_HELM + GATEWAYS)
+        first = secrets()
+        manifests = {name: api.get("secret", name, NAMESPACE) for name in SECRETS}
+        helm("upgrade")
+        for name in SECRETS:
+            metadata = manifests[name]["metadata"]
+            manifests[name]["metadata"] = {key: metadata[key] for key in ("name", "namespace", "labels", "annotations")}
+            api.apply(manifests[name])
+        with self.assertRaisesRegex(AssertionError, "exit code 1\nvipgate: Secret vipgate-ca is managed by Helm: delete it"):
+            run_job()
+        self.assertEqual(secrets(), first)
+        delete_secrets()
+        run_job()
+        self.assert_signed(["node-1", "node-2"])
+
+    def test_a_broken_ca_is_not_replaced(self):
+        helm("install")
+        run_job()
+        for patch, problem in (
+            ('{"data": {"tls.key": "%s"}}' % api.get("secret", "vipgate-gateway-tls", NAMESPACE)["data"]["node-1.key"], "isn't the certificate's key"),
+            ('{"data": {"tls.crt": "eA=="}}', "is no certificate in PEM"),
+        ):
+            api.kubectl("patch", "secret", "vipgate-ca", "-n", NAMESPACE, "-p", patch)
+            written = versions()
+            with self.assertRaisesRegex(AssertionError, f"exit code 1\nvipgate: Secret vipgate-ca has no usable CA: .*{problem}.* delete it to replace"):
+                run_job()
+            self.assertEqual(versions(), written)
+
+    def test_outside_of_a_pod(self):
+        """As somebody without the chart runs it: with a kubeconfig, and without a policy server or an owner."""
+        command = [os.environ["VIPGATE_BINARY"], "certificates", "--kubeconfig", api.kubeconfig, "--namespace", "tenant-b"]
+        command += ["--ca", "authority", "--gateways", "nodes", "--gateway", "10.0.0.1,node-1.example"]
+        with self.assertRaisesRegex(AssertionError, "vipgate: ConfigMap absent doesn't exist"):
+            run(*command, "--owner", "absent")
+        run(*command)
+        self.addCleanup(api.kubectl, "delete", "secret", "authority", "nodes", "-n", "tenant-b")
+        found = api.get("secret", "nodes", "tenant-b")["data"]
+        self.assertEqual(found.keys(), {"ca.crt", "10.0.0.1.crt", "10.0.0.1.key", "node-1.example.crt", "node-1.example.key"})
+        ca, node = (base64.b64decode(found[key]).decode() for key in ("ca.crt", "node-1.example.crt"))
+        self.assertTrue(is_signed(ca, node, "node-1.example"))
+        self.assertRegex(run(*command), r"\A(kept .*\n){3}\Z")
+        with self.assertRaisesRegex(AssertionError, "vipgate: --kubeconfig /absent: .*"):
+            run(os.environ["VIPGATE_BINARY"], "certificates", "--kubeconfig", "/absent", "--ca", "a")
+
+    def test_each_right_is_needed(self):
+        helm("install")
+        account = f"system:serviceaccount:{NAMESPACE}:vipgate-certificates"
+        role = api.get("role", "vipgate-certificates", NAMESPACE)
+        rights = [(number, verb, name) for number, rule in enumerate(role["rules"]) for verb in rule["verbs"] for name in rule.get("resourceNames", [None])]
+        resources = {(role["rules"][number]["resources"][0], verb) for number, verb, _ in rights}
+        self.assertEqual(resources, {("secrets", "get"), ("secrets", "update"), ("secrets", "create"), ("configmaps", "get")})
+
+        def set_rules(rules):
+            path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/roles/vipgate-certificates"
+            status, body = api.request(path, "PATCH", {"rules": rules}, "application/merge-patch+json")
+            self.assertEqual(status, 200, body)
+
+        def is_allowed(verb, resource, name):
+            attributes = {"verb": verb, "resource": resource, "name": name or "", "namespace": NAMESPACE}
+            review = {"spec": {"user": account, "groups": ["system:serviceaccounts"], "resourceAttributes": attributes}}
+            return api.request("/apis/authorization.k8s.io/v1/subjectaccessreviews", "POST", review)[1]["status"]["allowed"]
+
+        for number, verb, name in rights:
+            resource = role["rules"][number]["resources"][0]
+            with self.subTest(verb=verb, resource=resource, name=name):
+                # What needs the right to update: all certificates are due, and the CA has lost its owner.
+                if verb == "update":
+                    run_job()
+                    api.kubectl("patch", "secret", "vipgate-ca", "-n", NAMESPACE, "-p", '{"metadata": {"ownerReferences": null}}')
+                rules = []
+                for at, rule in enumerate(role["rules"]):
+                    for one in rule["verbs"]:
+                        names = [it for it in rule.get("resourceNames", []) if (at, one, it) != (number, verb, name)]
+                        if rule.get("resourceNames") and names:
+                            rules.append({**rule, "verbs": [one], "resourceNames": names})
+                        elif not rule.get("resourceNames") and (at, one, None) != (number, verb, name):
+                            rules.append({**rule, "verbs": [one]})
+                set_rules(rules)
+                wait_for("the right is gone", lambda: not is_allowed(verb, resource, name))
+                refused = rf'vipgate: cannot {verb} \w+ [\w-]+ in namespace {NAMESPACE}: .*cannot {verb} resource "{resource}"'
+                with self.assertRaisesRegex(AssertionError, refused):
+                    run_job("job", [("--renew-before=30", "--renew-before=365")])
+                set_rules(role["rules"])
+                wait_for("the right is back", lambda: is_allowed(verb, resource, name))
+                api.kubectl("delete", "secret", "--ignore-not-found", *SECRETS, "-n", NAMESPACE)
+        run_job()
+        self.assert_signed(["node-1", "node-2"])
+
+
 class Rights(unittest.TestCase):
-    """The rights that the chart grants."""
+    """The rights that the chart grants to the policy server."""
 
     def test_they_are_those_that_the_tests_of_the_source_take_away(self):
         """Of tests/tests/kubernetes/access.rs: what it doesn't take away isn't known to be needed."""
@@ -306,6 +539,8 @@ class Running(unittest.TestCase):
         for kind in ("egresspolicies", "addresspools", "services", "pods"):
             api.kubectl("delete", kind, "--all", "-n", "tenant-a", "--force", "--grace-period=0")
         api.kubectl("delete", "lease", "--all", "-n", NAMESPACE)
+        api.kubectl("delete", "configmap", "--ignore-not-found", "vipgate-policyd-membership", "-n", NAMESPACE)
+        collect_garbage()
 
     def start_server(self):
         workload = api.get("deployment", "vipgate-policyd", NAMESPACE)
@@ -360,32 +595,66 @@ class Running(unittest.TestCase):
     def test_what_is_installed_serves_policy_and_certificates_can_be_replaced(self):
         before = api.objects()
         helm("install")
+        run_job()
+        policyd, gateway = self.serve()
+        self.renew_certificates(policyd, gateway)
+        self.replace_certificates(policyd, gateway, lambda: run_job("cronjob"))
+        self.end(policyd, gateway, before)
+
+    def test_certificates_of_helm_can_be_replaced(self):
+        before = api.objects()
+        helm("install", values=BY_HELM + GATEWAYS)
+        policyd, gateway = self.serve()
+        self.replace_certificates(policyd, gateway, lambda: helm("upgrade", values=BY_HELM + GATEWAYS))
+        self.end(policyd, gateway, before)
+
+    def serve(self):
         policyd = self.start_server()
         self.apply_policy(policyd)
         gateway = self.start_gateway()
         self.wait_in_sync(policyd, gateway)
-        self.replace_certificates(policyd, gateway)
+        gateway.start("certificate")
+        return policyd, gateway
+
+    def end(self, policyd, gateway, before):
         self.assertEqual(gateway.stop(), [0, 0])
         self.assertEqual(policyd.stop(), [0])
-
         uninstall()
+        collect_garbage()
         # What docs/kubernetes.md names.
         self.assertEqual(api.objects() - before, {
             ("AddressPool", "<none>", "public"), ("EgressPolicy", "tenant-a", "out"), ("EgressPolicy", "tenant-a", "later"),
             ("Service", "tenant-a", "web"), ("Pod", "tenant-a", "worker-0"), ("Lease", NAMESPACE, "vipgate-policyd"),
+            ("ConfigMap", NAMESPACE, "vipgate-policyd-membership"),
         })
 
-    def replace_certificates(self, policyd, gateway):
-        """Both take up certificates of another CA while they run, as docs/kubernetes.md says."""
-        follower = gateway.start("certificate")
-        before = secrets()
-        for name in ("vipgate-ca", "vipgate-policyd-tls", "vipgate-gateway-tls"):
-            api.kubectl("delete", "secret", name, "-n", NAMESPACE)
-        helm("upgrade")
-        self.assertFalse(before.items() & secrets().items())
+    def take_up(self, policyd, gateway):
+        """Kubelet updates the files, and both take up what is new while they run."""
+        follower = gateway.processes["certificate"]
+        times = follower.log().count("the certificate of node-1 was renewed") + 1
         policyd.update_volumes()
         gateway.update_volumes()
-        follower.wait_until("the new certificate", lambda: "the certificate of node-1 was renewed" in follower.log())
+        follower.wait_until("the new certificate", lambda: follower.log().count("the certificate of node-1 was renewed") == times)
+        new = ssl.PEM_cert_to_DER_cert(certificate("vipgate-policyd-tls", "tls.crt"))
+        wait_for("the server's new certificate", lambda: ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate(("127.0.0.1", 18000))) == new,
+                 log=policyd.processes["policyd"].log)
+
+    def renew_certificates(self, policyd, gateway):
+        """Certificates of the same CA: connections from before go on, and new ones are accepted throughout."""
+        before = secrets()
+        run_job("cronjob", [("--renew-before=30", "--renew-before=365")])
+        changed = {key for key, value in secrets().items() if before[key] != value}
+        self.assertEqual({name for name, _ in changed}, set(SECRETS[1:]))
+        self.take_up(policyd, gateway)
+        self.wait_status(policyd, r"^node-1 +in sync\b", seconds=60)
+
+    def replace_certificates(self, policyd, gateway, replace):
+        """Both take up certificates of another CA while they run, as docs/kubernetes.md says."""
+        before = secrets()
+        delete_secrets()
+        replace()
+        self.assertFalse(before.items() & secrets().items())
+        self.take_up(policyd, gateway)
         # The command line has the new ones, so the server does.
         self.wait_status(policyd, "^server ", seconds=60)
         # A connection from before would go on: the gateway's next one is to another process.
@@ -395,8 +664,26 @@ class Running(unittest.TestCase):
         self.wait_status(policyd, r"^EgressPolicy tenant-a/later +accepted", seconds=60)
         self.wait_status(policyd, r"^node-1 +in sync\b", seconds=60)
 
+    def test_a_gateway_waits_for_its_certificate(self):
+        """Its pod may start before the Secret has its node's."""
+        helm("install", values="gateways: [{name: node-2, peerAddress: 192.0.2.12}]\n")
+        run_job()
+        gateway = Pod(api, api.get("daemonset", "vipgate-gateway", NAMESPACE), NAMESPACE, "node-1", "192.0.2.11")
+        self.addCleanup(gateway.stop)
+        configure = gateway.start("configure")
+        configure.wait_until("waiting", lambda: "no certificate for node node-1: waiting" in configure.log())
+        template = api.get("daemonset", "vipgate-gateway", NAMESPACE)["spec"]["template"]
+        helm("upgrade")
+        self.assertEqual(api.get("daemonset", "vipgate-gateway", NAMESPACE)["spec"]["template"], template, "a new gateway restarts no others")
+        run_job()
+        gateway.update_volumes()
+        self.assertEqual(configure.process.wait(30), 0, configure.log())
+        (copy,) = gateway.volumes["configuration"].glob("tls.*/tls.crt")
+        self.assertEqual(copy.read_text(), certificate("vipgate-gateway-tls", "node-1.crt"))
+
     def test_rights_in_two_namespaces_suffice(self):
         helm("install", values="policyd: {source: {namespaces: [tenant-a, tenant-b]}}\n")
+        run_job()
         self.apply_policy(self.start_server())
         self.assertEqual(api.request("/api/v1/namespaces/default/services", token=self.token())[0], 403)
         self.assertEqual(api.request("/api/v1/namespaces/tenant-b/services", token=self.token())[0], 200)
@@ -407,25 +694,22 @@ class Running(unittest.TestCase):
 
 
 class WithoutHelm(Running):
-    """conf/kubernetes/install.yaml, with the certificates that its head makes."""
+    """conf/kubernetes/install.yaml, with the steps in its head."""
 
     test_what_is_installed_serves_policy_and_certificates_can_be_replaced = None
+    test_certificates_of_helm_can_be_replaced = None
+    test_a_gateway_waits_for_its_certificate = None
     test_rights_in_two_namespaces_suffice = None
 
     def test_the_steps_in_the_file_are_enough(self):
-        file = ROOT / "conf/kubernetes/install.yaml"
-        steps = re.search(r"^# 2\. .*?(?=^# 3\. )", file.read_text(), re.M | re.S)[0]
-        commands = "\n".join(line.removeprefix("#      ") for line in steps.splitlines() if line.startswith("#      "))
-        # It is there.
-        commands, count = re.subn(r"^kubectl create namespace vipgate$", "", commands, flags=re.M)
-        self.assertEqual((count, "kubectl -n vipgate create secret" in commands), (1, True))
-        path = f"{Path(os.environ['VIPGATE_KUBECTL']).parent}:{os.environ['PATH']}"
-        with tempfile.TemporaryDirectory() as folder:
-            run("bash", "-euo", "pipefail", "-c", f"cd {folder}\n{commands}", env={**api.environment, "PATH": path})
+        text = (ROOT / "conf/kubernetes/install.yaml").read_text()
+        text, count = re.subn(r'^  gateways: ""$', '  gateways: "node-1,node-2"', older(text), flags=re.M)
+        self.assertEqual(count, 1)
         manifests = api.folder / "install.yaml"
-        manifests.write_text(older(file.read_text()))
+        manifests.write_text(text)
         # 1.20 doesn't know CEL rules.
         api.kubectl("apply", "--validate=ignore", "-f", manifests)
+        run_job()
         for name, address in NODES:
             api.apply({"apiVersion": "vipgate.io/v1alpha1", "kind": "VipGateway", "metadata": {"name": name}, "spec": {"node": name, "peerAddress": address}})
         policyd = self.start_server()

@@ -5,6 +5,7 @@ Volumes, environment, service account token, user, capabilities and arguments ar
 
 import base64
 import os
+import re
 import shutil
 import tempfile
 import urllib.request
@@ -25,9 +26,10 @@ class Pod:
         self.cluster, self.namespace = cluster, namespace
         self.node, self.address, self.hosts = node, address, hosts
         self.name = workload["metadata"]["name"]
-        self.spec = workload["spec"]["template"]["spec"]
+        # A CronJob's pod is that of its Job.
+        self.spec = workload["spec"].get("jobTemplate", workload)["spec"]["template"]["spec"]
         self.folder = Path(tempfile.mkdtemp(prefix=f"{self.name}-", dir=cluster.folder))
-        self.volumes = {volume["name"]: self._volume(volume) for volume in self.spec["volumes"]}
+        self.volumes = {volume["name"]: self._volume(volume) for volume in self.spec.get("volumes", [])}
         if self.spec.get("automountServiceAccountToken"):
             self.volumes["account"] = self._account()
         self.processes = {}
@@ -67,7 +69,7 @@ class Pod:
 
     def _account(self):
         path = self.folder / "volumes/account"
-        path.mkdir()
+        path.mkdir(parents=True)
         account = self.spec["serviceAccountName"]
         (path / "token").write_text(self.cluster.kubectl("create", "token", account, "-n", self.namespace).strip())
         (path / "namespace").write_text(self.namespace)
@@ -83,7 +85,7 @@ class Pod:
         shutil.copy(os.environ["VIPGATE_BINARY"], upper / "usr/bin/vipgate")
         lines = "".join(f"127.0.0.1 {name}\n" for name in ("localhost", *self.hosts))
         (upper / "etc/hosts").write_text(lines)
-        mounts = [(self.volumes[it["name"]], it["mountPath"], it.get("readOnly", False)) for it in container["volumeMounts"]]
+        mounts = [(self.volumes[it["name"]], it["mountPath"], it.get("readOnly", False)) for it in container.get("volumeMounts", [])]
         if "account" in self.volumes:
             mounts.append((self.volumes["account"], ACCOUNT, True))
         script = ["set -e", f"mount -t overlay overlay -o lowerdir=/,upperdir={upper},workdir={work} {merged}"]
@@ -118,19 +120,32 @@ class Pod:
         values = {"spec.nodeName": self.node, "status.hostIP": self.address}
         environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(PORT)}
         for variable in container.get("env", []):
-            environment[variable["name"]] = values[variable["valueFrom"]["fieldRef"]["fieldPath"]]
+            source = variable["valueFrom"]
+            if reference := source.get("configMapKeyRef"):
+                value = self.cluster.get("configmap", reference["name"], self.namespace)["data"][reference["key"]]
+            else:
+                value = values[source["fieldRef"]["fieldPath"]]
+            environment[variable["name"]] = value
         return environment
 
-    def run(self, name):
-        """Runs an init container to its end; its stdout."""
+    def _process(self, name):
+        """The command and the environment of a container's process."""
         container = self.container(name)
-        return run(*self._command(container, container["command"]), env=self._environment(container))
+        environment = self._environment(container)
+        words = container.get("command", ["vipgate"]) + container.get("args", [])
+        # $(NAME) is a variable's value, if there is one.
+        words = [re.sub(r"\$\((\w+)\)", lambda it: environment.get(it[1], it[0]), word) for word in words]
+        return self._command(container, words), environment
+
+    def run(self, name):
+        """Runs an init container, or one of a Job, to its end; its stdout."""
+        command, environment = self._process(name)
+        return run(*command, env=environment)
 
     def start(self, name):
         """Starts a container."""
-        container = self.container(name)
-        command = container.get("command", ["vipgate"]) + container.get("args", [])
-        self.processes[name] = Process(self.folder, name, self._command(container, command), env=self._environment(container))
+        command, environment = self._process(name)
+        self.processes[name] = Process(self.folder, name, command, env=environment)
         return self.processes[name]
 
     def execute(self, name, *command):

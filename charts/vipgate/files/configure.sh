@@ -55,8 +55,21 @@ if [ "${1-}" = --follow ]; then
   done
 fi
 
+# The Secret may get it later: kubelet updates its files within two minutes.
+wait_for_certificate() {
+  trap 'exit 1' TERM
+  remaining=60
+  until find_certificate; do
+    [ $remaining -ne 60 ] || echo "the Secret has no certificate for node $NODE: waiting; is the node in \`gateways\`?" >&2
+    [ $remaining -gt 0 ] || return 1
+    remaining=$((remaining - 1))
+    sleep 5 &
+    wait $!
+  done
+}
+
 write_configuration
 if [ -d $secret ]; then
-  find_certificate || { echo "the Secret has no certificate for node $NODE: add it to \`gateways\`" >&2; exit 1; }
+  wait_for_certificate || { echo "the Secret has no certificate for node $NODE: add it to \`gateways\`" >&2; exit 1; }
   copy_certificate
 fi

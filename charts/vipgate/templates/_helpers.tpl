@@ -13,6 +13,8 @@
 
 {{- define "vipgate.policyd" -}}{{ include "vipgate.fullname" . }}-policyd{{- end -}}
 {{- define "vipgate.gateway" -}}{{ include "vipgate.fullname" . }}-gateway{{- end -}}
+{{/* At most 52 characters, for a CronJob. */}}
+{{- define "vipgate.certificates" -}}{{ include "vipgate.fullname" . | trunc 39 | trimSuffix "-" }}-certificates{{- end -}}
 
 {{- define "vipgate.serviceAccount" -}}
 {{- .Values.policyd.serviceAccount.name | default (ternary (include "vipgate.policyd" .) "default" .Values.policyd.serviceAccount.create) -}}
