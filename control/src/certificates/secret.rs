@@ -234,5 +234,4 @@ fn check(name: &str, secret: &Secret, secret_type: &str) -> Result<(), Certifica
 }
 
 #[cfg(test)]
-#[path = "secret_tests.rs"]
 mod tests;
