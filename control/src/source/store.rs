@@ -157,8 +157,10 @@ impl ManifestStore {
         self.revision = revision;
         self.accepted.retain(|place| unavailable.iter().any(|it| it.path == *place));
         let named: BTreeSet<&Arc<str>> = changed.iter().map(|(name, _)| name).collect();
-        let absent = self.entries.keys().filter(|name| full && !named.contains(name)).cloned();
-        let removed: Vec<Arc<str>> = absent.chain(gone).collect();
+        let mut removed = gone;
+        if full {
+            removed.extend(self.entries.keys().filter(|name| !named.contains(name)).cloned());
+        }
         for name in removed {
             self.retain(&name, Presence::Removed);
         }
@@ -306,14 +308,15 @@ impl ManifestStore {
         if self.has_ipam && self.initialized {
             self.prepare_ipam(&last_good, std::mem::take(&mut compiled.policy_addresses));
         }
+        let mut objects = 0;
         for entry in self.entries.values_mut() {
             let is_affected = last_good.affects(entry);
             if entry.in_force_differs || is_affected {
                 entry.in_force = last_good.entry_objects(entry).cloned().collect();
                 entry.in_force_differs = is_affected;
             }
+            objects += entry.in_force.len();
         }
-        let objects = self.entries.values().map(|entry| entry.in_force.len()).sum();
         let cluster = self.cluster.clone().merged_with(&compiled.placement.cluster.take().unwrap_or_default());
         compiled.placement.cluster = cluster.non_empty();
         let placement = self.initialized.then(|| Arc::new(compiled.placement));
