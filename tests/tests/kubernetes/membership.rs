@@ -197,7 +197,10 @@ fn leader_and_gateway_killed_together_are_failed_over_by_the_next_leader() {
     let mut group = Group::new("k8s-both", 2);
     group.start_gateways();
     group.cluster.accounting.allow(["no_lease", "no_owner", "no_service", "no_session", "too_big"]);
-    let (leader, number) = (group.leader(), group.stored_number());
+    let leader = group.leader();
+    let serving = || group.server(1 - leader).metric("vipgate_policyd_members_serving", "");
+    assert!(wait_for(Duration::from_secs(5), || serving() > 1.5), "{}", group.logs());
+    let number = group.stored_number();
     group.cluster.gateways[1].kill();
     group.kill_server(leader);
     let died = Instant::now();

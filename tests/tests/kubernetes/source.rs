@@ -121,6 +121,40 @@ fn policies_outlive_the_definition_of_their_kind() {
 }
 
 #[test]
+fn policies_are_kept_while_the_definition_of_their_kind_is_being_deleted() {
+    const DEFINITION: &str = "egresspolicies.vipgate.io";
+    let mut testbed = Testbed::new("k8s-term");
+    let mut api = ApiServer::new(&testbed.gateway);
+    create_tenants(&testbed, &api);
+    let mut policyd = start_policyd(&testbed, &source(&api, ADMIN, ""));
+    start_gateway(&mut testbed, "");
+    let version = wait_in_step(&testbed);
+
+    // Its objects are gone when the server reads them next, by a list: no watch says that they were deleted.
+    policyd.process().signal("STOP").unwrap();
+    let finalizers = |list: &str| {
+        let patch = format!("{{\"metadata\": {{\"finalizers\": {list}}}}}");
+        api.kubectl(&["patch", "crd", DEFINITION, "--type=merge", "-p", &patch]);
+    };
+    finalizers("[\"example.com/hold\", \"customresourcecleanup.apiextensions.k8s.io\"]");
+    api.kubectl(&["delete", "crd", DEFINITION, "--wait=false"]);
+    let is_empty = || api.kubectl(&["get", "egresspolicies", "-A", "-o", "name"]).is_empty();
+    assert!(wait_for(Duration::from_secs(20), is_empty));
+    api.restart();
+    policyd.process().signal("CONT").unwrap();
+    wait_health(&testbed, &policyd, Some("EgressPolicy"));
+    assert_eq!(wait_in_step(&testbed), version, "{}", policyd.log());
+
+    api.kubectl(&["patch", "crd", DEFINITION, "--type=merge", "-p", "{\"metadata\": {\"finalizers\": null}}"]);
+    api.kubectl(&["wait", "--for=delete", "--timeout=20s", "crd", DEFINITION]);
+    api.apply_unvalidated(include_str!("../../../conf/crds.yaml"));
+    wait_health(&testbed, &policyd, Some("EgressPolicy/tenant-b/web"));
+    assert_eq!(wait_in_step(&testbed), version, "{}", policyd.log());
+    policyd.kill();
+    testbed.stop("TERM");
+}
+
+#[test]
 fn only_services_of_ours_are_served_unless_configured() {
     const OTHER: &str = "
 apiVersion: v1

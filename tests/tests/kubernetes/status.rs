@@ -103,14 +103,18 @@ fn wait_events(api: &ApiServer, policyd: &Policyd, (kind, name): (&str, &str), e
     assert!(wait_for(Duration::from_secs(15), has), "{:?}\n{}", events(api, kind, name), policyd.log());
 }
 
-/// The row of an object in a table of `kubectl get`, by heading.
+/// The row of an object in a table of `kubectl get`, by heading. Cells are aligned, and may be empty.
 fn row(api: &ApiServer, arguments: &[&str]) -> Vec<(String, String)> {
     let table = api.kubectl(&[&["get"], arguments].concat());
-    let cells = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-    let mut lines = table.lines().map(cells);
+    let mut lines = table.lines();
     let (headings, values) = (lines.next().unwrap(), lines.next().unwrap());
-    assert_eq!(headings.len(), values.len(), "{table}");
-    headings.into_iter().zip(values).collect()
+    let is_start = |at: &usize| !headings[*at..].starts_with(' ') && (*at == 0 || headings[..*at].ends_with(' '));
+    let starts: Vec<usize> = (0..headings.len()).filter(is_start).collect();
+    let ends = starts[1..].iter().copied().chain([usize::MAX]);
+    let part = |line: &str, start: usize, end: usize| {
+        line.get(start..end.min(line.len())).unwrap_or_default().trim().to_owned()
+    };
+    starts.iter().zip(ends).map(|(start, end)| (part(headings, *start, end), part(values, *start, end))).collect()
 }
 
 fn cell<'a>(row: &'a [(String, String)], heading: &str) -> &'a str {

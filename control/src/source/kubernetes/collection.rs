@@ -81,7 +81,7 @@ struct CollectionWatch {
     mode: ListMode,
     events: Sender<(Collection, CollectionEvent)>,
     backoff: Backoff,
-    /// Uid of the kind's definition at the last list.
+    /// Uid of the kind's definition at the last list for which it was known.
     definition: Option<Arc<str>>,
 }
 
@@ -110,8 +110,11 @@ impl CollectionWatch {
                     Ok(Event::Init) => listed = Vec::new(),
                     Ok(Event::InitApply(object)) => listed.push(manifest::manifest(kind, object)),
                     Ok(Event::InitDone) => {
-                        (failures, self.backoff) = (0, Backoff::new());
-                        self.send_list(std::mem::take(&mut listed)).await?;
+                        failures = 0;
+                        if !self.send_list(std::mem::take(&mut listed)).await? {
+                            return Ok(());
+                        }
+                        self.backoff = Backoff::new();
                     }
                     Ok(Event::Apply(object)) => {
                         failures = 0;
@@ -145,15 +148,26 @@ impl CollectionWatch {
         }
     }
 
-    async fn send_list(&mut self, listed: Vec<Manifest>) -> Result<(), Closed> {
-        let definition = self.definition().await?;
-        tracing::debug!(collection = %self.collection, objects = listed.len(), "listed all objects");
-        self.definition = match definition {
+    /// Sends a list; returns false instead if the definition of the kind is being deleted: then objects are missing.
+    async fn send_list(&mut self, listed: Vec<Manifest>) -> Result<bool, Closed> {
+        let definition = match self.definition().await? {
             Definition::Served(uid) => Some(uid),
-            // What was listed is still whole: that the definition is gone, the watch shows.
-            Definition::Removed | Definition::Unknown => None,
+            Definition::Unknown => None,
+            Definition::Removed => return self.send_removed().await,
         };
-        self.send(CollectionEvent::Listed(listed, self.definition.clone())).await
+        tracing::debug!(collection = %self.collection, objects = listed.len(), "listed all objects");
+        if definition.is_some() {
+            self.definition.clone_from(&definition);
+        }
+        self.send(CollectionEvent::Listed(listed, definition)).await?;
+        Ok(true)
+    }
+
+    /// The kind isn't served any more, or not much longer. Returns false.
+    async fn send_removed(&self) -> Result<bool, Closed> {
+        let reason = self.missing_reason();
+        self.send(CollectionEvent::Unavailable { is_missing: true, reason }).await?;
+        Ok(false)
     }
 
     /// Sends deletions; returns false instead if the objects were deleted with the definition of their kind.
@@ -167,9 +181,7 @@ impl CollectionWatch {
             Definition::Removed => false,
         };
         if !is_whole {
-            let reason = self.missing_reason();
-            self.send(CollectionEvent::Unavailable { is_missing: true, reason }).await?;
-            return Ok(false);
+            return self.send_removed().await;
         }
         for name in deleted.drain(..) {
             self.send(CollectionEvent::Deleted(name)).await?;
