@@ -93,7 +93,7 @@ struct Gateway {
 }
 
 enum Message {
-    Heartbeat { heartbeat: Heartbeat, sent: u64, reply_delay: Option<u16> },
+    Heartbeat { heartbeat: Box<Heartbeat>, sent: u64, reply_delay: Option<u16> },
     View { to: usize, incarnation: u64, view: Arc<MembershipView>, lease_until: u64 },
 }
 
@@ -303,7 +303,7 @@ impl<'a> Simulation<'a> {
         gateway.has_reported = true;
         gateway.heartbeat_arrival = gateway.heartbeat_arrival.max(now + u64::from(delay));
         let arrival = gateway.heartbeat_arrival;
-        self.enqueue(arrival, Message::Heartbeat { heartbeat, sent: now, reply_delay });
+        self.enqueue(arrival, Message::Heartbeat { heartbeat: Box::new(heartbeat), sent: now, reply_delay });
     }
 
     /// Sends an impostor's heartbeat. It must not be accepted while the gateway's process may have a lease, or is

@@ -75,7 +75,9 @@ impl Reporter {
         gone.retain(|path, _| !self.known.contains_key(path));
         if !gone.is_empty() {
             // What is written to a Service that remains is reported then.
-            services.iter().for_each(|service| drop(gone.remove(&service.path())));
+            for service in services {
+                gone.remove(&service.path());
+            }
         }
         for (path, addresses) in gone {
             self.report_released(&path, &addresses);

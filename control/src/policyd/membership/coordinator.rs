@@ -47,7 +47,7 @@ pub(super) struct StreamOrigin {
 #[derive(Debug)]
 pub(super) enum StreamEvent {
     /// A gateway has sent a heartbeat.
-    Heartbeat(Heartbeat, StreamOrigin, oneshot::Sender<Result<HeartbeatReply, HeartbeatError>>),
+    Heartbeat(Box<Heartbeat>, StreamOrigin, oneshot::Sender<Result<HeartbeatReply, HeartbeatError>>),
     /// The stream of a process has ended.
     Closed(Arc<str>, u64, StreamOrigin),
 }
@@ -238,7 +238,7 @@ impl<S: Store> Coordinator<S> {
         let (mut requests, mut closed) = (Requests::new(), BTreeSet::new());
         for event in batch {
             match event {
-                StreamEvent::Heartbeat(heartbeat, origin, reply) => requests.push((heartbeat, origin, reply)),
+                StreamEvent::Heartbeat(heartbeat, origin, reply) => requests.push((*heartbeat, origin, reply)),
                 StreamEvent::Closed(name, incarnation, origin) => {
                     closed.insert(origin.stream);
                     self.close_stream(&name, incarnation, origin);

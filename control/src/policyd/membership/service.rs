@@ -162,7 +162,10 @@ impl StreamTask {
             {
                 heartbeat.view.clone_from(&self.reported_view);
                 let (sender, reply) = oneshot::channel();
-                self.events.send(StreamEvent::Heartbeat(heartbeat, self.origin, sender)).await.map_err(|_| None)?;
+                self.events
+                    .send(StreamEvent::Heartbeat(Box::new(heartbeat), self.origin, sender))
+                    .await
+                    .map_err(|_| None)?;
                 pending = Some(Pending { sequence, reply });
             }
         }

@@ -26,7 +26,7 @@ impl SessionSamples {
             // It leads once more.
             *self = Self::default();
         }
-        if leading_for - self.taken >= SAMPLE_INTERVAL {
+        if leading_for.saturating_sub(self.taken) >= SAMPLE_INTERVAL {
             self.taken = leading_for;
             self.by_gateway.clear();
         }

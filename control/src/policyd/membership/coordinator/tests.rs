@@ -64,7 +64,7 @@ async fn a_batch_without_a_write_does_not_end_a_store_outage() {
     for _ in 0..3 {
         let (sender, reply) = oneshot::channel();
         coordinator
-            .process([StreamEvent::Heartbeat(heartbeat.clone(), StreamOrigin::default(), sender)].into_iter())
+            .process([StreamEvent::Heartbeat(Box::new(heartbeat.clone()), StreamOrigin::default(), sender)].into_iter())
             .await;
         assert!(matches!(reply.await.unwrap(), Err(HeartbeatError::Store(_))));
         assert!(coordinator.outage.is_active());
@@ -110,7 +110,7 @@ impl Server {
         self.sequence += 1;
         let origin = StreamOrigin { stream: incarnation, address: None };
         let (sender, reply) = oneshot::channel();
-        self.handle.events.send(StreamEvent::Heartbeat(heartbeat, origin, sender)).await.unwrap();
+        self.handle.events.send(StreamEvent::Heartbeat(Box::new(heartbeat), origin, sender)).await.unwrap();
         reply.await.unwrap()
     }
 

@@ -105,7 +105,11 @@ impl Authority {
 
     async fn heartbeat(&self, heartbeat: Heartbeat) -> Result<HeartbeatReply, HeartbeatError> {
         let (sender, reply) = oneshot::channel();
-        self.members.events.send(StreamEvent::Heartbeat(heartbeat, StreamOrigin::default(), sender)).await.unwrap();
+        self.members
+            .events
+            .send(StreamEvent::Heartbeat(Box::new(heartbeat), StreamOrigin::default(), sender))
+            .await
+            .unwrap();
         timeout(TEST_TIMEOUT, reply).await.expect("a reply in time").expect("the authority is running")
     }
 
