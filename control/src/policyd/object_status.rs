@@ -22,7 +22,6 @@ mod pools;
 mod session_samples;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -37,7 +36,6 @@ use self::inputs::Inputs;
 use self::planner::{Planner, StatusPlan, StatusWrite};
 use self::session_samples::SessionSamples;
 use super::leader::{Leadership, leads_for};
-use super::object_state::ObjectState;
 use super::rate_limit::TokenBucket;
 use crate::config::KubernetesSource;
 use crate::source::backoff::Backoff;
@@ -59,7 +57,6 @@ pub(super) async fn run(
 ) {
     let writer = Writer {
         api: StatusApi::new(source),
-        state: sources.objects.clone(),
         sources,
         leadership,
         stop,
@@ -75,7 +72,6 @@ pub(super) async fn run(
 struct Writer {
     api: StatusApi,
     sources: InputSources,
-    state: Arc<ObjectState>,
     leadership: watch::Receiver<Leadership>,
     stop: watch::Receiver<bool>,
     planner: Planner,
@@ -113,7 +109,7 @@ impl Writer {
             if !self.leads_for(Duration::ZERO) {
                 (leading_since, last) = (None, None);
                 self.planner.clear();
-                self.state.pending.store(0, Relaxed);
+                self.sources.objects.pending.store(0, Relaxed);
                 continue;
             }
             let leading_for = leading_since.get_or_insert_with(Instant::now).elapsed();
@@ -156,7 +152,7 @@ impl Writer {
     async fn write(&mut self, plan: StatusPlan) -> Rest {
         let mut rest = if plan.is_waiting || plan.writes.len() > MAX_WRITES { Rest::More } else { Rest::Nothing };
         let mut pending = plan.writes.len() as u64;
-        self.state.pending.store(pending, Relaxed);
+        self.sources.objects.pending.store(pending, Relaxed);
         let mut denied = BTreeSet::new();
         for write in plan.writes.into_iter().take(MAX_WRITES) {
             if denied.contains(&write.object.kind) {
@@ -171,7 +167,7 @@ impl Writer {
             }
             let outcome = self.api.write(&write).await;
             pending -= 1;
-            self.state.pending.store(pending, Relaxed);
+            self.sources.objects.pending.store(pending, Relaxed);
             match outcome {
                 Ok(()) => self.confirm(write),
                 Err(error) => {
@@ -189,10 +185,10 @@ impl Writer {
     }
 
     fn confirm(&mut self, mut write: StatusWrite) {
-        self.state.written.increment();
+        self.sources.objects.written.increment();
         self.reported.remove(&write.object.kind);
         for event in std::mem::take(&mut write.events) {
-            self.state.events.record(event);
+            self.sources.objects.events.record(event);
         }
         self.planner.written(write);
     }
@@ -202,13 +198,13 @@ impl Writer {
         let (counter, error, rest) = match error {
             // The source will observe it.
             WriteError::Gone => {
-                self.state.gone.increment();
+                self.sources.objects.gone.increment();
                 self.planner.refused(write, now);
                 return Rest::More;
             }
-            WriteError::Unknown(error) => (&self.state.failed, error, Rest::Failed),
-            WriteError::Refused(error) => (&self.state.failed, error, Rest::More),
-            WriteError::Denied(error) => (&self.state.denied, error, Rest::More),
+            WriteError::Unknown(error) => (&self.sources.objects.failed, error, Rest::Failed),
+            WriteError::Refused(error) => (&self.sources.objects.failed, error, Rest::More),
+            WriteError::Denied(error) => (&self.sources.objects.denied, error, Rest::More),
         };
         counter.increment();
         if rest == Rest::More {
