@@ -4,14 +4,15 @@
 
 use std::time::Duration;
 
+use vipgate::lab::Host;
 use vipgate::lab::reflector::query_udp;
 use vipgate_tests::{EXCLUDED, POD_FILTER, SERVER, Testbed, VIP_A, wait_for};
 
 /// Pod CIDRs of the testbed; the server's other addresses serve as Service CIDRs.
 const CLUSTER: &str = "pod_cidrs: [10.1.0.0/16, \"fd00:1::/32\"]\nservice_cidrs: [10.9.0.0/16, \"fd00:9::/32\"]";
 
-fn observed_source(testbed: &Testbed, pod: usize, server: &str) -> Option<String> {
-    query_udp(&testbed.pods[pod], server.parse().unwrap()).ok()
+fn observed_source(pod: &Host, server: &str) -> Option<String> {
+    query_udp(pod, server.parse().unwrap()).ok()
 }
 
 /// Asserts that these pods get no reply from any server. All wait at the same time.
@@ -19,10 +20,7 @@ fn check_unreachable(testbed: &Testbed, pods: &[usize]) {
     std::thread::scope(|scope| {
         for (pod, server) in pods.iter().flat_map(|pod| SERVER.map(|server| (*pod, server))) {
             let host = &testbed.pods[pod];
-            scope.spawn(move || {
-                let source = query_udp(host, server.parse().unwrap()).ok();
-                assert_eq!(source, None, "pod {pod} reaches {server}");
-            });
+            scope.spawn(move || assert_eq!(observed_source(host, server), None, "pod {pod} reaches {server}"));
         }
     });
 }
@@ -69,7 +67,7 @@ fn check_uncovered(testbed: &mut Testbed, extra: &str) {
 fn check_cluster_traffic(testbed: &Testbed) {
     for (pod, own) in [(0, ["10.1.0.11", "fd00:1::11"]), (3, ["10.1.0.31", "fd00:1::31"])] {
         for (server, own) in EXCLUDED.into_iter().zip(own) {
-            assert_eq!(observed_source(testbed, pod, server).as_deref(), Some(own), "pod {pod} to {server}");
+            assert_eq!(observed_source(&testbed.pods[pod], server).as_deref(), Some(own), "pod {pod} to {server}");
         }
     }
 }
