@@ -55,6 +55,9 @@ pub(super) struct Size {
     /// Egress policies, each of one of the Services
     #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=65_000))]
     policies: u32,
+    /// Further egress policies, each of a Service that doesn't exist
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=65_000))]
+    faulty: u32,
 }
 
 #[derive(Debug, Serialize)]
@@ -234,8 +237,12 @@ fn in_namespace<F: Future<Output = Result<()>>>(
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Size { services, endpoints, policies } = self.size;
-        writeln!(f, "{services} Services, {endpoints} endpoints, {policies} policies, {} changes", self.changes)?;
+        let Size { services, endpoints, policies, faulty } = self.size;
+        writeln!(
+            f,
+            "{services} Services, {endpoints} endpoints, {policies} policies, {faulty} faulty ones, {} changes",
+            self.changes
+        )?;
         writeln!(f, "  load         {} s until the API server had all objects", self.load_s)?;
         writeln!(f, "  start        {} s until all was in force; CPU time {} s", self.start_s, self.start_cpu_s)?;
         writeln!(

@@ -17,6 +17,7 @@ mod placement;
 mod placement_diff;
 mod pods;
 mod pool;
+mod precedence;
 mod services;
 mod shard_maps;
 mod shard_moves;
@@ -25,6 +26,7 @@ mod tenancy;
 mod vips;
 
 use std::net::IpAddr;
+use std::ops::Range;
 use std::sync::Arc;
 
 use self::changes::Changes;
@@ -89,7 +91,7 @@ pub fn compile_for<'a>(tenancy: Tenancy, objects: impl IntoIterator<Item = &'a O
 
 /// A compiler that keeps its last result, and compiles only what a change of the objects concerns. Each result equals
 /// that of [`compile_for`], diagnostics included.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Compiler {
     tenancy: Tenancy,
     /// In the order of the inventory.
@@ -109,31 +111,52 @@ impl Compiler {
     }
 
     /// Compiles the policy of all objects. An object that is the same as in the previous call is the same allocation.
-    pub fn compile<'a>(&mut self, objects: impl IntoIterator<Item = &'a Arc<Object>>) -> Compiled {
-        let mut objects: Vec<Arc<Object>> = objects.into_iter().cloned().collect();
-        sort_changed(&self.objects, &mut objects);
-        let compiled = {
-            let changes = Changes::between(&self.objects, &objects);
-            self.memo.compile(self.tenancy, objects.iter().map(Arc::as_ref), &changes)
-        };
-        self.objects = objects;
-        compiled
+    pub fn compile<'a, I: DoubleEndedIterator<Item = &'a Arc<Object>>>(
+        &mut self,
+        objects: impl IntoIterator<IntoIter = I>,
+    ) -> Compiled {
+        let Replaced { at, removed } = replace(&mut self.objects, objects.into_iter());
+        let changes = Changes::between(&removed, &self.objects[at]);
+        self.memo.compile(self.tenancy, self.objects.iter().map(Arc::as_ref), &changes)
     }
 }
 
-/// Sorts objects in the order of the inventory. Those that both lists begin and end with are sorted in the first one, and
-/// aren't compared again: of a hundred thousand, few change.
-fn sort_changed(sorted: &[Arc<Object>], objects: &mut [Arc<Object>]) {
-    let is_same = |(one, other): &(&Arc<Object>, &Arc<Object>)| Arc::ptr_eq(one, other);
-    let first = sorted.iter().zip(objects.iter()).take_while(is_same).count();
-    let rest = (&sorted[first..], &objects[first..]);
-    let last = rest.0.iter().rev().zip(rest.1.iter().rev()).take_while(is_same).count();
-    let changed = first..objects.len() - last;
-    objects[changed.clone()].sort_by(|a, b| inventory::order(a, b));
-    let around = &objects[changed.start.saturating_sub(1)..objects.len().min(changed.end + 1)];
-    if !around.is_sorted_by(|a, b| inventory::order(a, b).is_le()) {
-        objects.sort_by(|a, b| inventory::order(a, b));
+/// The part of a list that isn't what it was.
+struct Replaced {
+    at: Range<usize>,
+    /// What it was.
+    removed: Vec<Arc<Object>>,
+}
+
+/// Replaces a list in the order of the inventory by other objects, in this order. What both begin and end with stays as
+/// it is: of a hundred thousand objects, few change.
+fn replace<'a>(sorted: &mut Vec<Arc<Object>>, objects: impl DoubleEndedIterator<Item = &'a Arc<Object>>) -> Replaced {
+    let mut objects = objects.peekable();
+    let mut start = 0;
+    while let Some(same) = sorted.get(start)
+        && objects.next_if(|object| Arc::ptr_eq(object, same)).is_some()
+    {
+        start += 1;
     }
+    let mut end = sorted.len();
+    let mut last = objects.next_back();
+    while let Some(object) = last
+        && end > start
+        && Arc::ptr_eq(object, &sorted[end - 1])
+    {
+        end -= 1;
+        last = objects.next_back();
+    }
+    let mut added: Vec<Arc<Object>> = objects.chain(last).cloned().collect();
+    added.sort_by(|a, b| inventory::order(a, b));
+    let at = start..start + added.len();
+    let around = [start.checked_sub(1).map(|before| &sorted[before]), added.first(), added.last(), sorted.get(end)];
+    if around.into_iter().flatten().is_sorted_by(|a, b| inventory::order(a, b).is_le()) {
+        return Replaced { at, removed: sorted.splice(start..end, added).collect() };
+    }
+    let mut all = [&sorted[..start], &added, &sorted[end..]].concat();
+    all.sort_by(|a, b| inventory::order(a, b));
+    Replaced { at: 0..all.len(), removed: std::mem::replace(sorted, all) }
 }
 
 #[cfg(test)]

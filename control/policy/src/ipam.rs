@@ -124,13 +124,9 @@ impl AllocationPlan {
 }
 
 impl Snapshot {
-    /// Whether both have the same objects, and so the same plan. An object that is the same is the same allocation.
-    pub fn is_same(&self, other: &Self) -> bool {
-        let is_same_object = |(one, other): (&Arc<Object>, &Arc<Object>)| Arc::ptr_eq(one, other);
-        self.tenancy == other.tenancy
-            && self.policy_addresses == other.policy_addresses
-            && self.objects.len() == other.objects.len()
-            && self.objects.iter().zip(&other.objects).all(is_same_object)
+    /// Whether it has these objects and addresses of policies. An object that is the same is the same allocation.
+    pub fn is_of<'a>(&self, objects: impl Iterator<Item = &'a Arc<Object>>, policy_addresses: &[IpAddr]) -> bool {
+        self.policy_addresses == policy_addresses && self.objects.iter().map(Arc::as_ptr).eq(objects.map(Arc::as_ptr))
     }
 
     /// The Services among the objects.

@@ -8,7 +8,9 @@
 //! that is removed while others remain is a removal. An object that moves to another entry is never retained by the old
 //! one.
 
+mod entries;
 mod entry;
+mod health;
 mod last_good;
 #[cfg(test)]
 mod tests;
@@ -21,8 +23,9 @@ use thiserror::Error;
 use vipgate_policy::compiler::{Cluster, Compiled, Compiler, Placement, Tenancy};
 use vipgate_policy::diagnostic::{Code, Diagnostic, sort_and_dedup};
 use vipgate_policy::ipam::Snapshot;
-use vipgate_policy::manifest::{Kind, Object, ObjectId, Origin, ReadOptions, UnclassedServices, UnsupportedKinds};
+use vipgate_policy::manifest::{Kind, ObjectId, ReadOptions, UnclassedServices, UnsupportedKinds};
 
+use self::entries::Entries;
 use self::entry::{Entry, Presence};
 use self::last_good::LastGood;
 use super::{SourceUpdate, UnavailablePath};
@@ -33,9 +36,7 @@ const MAX_ROUNDS: usize = 32;
 /// All manifests of a source.
 #[derive(Debug, Default)]
 pub struct ManifestStore {
-    entries: BTreeMap<Arc<str>, Entry>,
-    /// The objects of all entries, in the order of compilation.
-    sorted: BTreeMap<SortKey, Arc<Object>>,
+    entries: Entries,
     /// Unavailable files and directories.
     unavailable: Vec<UnavailablePath>,
     /// Those of them that were accepted as missing.
@@ -52,17 +53,13 @@ pub struct ManifestStore {
     has_ipam: bool,
     /// What the last compilation has prepared.
     ipam: Option<Arc<Snapshot>>,
+    /// Compiles the objects as they are written.
     compiler: Compiler,
+    /// Compiles what is in force instead, as long as some are faulty: so neither of the two sees faults come and go in
+    /// each compilation.
+    fallback: Option<Compiler>,
     /// Of the last update.
     revision: u64,
-}
-
-/// The order of objects: by id, then by location.
-type SortKey = (ObjectId, Arc<str>, usize, Option<usize>);
-
-fn sort_key(object: &Object) -> SortKey {
-    let Origin { source, document, item, .. } = &object.origin;
-    (object.id.clone(), source.name().clone(), *document, *item)
 }
 
 /// The result of a compilation.
@@ -159,7 +156,7 @@ impl ManifestStore {
         let named: BTreeSet<&Arc<str>> = changed.iter().map(|(name, _)| name).collect();
         let mut removed = gone;
         if full {
-            removed.extend(self.entries.keys().filter(|name| !named.contains(name)).cloned());
+            removed.extend(self.entries.iter().map(|(name, _)| name).filter(|name| !named.contains(name)).cloned());
         }
         for name in removed {
             self.retain(&name, Presence::Removed);
@@ -176,20 +173,20 @@ impl ManifestStore {
         self.unavailable = unavailable;
         let options = ReadOptions { unsupported: UnsupportedKinds::Ignore, unclassed: self.unclassed };
         for (name, content) in changed {
-            let entry = self.take(&name).unwrap_or_default().with_content(&name, content, options);
-            self.put(name, entry);
+            let entry = self.entries.take(&name).unwrap_or_default().with_content(&name, content, options);
+            self.entries.put(name, entry);
         }
         self.release_moved();
         if self.allow_empty {
             let all = [Presence::Empty, Presence::Missing, Presence::Removed, Presence::NoObjects];
             self.remove_retained(&all);
-        } else if self.entries.values().any(Entry::is_present) {
+        } else if self.entries.iter().any(|(_, entry)| entry.is_present()) {
             self.remove_retained(&[Presence::Removed, Presence::NoObjects]);
         }
-        self.entries.retain(|_, entry| entry.presence != Presence::Removed || !entry.objects.is_empty());
+        self.remove_gone();
         let is_readable = self.unavailable.iter().all(|it| it.is_missing)
-            && self.entries.values().all(|entry| entry.presence != Presence::Unreadable);
-        self.initialized |= !self.sorted.is_empty() || self.allow_empty && is_readable;
+            && self.entries.irregular().all(|(_, entry)| entry.presence != Presence::Unreadable);
+        self.initialized |= !self.entries.objects().is_empty() || self.allow_empty && is_readable;
     }
 
     /// Accepts that the source, or parts of it, are empty: removes the objects retained for that reason.
@@ -218,59 +215,50 @@ impl ManifestStore {
         Ok(AcceptedEmpty { entries: texts })
     }
 
-    /// Removes and returns an entry.
-    fn take(&mut self, name: &str) -> Option<Entry> {
-        let entry = self.entries.remove(name)?;
-        for object in &entry.objects {
-            self.sorted.remove(&sort_key(object));
-        }
-        Some(entry)
-    }
-
-    /// Inserts an entry.
-    fn put(&mut self, name: Arc<str>, entry: Entry) {
-        self.sorted.extend(entry.objects.iter().map(|object| (sort_key(object), object.clone())));
-        self.entries.insert(name, entry);
-    }
-
     /// Retains all objects of an entry that doesn't have them now.
     fn retain(&mut self, name: &Arc<str>, presence: Presence) {
-        if let Some(entry) = self.take(name) {
-            self.put(name.clone(), entry.with_all_retained(presence));
+        if let Some(entry) = self.entries.take(name) {
+            self.entries.put(name.clone(), entry.with_all_retained(presence));
         }
     }
 
     /// Removes the retained objects of entries in these states.
     fn remove_retained(&mut self, presences: &[Presence]) {
-        let matching = self.entries.iter().filter(|(_, entry)| presences.contains(&entry.presence));
+        let matching = self.entries.irregular().filter(|(_, entry)| presences.contains(&entry.presence));
         let names: Vec<Arc<str>> = matching.map(|(name, _)| name.clone()).collect();
         for name in names {
-            let Some(entry) = self.take(&name) else { continue };
+            let Some(entry) = self.entries.take(&name) else { continue };
             if matches!(entry.presence, Presence::Empty | Presence::NoObjects) {
                 // It still exists, and so do its diagnostics.
                 let Entry { presence, rejected, diagnostics, .. } = entry;
-                self.entries.insert(
-                    name,
-                    Entry { presence, rejected, diagnostics, in_force_differs: true, ..Entry::default() },
-                );
+                self.entries
+                    .put(name, Entry { presence, rejected, diagnostics, in_force_differs: true, ..Entry::default() });
             }
+        }
+    }
+
+    /// Removes the removed entries that retain nothing.
+    fn remove_gone(&mut self) {
+        let is_gone = |entry: &Entry| entry.presence == Presence::Removed && entry.objects.is_empty();
+        let gone = self.entries.irregular().filter(|(_, entry)| is_gone(entry));
+        let names: Vec<Arc<str>> = gone.map(|(name, _)| name.clone()).collect();
+        for name in names {
+            self.entries.take(&name);
         }
     }
 
     /// Removes retained objects that another entry has readably.
     fn release_moved(&mut self) {
         let mut moved: Vec<(Arc<str>, ObjectId)> = Vec::new();
-        for (name, entry) in self.entries.iter().filter(|(_, entry)| !entry.retained.is_empty()) {
+        for (name, entry) in self.entries.irregular().filter(|(_, entry)| !entry.retained.is_empty()) {
             let is_elsewhere = |id: &&ObjectId| {
-                let first = ((*id).clone(), Arc::from(""), 0, None);
-                let same = self.sorted.range(first..).take_while(|(rank, _)| rank.0 == **id);
-                let others = same.map(|(rank, _)| &rank.1).filter(|other| *other != name);
-                others.filter_map(|other| self.entries.get(other)).any(|other| !other.retained.contains(*id))
+                let others = self.entries.with_object(id).filter(|other| *other != name);
+                others.filter_map(|other| self.entries.get(other)).any(|(_, other)| !other.retained.contains(*id))
             };
             moved.extend(entry.retained.iter().filter(is_elsewhere).map(|id| (name.clone(), id.clone())));
         }
         for (name, id) in moved {
-            let Some(mut entry) = self.take(&name) else { continue };
+            let Some(mut entry) = self.entries.take(&name) else { continue };
             entry.objects.retain(|object| object.id != id);
             entry.retained.remove(&id);
             if entry.presence == Presence::Read {
@@ -278,7 +266,7 @@ impl ManifestStore {
                 entry.rejected.insert(id);
             }
             entry.in_force_differs = true;
-            self.put(name, entry);
+            self.entries.put(name, entry);
         }
     }
 
@@ -287,7 +275,7 @@ impl ManifestStore {
     pub fn compile(&mut self) -> CompileOutcome {
         let unhealthy = self.unhealthy();
         let mut diagnostics: Vec<Diagnostic> =
-            self.entries.values().flat_map(|entry| entry.diagnostics.iter().cloned()).collect();
+            self.entries.irregular().flat_map(|(_, entry)| entry.diagnostics.iter().cloned()).collect();
         let unreported = unhealthy.iter().filter(|it| !it.has_diagnostic);
         diagnostics.extend(unreported.map(|it| Diagnostic::for_file(&it.name, Code::SourceUnavailable, &*it.reason)));
         let mut faulty = self.unreadable();
@@ -303,20 +291,17 @@ impl ManifestStore {
             diagnostics.extend(errors);
             compiled = self.compile_objects(&last_good);
         }
+        if last_good.is_empty() {
+            self.fallback = None;
+        }
         diagnostics.extend(compiled.diagnostics);
         sort_and_dedup(&mut diagnostics);
         if self.has_ipam && self.initialized {
             self.prepare_ipam(&last_good, std::mem::take(&mut compiled.policy_addresses));
         }
-        let mut objects = 0;
-        for entry in self.entries.values_mut() {
-            let is_affected = last_good.affects(entry);
-            if entry.in_force_differs || is_affected {
-                entry.in_force = last_good.entry_objects(entry).cloned().collect();
-                entry.in_force_differs = is_affected;
-            }
-            objects += entry.in_force.len();
-        }
+        let objects = self.entries.set_in_force(&last_good);
+        #[cfg(test)]
+        self.entries.check();
         let cluster = self.cluster.clone().merged_with(&compiled.placement.cluster.take().unwrap_or_default());
         compiled.placement.cluster = cluster.non_empty();
         let placement = self.initialized.then(|| Arc::new(compiled.placement));
@@ -333,102 +318,30 @@ impl ManifestStore {
     }
 
     fn prepare_ipam(&mut self, last_good: &LastGood, policy_addresses: Vec<IpAddr>) {
-        let is_used = |object: &&Arc<Object>| matches!(object.id.kind, Kind::AddressPool | Kind::Namespace);
-        let of_pools = last_good.objects(&self.sorted).filter(is_used);
+        let of_pools = [Kind::AddressPool, Kind::Namespace].map(|kind| self.entries.of_kind(kind));
+        let of_pools = of_pools.into_iter().flatten().filter_map(|object| last_good.substitute(object));
         // Services as they are written: one of another type by now has no claim to its address, be it faulty.
-        let services = self.sorted.values().filter(|object| object.id.kind == Kind::Service);
-        let objects = of_pools.chain(services).cloned().collect();
-        let snapshot = Snapshot { tenancy: self.compiler.tenancy(), objects, policy_addresses };
-        if self.ipam.as_ref().is_none_or(|last| !last.is_same(&snapshot)) {
-            self.ipam = Some(Arc::new(snapshot));
+        let objects = of_pools.chain(self.entries.of_kind(Kind::Service));
+        if self.ipam.as_ref().is_none_or(|last| !last.is_of(objects.clone(), &policy_addresses)) {
+            let objects = objects.cloned().collect();
+            self.ipam = Some(Arc::new(Snapshot { tenancy: self.compiler.tenancy(), objects, policy_addresses }));
         }
     }
 
     fn compile_objects(&mut self, last_good: &LastGood) -> Compiled {
-        let compiled = self.compiler.compile(last_good.objects(&self.sorted));
+        let compiler = if last_good.is_empty() {
+            &mut self.compiler
+        } else {
+            self.fallback.get_or_insert_with(|| self.compiler.clone())
+        };
+        let compiled = compiler.compile(last_good.objects(self.entries.objects()));
         #[cfg(test)]
         {
-            let objects = last_good.objects(&self.sorted).map(Arc::as_ref);
+            self.entries.check();
+            let objects = last_good.objects(self.entries.objects()).map(Arc::as_ref);
             let new = vipgate_policy::compiler::compile_for(self.compiler.tenancy(), objects);
             assert_eq!((&compiled.placement, &compiled.diagnostics), (&new.placement, &new.diagnostics));
         }
         compiled
-    }
-
-    /// Objects that are unreadable in their entries.
-    fn unreadable(&self) -> BTreeMap<ObjectId, Faulty> {
-        let mut faulty: BTreeMap<ObjectId, Faulty> = BTreeMap::new();
-        for (name, entry) in self.entries.iter().filter(|(_, entry)| !entry.retained.is_empty()) {
-            let reasons = entry.reasons(name);
-            let retained = |id: &ObjectId| (id.clone(), Faulty { has_last_good: true, reasons: reasons.clone() });
-            faulty.extend(entry.retained.iter().map(retained));
-        }
-        // The last good version of an invalid object may be from another entry.
-        for (name, entry) in self.entries.iter().filter(|(_, entry)| !entry.rejected.is_empty()) {
-            let reasons = entry.reasons(name);
-            for id in &entry.rejected {
-                let rejected = || Faulty { has_last_good: false, reasons: Vec::new() };
-                faulty.entry(id.clone()).or_insert_with(rejected).reasons.extend(reasons.iter().cloned());
-            }
-        }
-        faulty
-    }
-
-    /// The parts of the source that are empty or unreadable, and the number of objects retained for each.
-    fn unhealthy(&self) -> Vec<Unhealthy> {
-        let retained = |objects: usize| match objects {
-            0 => String::new(),
-            1 => ": the object that it had stays in force".to_owned(),
-            objects => format!(": the {objects} objects that it had stay in force"),
-        };
-        let mut all = Vec::new();
-        let is_accepted =
-            |it: &&UnavailablePath| it.is_missing && (self.allow_empty || self.accepted.contains(&it.path));
-        for it in self.unavailable.iter().filter(|it| !is_accepted(it)) {
-            let below = self.entries.iter().filter(|(name, _)| it.covers(name));
-            let objects = below.map(|(_, entry)| entry.objects.len()).sum();
-            if objects == 0 && !it.is_configured {
-                continue;
-            }
-            all.push(Unhealthy::new(&it.path, format!("{}{}", it.reason, retained(objects))));
-        }
-        let is_unavailable = |name: &str| self.unavailable.iter().any(|it| it.covers(name));
-        let mut withheld = 0;
-        for (name, entry) in &self.entries {
-            match entry.presence {
-                Presence::Unreadable if !is_unavailable(name) => {
-                    let errors = entry.diagnostics.iter().filter(|diagnostic| diagnostic.is_error());
-                    let first = errors.min().map_or_else(String::new, |it| it.reason.clone());
-                    let reason = format!("{first}{}", retained(entry.retained.len()));
-                    all.push(Unhealthy { has_diagnostic: true, ..Unhealthy::new(name, reason) });
-                }
-                Presence::Empty if !entry.objects.is_empty() => {
-                    all.push(Unhealthy::new(name, format!("is empty{}", retained(entry.objects.len()))));
-                }
-                Presence::Removed | Presence::NoObjects => withheld += entry.objects.len(),
-                Presence::Read | Presence::Unreadable | Presence::Empty | Presence::Missing => {}
-            }
-        }
-        if withheld > 0 {
-            all.push(Unhealthy::new("source", format!("has no manifests any more{}", retained(withheld))));
-        } else if !self.initialized && all.is_empty() {
-            all.push(Unhealthy::new("source", "has no manifests".to_owned()));
-        }
-        all
-    }
-}
-
-/// A part of the source that is empty or unreadable.
-#[derive(Debug)]
-struct Unhealthy {
-    name: Arc<str>,
-    reason: String,
-    /// Whether a diagnostic reports it already.
-    has_diagnostic: bool,
-}
-
-impl Unhealthy {
-    fn new(name: &str, reason: String) -> Self {
-        Self { name: name.into(), reason, has_diagnostic: false }
     }
 }

@@ -62,6 +62,11 @@ impl Objects {
         while let Some(written) = writers.join_next().await {
             written??;
         }
+        for number in 0..self.size.faulty {
+            let policy =
+                json!({"metadata": {"name": format!("faulty-{number:05}")}, "spec": {"serviceRef": {"name": "none"}}});
+            self.create("EgressPolicy", Some(&namespace(number % NAMESPACES)), policy).await?;
+        }
         Ok(())
     }
 

@@ -33,7 +33,7 @@ impl<'a> BackendBuilder<'a> {
         diagnostics: &mut Vec<Diagnostic>,
     ) -> Vec<PlacedBackend> {
         let slices = self.sources.inventory.slices_of(service.namespaced_name());
-        let mut found = Vec::with_capacity(slices.iter().map(|slice| slice.body.endpoints.len()).sum());
+        let mut found = Vec::with_capacity(slices.clone().map(|slice| slice.body.endpoints.len()).sum());
         for slice in slices {
             let ports = ports(&service.body.ports, slice.body);
             for endpoint in &slice.body.endpoints {

@@ -23,6 +23,9 @@ pub(super) struct Changes<'a> {
     pub(super) has_gateways: bool,
     /// Whether anything differs but endpoint slices, overlay nodes and Service prefixes.
     pub(super) concerns_vips: bool,
+    /// Number of objects that replace none with the same identity, or aren't replaced by one. So are slices by those of
+    /// another Service.
+    displaced: usize,
 }
 
 impl<'a> Changes<'a> {
@@ -42,6 +45,8 @@ impl<'a> Changes<'a> {
                 (Some(_), None) => Ordering::Less,
                 (None, Some(_)) => Ordering::Greater,
             };
+            let replaced = old.peek().zip(new.peek()).filter(|_| ordering == Ordering::Equal);
+            changes.displaced += usize::from(replaced.is_none_or(|(a, b)| sliced(a) != sliced(b)));
             if ordering != Ordering::Greater {
                 old.next().into_iter().for_each(|object| changes.add(object));
             }
@@ -49,6 +54,11 @@ impl<'a> Changes<'a> {
                 new.next().into_iter().for_each(|object| changes.add(object));
             }
         }
+    }
+
+    /// Whether objects only replace those with the same identity, and slices those of the same Service.
+    pub(super) fn are_in_place(&self) -> bool {
+        self.displaced == 0
     }
 
     fn add(&mut self, object: &'a Object) {
@@ -67,4 +77,9 @@ impl<'a> Changes<'a> {
             Body::AddressPool(_) | Body::OverlayNode(_) | Body::ServiceCidr(_) => {}
         }
     }
+}
+
+/// The Service of a slice.
+fn sliced(object: &Object) -> Option<&str> {
+    if let Body::EndpointSlice(slice) = &object.body { slice.service.as_deref() } else { None }
 }

@@ -1,6 +1,7 @@
 //! Egress claims: for each EgressPolicy or annotated Service the pod addresses that it covers, its VIPs and its
 //! precedence.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::num::NonZeroU32;
@@ -9,12 +10,13 @@ use std::sync::Arc;
 use foldhash::HashSet;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use vipgate_dataplane::policy::spec;
+use vipgate_dataplane::policy::spec::{self, EgressSpec};
 
 use super::gateways::{Candidates, Gateways};
-use super::inventory::{Inventory, NamespacedName, ObjectRef, age_key};
+use super::inventory::{Inventory, NamespacedName, ObjectRef};
 use super::pods::{CoveredAddress, Pods};
 use super::pool::Pools;
+use super::precedence::{Precedence, service_of};
 use super::slices::Slices;
 use crate::compiler::tenancy::Tenancy;
 use crate::diagnostic::{Code, Diagnostic, Severity};
@@ -48,8 +50,10 @@ impl Rank {
 /// The endpoints, VIPs and gateways that a policy claims.
 #[derive(Debug)]
 pub(super) struct Claim<'a> {
-    /// The policy for the engine.
-    pub(super) spec: spec::EgressSpec,
+    /// The name of its policy.
+    pub(super) name: &'a Arc<str>,
+    /// `None`: that of an annotated Service, which is all defaults.
+    policy: Option<&'a EgressPolicySpec>,
     /// Its namespace; empty for a ClusterEgressPolicy.
     pub(super) namespace: &'a str,
     pub(super) origin: &'a Origin,
@@ -61,11 +65,11 @@ pub(super) struct Claim<'a> {
     /// Field that defines its VIPs.
     pub(super) vips_field: &'static str,
     /// Source addresses of its endpoints after SNAT, with their fields.
-    pub(super) vips: Vec<(Arc<str>, IpAddr)>,
+    pub(super) vips: Cow<'a, [(Arc<str>, IpAddr)]>,
     /// The Service that the VIPs belong to, if any.
     pub(super) service: Option<NamespacedName<'a>>,
     /// Name of the object that the VIPs are defined by: the Service, or the policy.
-    pub(super) group: Arc<str>,
+    pub(super) group: &'a Arc<str>,
     /// The selectors of its pods, without a Service.
     pub(super) selectors: &'a [PodSelector],
     /// Covered addresses, with duplicates; empty until [`Inputs::cover`].
@@ -82,6 +86,12 @@ impl Claim<'_> {
     pub(super) fn diagnostic(&self, severity: Severity, code: Code, field: &str, reason: String) -> Diagnostic {
         self.origin.diagnostic(severity, code, field, reason)
     }
+
+    /// The policy for the engine.
+    pub(super) fn spec(&self) -> EgressSpec {
+        let name = self.name.clone();
+        self.policy.map_or_else(|| default_spec(name.clone()), |policy| egress_spec(name.clone(), policy))
+    }
 }
 
 /// Inputs of the compiler's passes.
@@ -95,30 +105,28 @@ pub(super) struct Inputs<'a> {
     pub(super) tenancy: Tenancy,
 }
 
-/// All claims, sorted by precedence, highest first, without the addresses that they cover.
-pub(super) fn collect<'a>(sources: &Inputs<'a>, diagnostics: &mut Vec<Diagnostic>) -> Vec<Claim<'a>> {
-    let mut policies = sources.inventory.policies.clone();
-    policies.sort_by(|a, b| {
-        let rank = |policy: &ObjectRef<'a, EgressPolicy>| policy.body.spec.service_ref.is_none();
-        let age =
-            |policy: &ObjectRef<'a, EgressPolicy>| age_key(policy.body.metadata.creation_timestamp.as_ref(), policy.id);
-        rank(a).cmp(&rank(b)).then_with(|| age(a).cmp(&age(b)))
-    });
-    let services = &sources.inventory.services;
+/// All claims in the order of precedence, without the addresses that they cover.
+pub(super) fn collect<'a>(
+    sources: &Inputs<'a>,
+    precedence: &Precedence,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> Vec<Claim<'a>> {
+    let Inventory { services, policies, .. } = sources.inventory;
     // Pools allocate only addresses that no Service or policy uses.
     let mut allocated = HashSet::default();
     if policies.iter().any(|policy| policy.body.spec.pools.is_some()) {
         allocated.extend(services.iter().flat_map(|service| sources.vips_of(service)).map(|(_, vip)| *vip));
-        for policy in &policies {
+        for policy in policies {
             let addresses = policy.body.spec.addresses.iter().flatten();
             allocated.extend(addresses.filter(|vip| sources.refused_address(policy.id, **vip).is_none()));
         }
     }
-    let mut claims: Vec<_> =
-        policies.iter().map(|policy| sources.policy(*policy, &mut allocated, diagnostics)).collect();
-    let mut annotated: Vec<_> = services.iter().filter(|service| service.body.egress).copied().collect();
-    annotated.sort_by_key(|service| age_key(service.body.created.as_ref(), service.id));
-    claims.extend(annotated.into_iter().map(|service| sources.annotated(service, diagnostics)));
+    let mut claims = Vec::with_capacity(precedence.policies.len() + precedence.services.len());
+    for (policy, service) in &precedence.policies {
+        let service = service.map(|service| services[service]);
+        claims.push(sources.policy(policies[*policy], service, &mut allocated, diagnostics));
+    }
+    claims.extend(precedence.services.iter().map(|service| sources.annotated(services[*service], diagnostics)));
     claims
 }
 
@@ -133,23 +141,17 @@ impl<'a> Inputs<'a> {
         }
         let key = service.namespaced_name();
         Claim {
-            spec: spec::EgressSpec {
-                name: name.clone(),
-                destinations: all_destinations(),
-                excluded: Vec::new(),
-                address_selection: spec::AddressSelection::default(),
-                limits: spec::Limits::default(),
-                on_exhaustion: spec::OnExhaustion::default(),
-            },
+            name,
+            policy: None,
             namespace: key.0,
             origin,
             rank: Rank::Annotation,
             created: body.created.as_ref(),
             field: EGRESS_FIELD,
             vips_field: "status.loadBalancer.ingress",
-            vips: body.vips.clone(),
+            vips: Cow::Borrowed(&body.vips),
             service: Some(key),
-            group: name.clone(),
+            group: name,
             selectors: &[],
             covers: Vec::new(),
             gateways: self.gateways.candidates(None),
@@ -162,22 +164,24 @@ impl<'a> Inputs<'a> {
     fn policy(
         &self,
         policy: ObjectRef<'a, EgressPolicy>,
+        found: Option<ObjectRef<'a, Service>>,
         allocated: &mut HashSet<IpAddr>,
         diagnostics: &mut Vec<Diagnostic>,
     ) -> Claim<'a> {
         let spec = &policy.body.spec;
         self.check_gateways(policy, diagnostics);
         let mut claim = Claim {
-            spec: egress_spec(policy.name.clone(), spec),
+            name: policy.name,
+            policy: Some(spec),
             namespace: &policy.id.namespace,
             origin: policy.origin,
             rank: if spec.service_ref.is_some() { Rank::Service } else { Rank::Selectors },
             created: policy.body.metadata.creation_timestamp.as_ref(),
             field: "metadata.name",
             vips_field: "spec.serviceRef.name",
-            vips: Vec::new(),
+            vips: Cow::Borrowed(&[]),
             service: None,
-            group: policy.name.clone(),
+            group: policy.name,
             selectors: &[],
             covers: Vec::new(),
             gateways: self.gateways.candidates(spec.gateways.as_ref()),
@@ -185,11 +189,8 @@ impl<'a> Inputs<'a> {
             zone_affinity: spec.zone_affinity,
             is_invalid: false,
         };
-        if let Some(service) = &spec.service_ref {
-            let namespace = service.namespace.as_ref().filter(|_| !policy.id.kind.is_namespaced());
-            let key = (namespace.unwrap_or(&policy.id.namespace).as_str(), service.name.as_str());
+        if let Some(key) = service_of(&policy) {
             claim.service = Some(key);
-            let found = self.inventory.service(key);
             let missing = match found {
                 None => Some((Code::NoSuchService, format!("there is no Service {}/{}", key.0, key.1))),
                 Some(service) => {
@@ -198,8 +199,8 @@ impl<'a> Inputs<'a> {
                 }
             };
             claim.is_invalid = missing.is_some();
-            claim.group = found.map_or(claim.group, |service| service.name.clone());
-            claim.vips = found.map(|service| service.body.vips.clone()).unwrap_or_default();
+            claim.group = found.map_or(claim.group, |service| service.name);
+            claim.vips = Cow::Borrowed(found.map_or(&[], |service| &service.body.vips));
             let diagnostic =
                 if found.is_some_and(|service| service.body.pending) { ObjectRef::warning } else { ObjectRef::error };
             diagnostics.extend(missing.map(|(code, why)| diagnostic(&policy, code, "spec.serviceRef.name", why)));
@@ -213,7 +214,7 @@ impl<'a> Inputs<'a> {
                     claim.is_invalid = true;
                     diagnostics.push(policy.error(code, &field, reason));
                 } else {
-                    claim.vips.push((field.into(), *vip));
+                    claim.vips.to_mut().push((field.into(), *vip));
                 }
             }
             self.allocate_from_pools(policy, &mut claim, allocated, diagnostics);
@@ -263,7 +264,7 @@ impl<'a> Inputs<'a> {
                 diagnostics.push(policy.error(Code::PoolExhausted, &field, reason));
             }
             let field: Arc<str> = field.into();
-            claim.vips.extend(vips.into_iter().map(|vip| (field.clone(), vip)));
+            claim.vips.to_mut().extend(vips.into_iter().map(|vip| (field.clone(), vip)));
         }
     }
 
@@ -296,10 +297,21 @@ fn all_destinations() -> Vec<IpNet> {
     vec![Ipv4Net::default().into(), Ipv6Net::default().into()]
 }
 
-fn egress_spec(name: Arc<str>, policy: &EgressPolicySpec) -> spec::EgressSpec {
+fn default_spec(name: Arc<str>) -> EgressSpec {
+    EgressSpec {
+        name,
+        destinations: all_destinations(),
+        excluded: Vec::new(),
+        address_selection: spec::AddressSelection::default(),
+        limits: spec::Limits::default(),
+        on_exhaustion: spec::OnExhaustion::default(),
+    }
+}
+
+fn egress_spec(name: Arc<str>, policy: &EgressPolicySpec) -> EgressSpec {
     let sorted =
         |nets: &[Cidr]| -> Vec<IpNet> { nets.iter().map(|cidr| cidr.0).collect::<BTreeSet<_>>().into_iter().collect() };
-    spec::EgressSpec {
+    EgressSpec {
         name,
         destinations: policy.destination_cidrs.as_deref().map_or_else(all_destinations, sorted),
         excluded: sorted(&policy.excluded_cidrs),

@@ -75,17 +75,17 @@ pub(super) fn assign(
         let Assigned { vips, gateway, slot } = match spreader.assign(winner, claim, vips, cover) {
             Ok(assignment) => assignment,
             Err(_) if claim.is_invalid => {
-                remarks.push(format!("{} has no VIP: see `vipgate check`", claim.spec.name).into());
+                remarks.push(format!("{} has no VIP: see `vipgate check`", claim.name).into());
                 Assigned::default()
             }
             Err(missing) => {
-                remarks.push(format!("{} {}", claim.spec.name, describe(claim, missing).2).into());
+                remarks.push(format!("{} {}", claim.name, describe(claim, missing).2).into());
                 count(unassigned.entry((winner, missing)).or_insert(Affected { count: 0, first: address }));
                 Assigned::default()
             }
         };
         let name = if cover.name.is_empty() { sources.pods.name_of(address).unwrap_or(cover.name) } else { cover.name };
-        let policy = claim.spec.name.clone();
+        let policy = claim.name.clone();
         endpoints.push(EndpointSpec { address, name: name.clone(), policy, vips, gateway, slot, remarks });
     }
     report(claims, &overridden, &unassigned, diagnostics);
@@ -106,11 +106,11 @@ fn report(
         let (loser, winner) = (&claims[*loser], &claims[*winner]);
         let reason = format!(
             "{} covers {}, which {} ({}) also covers: {} takes precedence ({})",
-            loser.spec.name,
+            loser.name,
             endpoints(affected),
-            winner.spec.name,
+            winner.name,
             winner.origin,
-            winner.spec.name,
+            winner.name,
             precedence(winner, loser)
         );
         diagnostics.push(loser.diagnostic(Severity::Warning, Code::PoliciesOverlap, loser.field, reason));
@@ -118,7 +118,7 @@ fn report(
     for ((claim, missing), affected) in unassigned {
         let claim = &claims[*claim];
         let (code, field, what) = describe(claim, *missing);
-        let reason = format!("{} {what}: the traffic of {} is dropped", claim.spec.name, endpoints(affected));
+        let reason = format!("{} {what}: the traffic of {} is dropped", claim.name, endpoints(affected));
         diagnostics.push(claim.diagnostic(Severity::Warning, code, field, reason));
     }
 }
@@ -140,7 +140,7 @@ fn describe(claim: &Claim<'_>, missing: Missing) -> (Code, &'static str, String)
 
 /// Remark of an endpoint: the policy that its policy takes precedence over, and why.
 fn override_remark(winner: &Claim<'_>, loser: &Claim<'_>) -> String {
-    format!("takes precedence over {}, which also covers it: {}", loser.spec.name, precedence(winner, loser))
+    format!("takes precedence over {}, which also covers it: {}", loser.name, precedence(winner, loser))
 }
 
 /// Why one policy takes precedence over another that covers the same endpoint.

@@ -32,8 +32,8 @@ pub(super) type GatewayId = usize;
 #[derive(Debug)]
 pub(super) struct Gateways<'a> {
     all: Vec<GatewayEntry<'a>>,
-    /// The ids of all gateways, shared by the policies without `spec.gateways`.
-    all_ids: Arc<[GatewayId]>,
+    /// Those of the policies without `spec.gateways`.
+    all_candidates: Candidates,
 }
 
 #[derive(Debug)]
@@ -105,7 +105,7 @@ impl<'a> Gateways<'a> {
     }
 
     fn from_entries(all: Vec<GatewayEntry<'a>>) -> Self {
-        Self { all_ids: (0..all.len()).collect(), all }
+        Self { all_candidates: Candidates { name: "all".into(), ids: (0..all.len()).collect() }, all }
     }
 
     /// Whether there are no `VipGateway` manifests.
@@ -125,7 +125,7 @@ impl<'a> Gateways<'a> {
     /// The gateways that `spec.gateways` of a policy names or selects, sorted; `None`: all.
     pub(super) fn candidates(&self, reference: Option<&GatewayRef>) -> Candidates {
         let Some(reference) = reference else {
-            return Candidates { name: "all".into(), ids: self.all_ids.clone() };
+            return self.all_candidates.clone();
         };
         let is_candidate = |gateway: &GatewayEntry<'_>| match reference {
             GatewayRef::Names(names) => names.iter().any(|name| **name == *gateway.name),

@@ -5,7 +5,6 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use foldhash::HashMap;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
@@ -63,11 +62,7 @@ pub(super) type NamespacedName<'a> = (&'a str, &'a str);
 #[derive(Debug, Default)]
 pub(super) struct Inventory<'a> {
     pub(super) services: Vec<ObjectRef<'a, Service>>,
-    /// Indices of the Services.
-    service_indices: HashMap<NamespacedName<'a>, usize>,
-    /// The endpoint slices by Service, then by name, and the Service of each.
     slices: Vec<ObjectRef<'a, EndpointSlice>>,
-    sliced: Vec<NamespacedName<'a>>,
     pub(super) pods: Vec<ObjectRef<'a, Pod>>,
     pub(super) nodes: Vec<ObjectRef<'a, Node>>,
     pub(super) service_cidrs: Vec<ObjectRef<'a, ServiceCIDR>>,
@@ -76,12 +71,47 @@ pub(super) struct Inventory<'a> {
     pub(super) pools: Vec<ObjectRef<'a, AddressPool>>,
     pub(super) policies: Vec<ObjectRef<'a, EgressPolicy>>,
     namespaces: BTreeMap<&'a str, BTreeMap<String, String>>,
+    order: Order,
+}
+
+/// What is the same for all inventories of objects with the same identities and, of slices, Services.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Order {
+    /// Whether two objects have the same identity.
+    has_duplicates: bool,
+    /// The indices of the slices by Service, then by name.
+    slices: Vec<usize>,
 }
 
 impl<'a> Inventory<'a> {
-    /// The inventory of objects that are sorted by [`order`].
-    pub(super) fn new(sorted: impl IntoIterator<Item = &'a Object>, diagnostics: &mut Vec<Diagnostic>) -> Self {
+    /// The inventory of objects that are sorted by [`order`]; `known`: what another one has in common with it.
+    pub(super) fn new(
+        sorted: impl IntoIterator<Item = &'a Object>,
+        known: Option<Order>,
+        diagnostics: &mut Vec<Diagnostic>,
+    ) -> Self {
         let mut inventory = Self::default();
+        if let Some(order) = known.as_ref().filter(|order| !order.has_duplicates) {
+            inventory.slices.reserve(order.slices.len());
+            sorted.into_iter().for_each(|object| inventory.add(object));
+        } else {
+            inventory.order.has_duplicates = inventory.add_unique(sorted, diagnostics);
+        }
+        match known {
+            Some(order) => inventory.order = order,
+            None => inventory.sort_slices(),
+        }
+        inventory
+    }
+
+    /// What it has in common with others.
+    pub(super) fn into_order(self) -> Order {
+        self.order
+    }
+
+    /// Adds the first object of each identity; returns whether there are others.
+    fn add_unique(&mut self, sorted: impl IntoIterator<Item = &'a Object>, diagnostics: &mut Vec<Diagnostic>) -> bool {
+        let before = diagnostics.len();
         let mut previous: Option<&Object> = None;
         for object in sorted {
             match previous {
@@ -91,22 +121,25 @@ impl<'a> Inventory<'a> {
                     diagnostics.push(object.origin.diagnostic(severity, code, "metadata.name", reason));
                 }
                 _ => {
-                    inventory.add(object);
+                    self.add(object);
                     previous = Some(object);
                 }
             }
         }
-        inventory.sort_slices();
-        inventory
+        diagnostics.len() > before
     }
 
     /// Sorts the slices by Service. They are sorted by namespace and name, and names mostly begin with the Service's.
     fn sort_slices(&mut self) {
-        let key = |slice: &ObjectRef<'a, EndpointSlice>| -> NamespacedName<'a> {
-            (&slice.id.namespace, slice.body.service.as_deref().unwrap_or_default())
-        };
-        self.slices.sort_by_key(key);
-        self.sliced = self.slices.iter().map(key).collect();
+        let mut order: Vec<usize> = (0..self.slices.len()).collect();
+        order.sort_by_key(|at| self.sliced(*at));
+        self.order.slices = order;
+    }
+
+    /// The Service of the slice with this index.
+    fn sliced(&self, at: usize) -> NamespacedName<'a> {
+        let ObjectRef { id, body, .. } = self.slices[at];
+        (&id.namespace, body.service.as_deref().unwrap_or_default())
     }
 
     fn add(&mut self, object: &'a Object) {
@@ -130,17 +163,15 @@ impl<'a> Inventory<'a> {
             Body::Node(body) => self.nodes.push(ObjectRef { id, name, origin, body }),
             Body::OverlayNode(body) => self.overlay_nodes.push(ObjectRef { id, name, origin, body }),
             Body::Pod(body) => self.pods.push(ObjectRef { id, name, origin, body }),
-            Body::Service(body) => {
-                self.service_indices.insert((&id.namespace, &id.name), self.services.len());
-                self.services.push(ObjectRef { id, name, origin, body });
-            }
+            Body::Service(body) => self.services.push(ObjectRef { id, name, origin, body }),
             Body::ServiceCidr(body) => self.service_cidrs.push(ObjectRef { id, name, origin, body }),
         }
     }
 
     /// A Service by namespace and name.
     pub(super) fn service(&self, key: NamespacedName<'a>) -> Option<ObjectRef<'a, Service>> {
-        self.services.get(*self.service_indices.get(&key)?).copied()
+        let at = self.services.binary_search_by_key(&key, ObjectRef::namespaced_name).ok()?;
+        Some(self.services[at])
     }
 
     /// The Services of a namespace.
@@ -150,16 +181,20 @@ impl<'a> Inventory<'a> {
         &self.services[first..first + count]
     }
 
-    /// The endpoint slices of all Services.
+    /// The endpoint slices of all Services, by namespace and name.
     pub(super) fn slices(&self) -> impl Iterator<Item = &ObjectRef<'a, EndpointSlice>> {
         self.slices.iter()
     }
 
     /// The endpoint slices of a Service, even if there is no such Service.
-    pub(super) fn slices_of(&self, service: NamespacedName<'a>) -> &[ObjectRef<'a, EndpointSlice>] {
-        let first = self.sliced.partition_point(|key| *key < service);
-        let count = self.sliced[first..].partition_point(|key| *key == service);
-        &self.slices[first..first + count]
+    pub(super) fn slices_of(
+        &self,
+        service: NamespacedName<'a>,
+    ) -> impl Iterator<Item = &ObjectRef<'a, EndpointSlice>> + Clone {
+        let order = &self.order.slices;
+        let first = order.partition_point(|at| self.sliced(*at) < service);
+        let count = order[first..].partition_point(|at| self.sliced(*at) == service);
+        order[first..first + count].iter().map(|at| &self.slices[*at])
     }
 
     /// The labels of a namespace; without a manifest, only the name label.

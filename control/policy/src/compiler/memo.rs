@@ -21,15 +21,19 @@ use self::endpoints::EndpointMemo;
 use self::services::ServiceMemo;
 use super::changes::Changes;
 use super::claim::{self, Claim, Inputs};
+use super::inventory::Order;
 use super::placement::Table;
+use super::precedence::Precedence;
 use super::vips::{self, AssignedVip, VipTable};
 use super::{Compiled, Gateways, Inventory, Placement, Pods, Pools, ShardMaps, Slices, Tenancy, cluster, overlay};
 use crate::diagnostic::{Diagnostic, sort_and_dedup};
 use crate::manifest::Object;
 
 /// The previous compilation.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Memo {
+    order: Option<Order>,
+    precedence: Option<Precedence>,
     /// Of the same gateways, maps with the same name are equal.
     shard_maps: ShardMaps,
     vips: Option<VipMemo>,
@@ -39,6 +43,7 @@ pub(super) struct Memo {
 }
 
 /// The VIP table with its diagnostics.
+#[derive(Clone)]
 struct VipMemo {
     table: VipTable,
     diagnostics: Vec<Diagnostic>,
@@ -81,20 +86,23 @@ impl Memo {
     ) -> Compiled {
         let mut diagnostics = Vec::new();
         let sink = &mut diagnostics;
-        let inventory = Inventory::new(sorted, sink);
+        let known = self.order.take().filter(|_| changes.are_in_place());
+        let inventory = Inventory::new(sorted, known, sink);
         let gateways = Gateways::new(&inventory, sink);
         let pods = Pods::new(&inventory, sink);
         let slices = Slices::new(&inventory, &pods);
         let pools = Pools::new(&inventory, sink);
         let sources =
             Inputs { inventory: &inventory, gateways: &gateways, pods: &pods, slices: &slices, pools: &pools, tenancy };
-        let claims = claim::collect(&sources, sink);
+        let precedence = self.precedence.take().filter(|_| !changes.concerns_vips);
+        let precedence = precedence.unwrap_or_else(|| Precedence::new(&inventory));
+        let claims = claim::collect(&sources, &precedence, sink);
         if changes.has_gateways {
             self.shard_maps = ShardMaps::default();
         }
         let (vips, vip_changes) = self.compile_vips(&sources, &claims, changes);
         sink.extend(vips.diagnostics.iter().cloned());
-        let own = claims.iter().filter(|claim| claim.service.is_none()).flat_map(|claim| &claim.vips);
+        let own = claims.iter().filter(|claim| claim.service.is_none()).flat_map(|claim| claim.vips.iter());
         let mut policy_addresses: Vec<IpAddr> = own.map(|(_, vip)| *vip).collect();
         policy_addresses.sort_unstable();
         let differences = Differences { changes, vips: &vip_changes };
@@ -113,6 +121,7 @@ impl Memo {
             cluster: cluster::compile(&inventory, sink),
         };
         self.vips = Some(vips);
+        (self.order, self.precedence) = (Some(inventory.into_order()), Some(precedence));
         self.placement = placement.clone();
         sort_and_dedup(&mut diagnostics);
         Compiled { placement, diagnostics, policy_addresses }
@@ -153,7 +162,7 @@ impl Memo {
         let mut diagnostics = Vec::new();
         let table = vips::compile(sources, claims, &mut self.shard_maps, &mut diagnostics);
         let of_services = sources.inventory.services.iter().flat_map(|service| &service.body.vips);
-        let all = of_services.chain(claims.iter().flat_map(|claim| &claim.vips)).map(|(_, vip)| *vip).collect();
+        let all = of_services.chain(claims.iter().flat_map(|claim| claim.vips.iter())).map(|(_, vip)| *vip).collect();
         let maps = table.assigned.iter().filter_map(|vip| Some(vip.spec.shard_map.as_ref()?.map.clone())).collect();
         let changes = VipChanges::between(previous.as_ref().map(|previous| &previous.table), &table);
         (VipMemo { table, diagnostics, all, maps }, changes)

@@ -16,7 +16,7 @@ use crate::fingerprint::{Fingerprint, mix};
 const VARIANTS: u64 = 4;
 
 /// A shard map under construction.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct ShardMap {
     pub(super) spec: ShardMapSpec,
     /// The home of each slot.
@@ -26,7 +26,7 @@ pub(super) struct ShardMap {
 }
 
 /// Shard maps, by name. The gateways are the same for all: then the name of a map determines its content.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct ShardMaps(BTreeMap<Arc<str>, ShardMap>);
 
 /// What a map is for.

@@ -46,8 +46,8 @@ impl<'a> Slices<'a> {
     /// The endpoints of a Service, without host addresses.
     pub(super) fn covered_endpoints(&self, service: NamespacedName<'a>) -> Vec<CoveredAddress<'a>> {
         let slices = self.inventory.slices_of(service);
-        let mut covers = Vec::with_capacity(slices.iter().map(|slice| slice.body.endpoints.len()).sum());
-        let endpoints = slices.iter().flat_map(|slice| &slice.body.endpoints);
+        let mut covers = Vec::with_capacity(slices.clone().map(|slice| slice.body.endpoints.len()).sum());
+        let endpoints = slices.flat_map(|slice| &slice.body.endpoints);
         let own = endpoints.filter(|endpoint| self.pods.host_of(endpoint.address).is_none());
         covers.extend(own.map(|it| CoveredAddress {
             address: it.address,

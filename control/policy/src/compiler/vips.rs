@@ -35,12 +35,12 @@ struct Vip<'a> {
 impl Vip<'_> {
     /// Names of its Services and its policy.
     fn names(&self) -> impl Iterator<Item = &Arc<str>> {
-        self.services.iter().map(|service| service.name).chain(self.claimed.map(|claim| &claim.spec.name))
+        self.services.iter().map(|service| service.name).chain(self.claimed.map(|claim| claim.name))
     }
 }
 
 /// A VIP that is assigned to at least one gateway.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct AssignedVip {
     pub(super) spec: VipSpec,
     /// Owning gateways; empty if there are no `VipGateway` manifests.
@@ -48,6 +48,7 @@ pub(super) struct AssignedVip {
 }
 
 /// Result: the assigned VIPs, sorted, and all VIPs that are (by mistake) endpoint addresses, too.
+#[derive(Clone)]
 pub(super) struct VipTable {
     pub(super) assigned: Vec<AssignedVip>,
     pub(super) endpoint_addresses: HashSet<IpAddr>,
@@ -72,7 +73,7 @@ pub(super) fn compile<'a>(
     }
     sources.check_service_vips(diagnostics);
     let of_services = services.iter().flat_map(|service| sources.vips_of(service));
-    let all = of_services.chain(claims.iter().flat_map(|claim| &claim.vips));
+    let all = of_services.chain(claims.iter().flat_map(|claim| claim.vips.iter()));
     let endpoints = sources.slices.endpoints_among(&all.map(|(_, vip)| *vip).collect());
     let mut vips = BTreeMap::new();
     for service in &services {
@@ -87,7 +88,7 @@ pub(super) fn compile<'a>(
         }
     }
     for claim in claims.iter().filter(|claim| claim.service.is_none()) {
-        for (field, vip) in &claim.vips {
+        for (field, vip) in claim.vips.iter() {
             check_address(*vip, claim.origin, field, sources, &endpoints, diagnostics);
             let entry = vips.entry(*vip).or_default();
             add_claim(*vip, entry, claim, field, diagnostics);
@@ -111,8 +112,9 @@ struct Seniority<'a> {
 /// The seniority of each VIP. Objects without a `creationTimestamp` are the youngest, and of one age Services precede
 /// policies.
 fn seniorities<'a>(services: &[&ObjectRef<'a, Service>], claims: &'a [Claim<'a>]) -> HashMap<IpAddr, Seniority<'a>> {
-    let of_service = |it: &&ObjectRef<'a, Service>| (it.body.created.as_ref(), false, &**it.name, &it.body.vips);
-    let of_claim = |it: &'a Claim<'a>| (it.created, true, &*it.spec.name, &it.vips);
+    let of_service =
+        |it: &&ObjectRef<'a, Service>| (it.body.created.as_ref(), false, &**it.name, it.body.vips.as_slice());
+    let of_claim = |it: &'a Claim<'a>| (it.created, true, &**it.name, &*it.vips);
     let of_claims = claims.iter().filter(|claim| claim.service.is_none()).map(of_claim);
     let mut objects: Vec<_> = services.iter().map(of_service).chain(of_claims).collect();
     objects.sort_by_key(|(created, is_policy, name, _)| (created.is_none(), *created, *is_policy, *name));
@@ -136,7 +138,7 @@ fn assign(
     let gateways = sources.gateways;
     // Endpoints of any policy with the VIP may require gateways in their zone.
     let with_zone = claims.iter().filter(|claim| claim.zone_affinity == ZoneAffinity::Require);
-    let with_zone: HashSet<IpAddr> = with_zone.flat_map(|claim| &claim.vips).map(|(_, vip)| *vip).collect();
+    let with_zone: HashSet<IpAddr> = with_zone.flat_map(|claim| claim.vips.iter()).map(|(_, vip)| *vip).collect();
     let mode = |address: &IpAddr, vip: &Vip<'_>| {
         let pool = sources.pools.announce(*address).map(|(announce, _)| announce);
         pool.or(vip.announce.as_ref().map(|(announce, _)| *announce)).unwrap_or_default()
@@ -250,7 +252,7 @@ fn add_claim<'a>(
 ) {
     let is_foreign = |service: &ObjectRef<'_, Service>| service.id.namespace != claim.namespace;
     if let Some(other) = vip.claimed {
-        let reason = format!("{address} is already a VIP of {} ({})", other.spec.name, other.origin);
+        let reason = format!("{address} is already a VIP of {} ({})", other.name, other.origin);
         diagnostics.push(claim.diagnostic(Severity::Error, Code::VipOfTwoPolicies, field, reason));
     } else if !vip.services.is_empty() && vip.services.iter().all(is_foreign) {
         let names: Vec<&str> = vip.names().map(|name| &**name).collect();

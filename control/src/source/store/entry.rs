@@ -65,6 +65,13 @@ fn has_same_text(old: &Object, new: &Object) -> bool {
 }
 
 impl Entry {
+    /// Whether it has been read without a diagnostic, and its objects are in force as they are written.
+    pub(super) fn is_regular(&self) -> bool {
+        let Self { presence, objects: _, retained, rejected, diagnostics, in_force: _, in_force_differs } = self;
+        let is_faultless = retained.is_empty() && rejected.is_empty() && diagnostics.is_empty();
+        *presence == Presence::Read && is_faultless && !in_force_differs
+    }
+
     /// The entry with new content. Retains previous objects that are unreadable now, and all of them if it has none
     /// now.
     pub(super) fn with_content(

@@ -1,64 +1,63 @@
 //! Substitution of faulty objects by their last good versions during compilation.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use vipgate_policy::diagnostic::{Diagnostic, ObjectLocation};
 use vipgate_policy::manifest::{Object, ObjectId};
 
-use super::{Faulty, SortKey};
-use crate::source::store::entry::Entry;
+use super::Faulty;
+use super::entries::{Entries, SortKey};
+use super::entry::Entry;
 
 /// The faulty objects of a compilation and their replacements.
 #[derive(Debug, Default)]
 pub(super) struct LastGood {
-    /// Excluded objects.
-    excluded: BTreeSet<ObjectLocation>,
-    /// The last good versions of excluded objects.
-    replacements: BTreeMap<ObjectLocation, Arc<Object>>,
+    /// The last good version of each faulty object, by the address of its allocation; `None`: it is left out.
+    replacements: HashMap<usize, Option<Arc<Object>>>,
+    /// The names of their entries.
+    entries: BTreeSet<Arc<str>>,
     /// Objects whose last good version was tried.
     tried: BTreeSet<ObjectId>,
 }
 
+fn address(object: &Arc<Object>) -> usize {
+    Arc::as_ptr(object).addr()
+}
+
 impl LastGood {
-    /// Excludes the objects with errors; replaces them by their last good version if `may_be_older` and there is one.
+    /// Replaces the objects with errors by their last good version if `may_be_older` and there is one, else leaves them
+    /// out.
     pub(super) fn substitute_faulty(
         &mut self,
         errors: &[Diagnostic],
-        entries: &BTreeMap<Arc<str>, Entry>,
+        entries: &Entries,
         faulty: &mut BTreeMap<ObjectId, Faulty>,
         may_be_older: bool,
     ) {
         let mut reasons: BTreeMap<ObjectLocation, Vec<String>> = BTreeMap::new();
+        let mut names: BTreeSet<&str> = BTreeSet::new();
         for error in errors {
             if let Some(location) = error.object {
                 reasons.entry(location).or_default().push(error.to_string());
+                names.insert(&error.file);
             }
         }
-        for entry in entries.values() {
-            let invalid: Vec<Arc<Object>> = self
-                .entry_objects(entry)
-                .filter(|object| reasons.contains_key(&object.origin.location()))
-                .cloned()
-                .collect();
-            for object in invalid {
+        for (name, entry) in names.into_iter().filter_map(|name| entries.get(name)) {
+            for written in &entry.objects {
+                let Some(object) = self.substitute(written).cloned() else { continue };
                 let location = object.origin.location();
-                let older =
-                    entry.in_force.iter().find(|older| older.id == object.id && older.origin.location() != location);
+                let Some(reasons) = reasons.remove(&location) else { continue };
+                let is_older = |it: &&Arc<Object>| it.id == object.id && it.origin.location() != location;
+                let older = entry.in_force.iter().find(is_older);
                 let older = older.filter(|_| may_be_older && self.tried.insert(object.id.clone()));
-                // A replacement is indexed by the location of the written object.
-                let written = self.replacements.iter().find(|(_, it)| it.origin.location() == location);
-                let written = written.map_or(location, |(written, _)| *written);
-                match older {
-                    Some(older) => drop(self.replacements.insert(written, older.clone())),
-                    None => drop(self.replacements.remove(&written)),
-                }
-                self.excluded.insert(written);
+                self.replacements.insert(address(written), older.cloned());
+                self.entries.insert(name.clone());
                 let fault = faulty
                     .entry(object.id.clone())
                     .or_insert_with(|| Faulty { has_last_good: false, reasons: Vec::new() });
                 fault.has_last_good = older.is_some();
-                fault.reasons.extend(reasons.remove(&location).unwrap_or_default());
+                fault.reasons.extend(reasons);
             }
         }
     }
@@ -67,7 +66,7 @@ impl LastGood {
     pub(super) fn objects<'a>(
         &'a self,
         sorted: &'a BTreeMap<SortKey, Arc<Object>>,
-    ) -> impl Iterator<Item = &'a Arc<Object>> {
+    ) -> impl DoubleEndedIterator<Item = &'a Arc<Object>> {
         sorted.values().filter_map(|object| self.substitute(object))
     }
 
@@ -77,17 +76,20 @@ impl LastGood {
     }
 
     /// The object, its replacement, or `None` if it is left out.
-    fn substitute<'a>(&'a self, object: &'a Arc<Object>) -> Option<&'a Arc<Object>> {
-        if self.excluded.is_empty() {
+    pub(super) fn substitute<'a>(&'a self, object: &'a Arc<Object>) -> Option<&'a Arc<Object>> {
+        if self.is_empty() {
             return Some(object);
         }
-        let location = object.origin.location();
-        if self.excluded.contains(&location) { self.replacements.get(&location) } else { Some(object) }
+        self.replacements.get(&address(object)).map_or(Some(object), Option::as_ref)
     }
 
-    /// Whether an object of the entry was excluded.
-    pub(super) fn affects(&self, entry: &Entry) -> bool {
-        !self.excluded.is_empty()
-            && entry.objects.iter().any(|object| self.excluded.contains(&object.origin.location()))
+    /// Whether no object was faulty.
+    pub(super) fn is_empty(&self) -> bool {
+        self.replacements.is_empty()
+    }
+
+    /// The names of the entries with faulty objects.
+    pub(super) fn entries(&self) -> &BTreeSet<Arc<str>> {
+        &self.entries
     }
 }

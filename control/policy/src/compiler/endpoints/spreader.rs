@@ -180,7 +180,7 @@ impl<'a, 'b> Spreader<'a, 'b> {
             let key = MapKey {
                 candidates: &claim.gateways,
                 gateways: &vips.distributed,
-                group: &claim.group,
+                group: claim.group,
                 locality: Locality { node, ..locality },
                 requires_zone: claim.zone_affinity == ZoneAffinity::Require,
             };

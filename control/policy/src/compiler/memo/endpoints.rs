@@ -19,7 +19,7 @@ use crate::compiler::shard_maps::ShardMaps;
 use crate::diagnostic::{Diagnostic, ObjectLocation};
 
 /// The claims of the previous compilation.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct EndpointMemo {
     claims: HashMap<Arc<str>, ClaimMemo>,
     /// The claims by covered address.
@@ -35,7 +35,7 @@ pub(super) struct EndpointMemo {
 }
 
 /// A claim of the previous compilation.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct ClaimMemo {
     vips: Vec<IpAddr>,
     gateways: Candidates,
@@ -53,7 +53,7 @@ struct ClaimMemo {
 }
 
 /// The names of the claims that cover an address: mostly one.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Covering {
     One(Arc<str>),
     Several(Vec<Arc<str>>),
@@ -98,7 +98,7 @@ impl EndpointMemo {
     ) -> (Table<EgressSpec>, Table<EndpointSpec>) {
         let (concerned, gone) = self.differing(&claims, differences);
         let (claims, places, warnings) = self.with_overlapping(claims, concerned, &gone, sources);
-        let removed = self.forget(claims.iter().map(|claim| &claim.spec.name).chain(&gone));
+        let removed = self.forget(claims.iter().map(|claim| claim.name).chain(&gone));
         let mut found = Vec::new();
         let endpoints = endpoints::assign(sources, &claims, &vips.assigned, shard_maps, &mut found);
         let parts = places.into_iter().zip(warnings).zip(endpoints.maps);
@@ -107,7 +107,7 @@ impl EndpointMemo {
         diagnostics.extend(self.unattributed.iter().cloned());
         let mut gone: Vec<&str> = gone.iter().map(|name| &**name).collect();
         gone.sort_unstable();
-        let mut policies: Vec<EgressSpec> = claims.into_iter().map(|claim| claim.spec).collect();
+        let mut policies: Vec<EgressSpec> = claims.iter().map(Claim::spec).collect();
         policies.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         let removed: Vec<&IpAddr> = removed.iter().collect();
         (previous.policies.edit(&gone, policies), previous.endpoints.edit(&removed, endpoints.specs))
@@ -122,7 +122,7 @@ impl EndpointMemo {
     fn differing(&mut self, claims: &[Claim<'_>], differences: &Differences<'_>) -> (Vec<usize>, Vec<Arc<str>>) {
         let Changes { has_pods, has_gateways, ref services, .. } = *differences.changes;
         let is_all = has_pods || has_gateways || !self.unattributed.is_empty();
-        let is_at = |(claim, name): (&Claim<'_>, &Arc<str>)| Arc::ptr_eq(&claim.spec.name, name);
+        let is_at = |(claim, name): (&Claim<'_>, &Arc<str>)| Arc::ptr_eq(claim.name, name);
         let is_same_list = claims.len() == self.order.len() && claims.iter().zip(&self.order).all(is_at);
         if !is_all && !differences.vips.is_new && is_same_list {
             // Only endpoint slices differ.
@@ -130,13 +130,13 @@ impl EndpointMemo {
             return ((0..claims.len()).filter(|at| is_sliced(&claims[*at])).collect(), Vec::new());
         }
         self.round += 1;
-        self.order = claims.iter().map(|claim| claim.spec.name.clone()).collect();
+        self.order = claims.iter().map(|claim| claim.name.clone()).collect();
         let mut differing = Vec::new();
         for (at, claim) in claims.iter().enumerate() {
             if is_all || self.differs(claim, differences) {
                 differing.push(at);
             }
-            if let Some(memo) = self.claims.get_mut(&claim.spec.name) {
+            if let Some(memo) = self.claims.get_mut(claim.name) {
                 (memo.round, memo.at) = (self.round, at);
             }
         }
@@ -147,12 +147,12 @@ impl EndpointMemo {
 
     /// Whether a claim isn't what it was, or its VIPs aren't.
     fn differs(&self, claim: &Claim<'_>, differences: &Differences<'_>) -> bool {
-        let Some(memo) = self.claims.get(&claim.spec.name) else { return true };
+        let Some(memo) = self.claims.get(claim.name) else { return true };
         claim.service.is_some_and(|service| differences.changes.services.contains(&service))
-            || differences.changes.policies.contains(&*claim.spec.name)
+            || differences.changes.policies.contains(&**claim.name)
             || memo.is_invalid != claim.is_invalid
             || memo.gateways != claim.gateways
-            || memo.group != claim.group
+            || memo.group != *claim.group
             || !memo.vips.iter().eq(claim.vips.iter().map(|(_, vip)| vip))
             || memo.vips.iter().any(|vip| differences.vips.vips.contains(vip))
     }
@@ -185,7 +185,7 @@ impl EndpointMemo {
         while let Some(at) = queue.pop() {
             let claim = &mut claims[at];
             sources.cover(claim, warnings.entry(at).or_default());
-            for address in addresses(&claim.spec.name) {
+            for address in addresses(claim.name) {
                 add(address, &mut queue);
             }
             for cover in &claim.covers {
@@ -235,7 +235,7 @@ impl EndpointMemo {
     ) {
         let mut names: HashMap<ObjectLocation, &Arc<str>> = HashMap::default();
         for (claim, (at, diagnostics, maps)) in claims.iter().zip(parts) {
-            let name = &claim.spec.name;
+            let name = claim.name;
             names.insert(claim.origin.location(), name);
             let mut addresses: Vec<IpAddr> = claim.covers.iter().map(|cover| cover.address).collect();
             addresses.sort_unstable();

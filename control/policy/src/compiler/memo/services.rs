@@ -15,7 +15,7 @@ use crate::diagnostic::Diagnostic;
 use crate::manifest::Service;
 
 /// The Services of the previous compilation, by name.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct ServiceMemo {
     services: HashMap<Arc<str>, PlacedMemo>,
     /// Counts compilations of all Services: those of an earlier one are gone.
@@ -23,7 +23,7 @@ pub(super) struct ServiceMemo {
 }
 
 /// A Service of the previous compilation.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct PlacedMemo {
     assigned: Vec<IpAddr>,
     diagnostics: Vec<Diagnostic>,

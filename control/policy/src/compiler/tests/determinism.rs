@@ -218,7 +218,7 @@ fn in_a_pool_with_free_addresses_removing_a_policy_moves_no_other_address() {
         let created = format!(", creationTimestamp: \"2020-01-01T00:00:{i:02}Z\"");
         policy(&format!("p{i:02}"), &created, "{selectors: [{podSelector: {}}], pools: [{name: public}]}")
     };
-    let vips_of = |policies: std::ops::Range<u32>| {
+    let vips_of = |policies: Range<u32>| {
         let mut documents =
             vec![pool("public", "{ranges: [198.18.0.0/15, \"2001:db8::/64\"]}"), pod("a", "x", "", "10.0.0.1")];
         documents.extend(policies.map(policy_of));

@@ -8,7 +8,7 @@ use vipgate_coverage::{Coverage, property};
 use super::determinism::random_document;
 use super::*;
 use crate::diagnostic::Code;
-use crate::manifest::Kind;
+use crate::manifest::{Body, Kind};
 
 const GATEWAYS: [&str; 4] = ["gw-1", "gw-2", "gw-3", "gw-4"];
 
@@ -57,6 +57,14 @@ fn overlapping_slice() -> impl Strategy<Value = String> {
     let all = vec!["10.0.0.1", "10.0.0.2", "10.0.0.3", "203.0.113.1", "203.0.113.3"];
     (prop::sample::select(vec!["s", "t", "u"]), prop::sample::subsequence(all, 1..4))
         .prop_map(|(of, addresses)| slice(of, &addresses))
+}
+
+/// A slice that keeps its name and gets the endpoints of another Service.
+fn relabeled_slice() -> impl Strategy<Value = String> {
+    (prop::sample::select(vec!["s", "t"]), prop::sample::select(vec!["s", "t", "u"])).prop_map(|(name, of)| {
+        let label = |service: &str| format!("kubernetes.io/service-name: {service}}}");
+        slice(name, &["10.0.0.1", "10.0.0.3"]).replace(&label(name), &label(of))
+    })
 }
 
 /// Gateways, and policies whose VIPs and endpoints are placed on them by shard maps.
@@ -145,6 +153,15 @@ fn count_differences(coverage: &Coverage, before: &Placement, after: &Placement)
     coverage.add("endpoint moves", moved.count() as u64);
 }
 
+/// Counts a slice that replaces one of the same name, whatever the Service.
+fn count_replaced_slice(coverage: &Coverage, old: Option<&Object>, new: &Object) {
+    let Some(old) = old.filter(|old| old.id == new.id) else { return };
+    if let (Body::EndpointSlice(before), Body::EndpointSlice(after)) = (&old.body, &new.body) {
+        let is_same = before.service == after.service;
+        coverage.count(if is_same { "slice replaced in place" } else { "slice of another Service" });
+    }
+}
+
 /// What a placement has of gateways, shard maps, slots, weights and zones.
 fn count_parts(coverage: &Coverage, placement: &Placement) {
     coverage.add("several gateways", u64::from(placement.peers.len() > 1));
@@ -179,6 +196,7 @@ fn edit() -> impl Strategy<Value = (usize, Option<String>)> {
     let document = prop_oneof![
         4 => random_document(),
         2 => overlapping_slice(),
+        2 => relabeled_slice(),
         2 => shared_document(),
         3 => placing_policy(),
         3 => placed_endpoints(),
@@ -187,7 +205,7 @@ fn edit() -> impl Strategy<Value = (usize, Option<String>)> {
 }
 
 /// What the changes reach: kinds of objects, and parts and differences of placements.
-const CLASSES: [&str; 44] = [
+const CLASSES: [&str; 46] = [
     "AddressPool",
     "ClusterEgressPolicy",
     "EgressPolicy",
@@ -215,6 +233,8 @@ const CLASSES: [&str; 44] = [
     "Services differ",
     "cluster differs",
     "only slices differ",
+    "slice replaced in place",
+    "slice of another Service",
     "several gateways",
     "VIP with a shard map",
     "VIP with an owner",
@@ -259,6 +279,7 @@ fn an_incremental_compilation_equals_a_new_one() {
                         let object = Arc::new(objects(&text).pop().unwrap());
                         coverage.count(object.id.kind.as_str());
                         kinds.push(object.id.kind);
+                        count_replaced_slice(coverage, old.as_deref(), &object);
                         places.insert(place, object);
                     }
                     kinds.extend(old.map(|old| old.id.kind));
@@ -340,8 +361,15 @@ fn objects_of_which_few_changed_are_sorted_as_all_others() {
             let is_same = |other: &[Arc<Object>]| other.iter().zip(&expected).all(|(a, b)| a.id == b.id);
             coverage.count(if is_same(&new) { "sorted" } else { "unsorted" });
             coverage.add("removed", u64::from(new.len() < old.len()));
-            sort_changed(&old, &mut new);
-            prop_assert!(is_same(&new) && new.len() == expected.len());
+            let mut sorted = old.clone();
+            let Replaced { at, removed } = replace(&mut sorted, new.iter());
+            prop_assert!(is_same(&sorted) && sorted.len() == expected.len());
+            // What isn't replaced is what it was.
+            let rest = sorted.len() - at.len();
+            let is_kept = |(a, b): (&Arc<Object>, &Arc<Object>)| Arc::ptr_eq(a, b);
+            prop_assert!(sorted.iter().zip(&old).take(at.start).all(is_kept));
+            prop_assert!(sorted[at.end..].iter().rev().zip(old.iter().rev()).all(is_kept));
+            prop_assert_eq!(rest + removed.len(), old.len());
             Ok(())
         },
     );
