@@ -125,13 +125,13 @@ async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
         .with_ipam(kubernetes.is_some());
     let intake = SourceIngester::new(source, store);
     let listen = config.listen.to_string();
-    let state = server_state(config, (intake.status(), kubernetes), command_sender, published);
+    let state = server_state(config, (intake.status(), kubernetes, certificates), command_sender, published);
     let signal_error = |error| CommandError::runtime(error).context("cannot install signal handlers");
     let mut terminate = signal(SignalKind::terminate()).map_err(signal_error)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(signal_error)?;
     let (stop, stopped) = watch::channel(false);
 
-    let gateways = serve_gateways(&state, listener, certificates, stopped.clone());
+    let gateways = serve_gateways(&state, listener, stopped.clone());
     let [_, metrics_connections] = state.listeners.clone();
     let metrics_server =
         tokio::spawn(metrics::serve(monitored(&state), metrics_listener, metrics_connections, stopped.clone()));
@@ -172,7 +172,7 @@ async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
 /// The shared state of a server, whose membership service runs from here on.
 fn server_state(
     config: PolicydConfig,
-    (source, kubernetes): (Arc<SourceStatus>, Option<KubernetesState>),
+    (source, kubernetes, certificates): (Arc<SourceStatus>, Option<KubernetesState>, Option<Arc<Certificates>>),
     accept_empty: mpsc::Sender<AcceptEmptyCommand>,
     published: watch::Receiver<Option<Arc<Publication>>>,
 ) -> Arc<ServerState> {
@@ -187,6 +187,7 @@ fn server_state(
         registry: Arc::default(),
         membership,
         kubernetes,
+        certificates,
         stats,
         listeners: [
             ConnectionLimiter::new("grpc", connection_limits(config.limits)),
@@ -201,7 +202,6 @@ fn server_state(
 fn serve_gateways(
     state: &Arc<ServerState>,
     listener: TcpListener,
-    certificates: Option<Arc<Certificates>>,
     mut stop: watch::Receiver<bool>,
 ) -> JoinHandle<Result<(), tonic::transport::Error>> {
     let rejections = Arc::new(RejectionLog::default());
@@ -231,7 +231,7 @@ fn serve_gateways(
         let _ = stop.wait_for(|stop| *stop).await;
     };
     let [connections, _] = state.listeners.clone();
-    match certificates {
+    match state.certificates.clone() {
         None => {
             let incoming = ReceiverStream::new(listen::accept_plain(listener, connections));
             tokio::spawn(router.serve_with_incoming_shutdown(incoming, shutdown))

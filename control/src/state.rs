@@ -35,6 +35,7 @@ use crate::metric::Family;
 use crate::natlog::NatLogStatus;
 use crate::stalls::Stalls;
 use crate::xds::client::ServerStatus;
+use crate::xds::tls::CertificateFiles;
 
 /// State of a gateway, shared within the control plane.
 #[derive(Debug)]
@@ -55,6 +56,8 @@ pub struct GatewayState {
     pub policy: ArcSwap<PolicyStatus>,
     /// Status of the policy server connection, with `policy.server`.
     pub server: Option<Arc<ArcSwap<ServerStatus>>>,
+    /// Its certificates for the policy server.
+    pub certificates: CertificateFiles,
     /// The file source, with `policy.files`.
     pub files: Option<FileSourceHandle>,
     /// The policy in force as compiled for the workers, with the owners of port blocks.

@@ -22,6 +22,7 @@ use crate::metric::Family;
 use crate::state::{
     DeviceStats, EngineHandle, GatewayState, ListenerConnections, PolicyStatus, RingDrops, VipPlacement, WorkerHandle,
 };
+use crate::xds::tls::CertificateFiles;
 
 /// A request of the admin API.
 #[derive(Clone, Debug)]
@@ -100,6 +101,7 @@ pub fn state(workers: Vec<WorkerHandle>, policy: Arc<Policy>, network: NetworkSp
             peers: Arc::default(),
         }),
         server: None,
+        certificates: CertificateFiles::default(),
         files: None,
         compiled: ArcSwap::new(policy),
         placement: VipPlacement::default(),

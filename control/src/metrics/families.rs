@@ -19,6 +19,7 @@ use crate::listener;
 use crate::metric::{Family, Metric};
 use crate::state::tracking::XdpAttachment;
 use crate::state::{DeviceStats, GatewayState};
+use crate::xds::tls::CertificateValidity;
 
 /// Collects all metrics of a gateway.
 pub(crate) fn collect(state: &GatewayState) -> Vec<Family> {
@@ -35,6 +36,7 @@ pub(crate) fn collect(state: &GatewayState) -> Vec<Family> {
     families.push(mtus(state));
     families.extend(tracking(state));
     families.push(stalls(state));
+    families.extend(CertificateValidity::read(&state.certificates).families());
     families.extend(listener::families(&state.connections.all()));
     families
 }

@@ -12,6 +12,7 @@ use super::definitions::{
 use crate::listener::CONNECTION_METRICS;
 use crate::metric::{Kind, LabelValues, Metric};
 use crate::source::ingest::SOURCE_METRICS;
+use crate::xds::tls::CERTIFICATE_METRICS;
 
 /// A chapter of the reference.
 struct Section {
@@ -21,7 +22,7 @@ struct Section {
     note: &'static str,
 }
 
-const SECTIONS: [Section; 8] = [
+const SECTIONS: [Section; 9] = [
     Section { title: "Packets", metrics: &[PACKET_METRICS], note: "" },
     Section { title: "Sessions", metrics: &[SESSION_METRICS], note: "" },
     Section { title: "Ports", metrics: &[PORT_METRICS], note: "" },
@@ -32,6 +33,11 @@ const SECTIONS: [Section; 8] = [
                of policy servers.",
     },
     Section { title: "Group", metrics: &[GROUP_METRICS], note: "" },
+    Section {
+        title: "Certificates",
+        metrics: &[CERTIFICATE_METRICS],
+        note: "Of gateways with an `https` policy server, and of policy servers with `tls`.",
+    },
     Section { title: "Links and device", metrics: &[TRACKING_METRICS, DEVICE_METRICS], note: "" },
     Section { title: "Process", metrics: &[PROCESS_METRICS, CONNECTION_METRICS], note: "" },
     Section {

@@ -20,7 +20,7 @@ use crate::command_error::CommandError;
 use crate::config::Tls;
 use crate::listener::{self, ConnectionGuard, ConnectionLimiter, Deadlines, Slot, StreamCounter};
 use crate::policyd::stats::Stats;
-use crate::xds::tls::{self, TlsError};
+use crate::xds::tls::{self, CertificateFiles, CertificateValidity, TlsError};
 
 /// Timeout of the TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -181,7 +181,14 @@ fn explain(error: &std::io::Error) -> String {
 #[derive(Debug)]
 pub struct Certificates {
     files: Tls,
-    current: RwLock<Arc<ServerConfig>>,
+    current: RwLock<Loaded>,
+}
+
+/// What was read from the files.
+#[derive(Clone, Debug)]
+struct Loaded {
+    config: Arc<ServerConfig>,
+    validity: CertificateValidity,
 }
 
 impl Certificates {
@@ -190,12 +197,17 @@ impl Certificates {
     /// # Errors
     /// When one is missing or invalid.
     pub fn read(files: Tls) -> Result<Self, TlsError> {
-        let current = RwLock::new(Arc::new(load(&files)?));
+        let current = RwLock::new(load(&files)?);
         Ok(Self { files, current })
     }
 
     fn current(&self) -> Arc<ServerConfig> {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.current.read().unwrap_or_else(PoisonError::into_inner).config.clone()
+    }
+
+    /// The validity of those in use.
+    pub fn validity(&self) -> CertificateValidity {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).validity.clone()
     }
 
     /// Reloads changed files, for as long as the server runs. Invalid ones are logged; the last good ones stay in use.
@@ -209,8 +221,8 @@ impl Certificates {
             }
             last = now;
             match load(&self.files) {
-                Ok(config) => {
-                    *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(config);
+                Ok(loaded) => {
+                    *self.current.write().unwrap_or_else(PoisonError::into_inner) = loaded;
                     tracing::info!(event = "certificates", "certificates reloaded");
                 }
                 Err(error) => {
@@ -232,8 +244,10 @@ impl Certificates {
     }
 }
 
-fn load(files: &Tls) -> Result<ServerConfig, TlsError> {
-    tls::server_config(files.ca.as_deref(), &files.cert, &files.key)
+fn load(files: &Tls) -> Result<Loaded, TlsError> {
+    let config = Arc::new(tls::server_config(files.ca.as_deref(), &files.cert, &files.key)?);
+    let files = CertificateFiles { own: Some(files.cert.clone()), ca: files.ca.clone() };
+    Ok(Loaded { config, validity: CertificateValidity::read(&files) })
 }
 
 /// Remote address of a request.

@@ -6,6 +6,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::budget::Budget;
 use super::kubernetes::KubernetesState;
+use super::listen::Certificates;
 use super::publication::Publication;
 use super::registry::Registry;
 use crate::listener::ConnectionLimiter;
@@ -32,6 +33,8 @@ pub struct ServerState {
     pub membership: MembershipHandle,
     /// What only servers with `source.kubernetes` have.
     pub kubernetes: Option<KubernetesState>,
+    /// Its certificates, with TLS.
+    pub certificates: Option<Arc<Certificates>>,
     /// Counters.
     pub stats: Arc<Stats>,
     /// Connections of the gRPC and the metrics listener.

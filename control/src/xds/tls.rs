@@ -3,6 +3,7 @@
 
 mod check;
 mod names;
+mod validity;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -18,6 +19,8 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig};
 
 pub use self::check::{Side, Validity, check_authorities, check_certificates, check_key};
 pub use self::names::CertificateNames;
+pub(crate) use self::validity::CERTIFICATE_METRICS;
+pub use self::validity::{CertificateFiles, CertificateValidity};
 use crate::text_file::read_regular;
 
 /// ALPN protocol (RFC 7301): HTTP/2.

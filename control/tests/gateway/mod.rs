@@ -28,6 +28,7 @@ use vipgate::state::{
     ControlCommand, DeviceStats, EngineHandle, GatewayState, ListenerConnections, PolicyStatus, RingDrops,
     SocketStatus, VipPlacement, WorkerHandle,
 };
+use vipgate::xds::tls::CertificateFiles;
 use vipgate_dataplane::flow::direction::Direction;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::flow::ids::InterfaceId;
@@ -132,6 +133,7 @@ fn state(set: &PolicySet, group: GroupStatus) -> GatewayState {
             peers: group.spec.gateways.iter().map(|member| peer(&member.name)).collect(),
         }),
         server: None,
+        certificates: CertificateFiles::default(),
         files: None,
         compiled: ArcSwap::new(builder.with_members(&group.spec).policy),
         health_errors: ArcSwap::default(),

@@ -15,6 +15,15 @@ fn tls(ca: &CertificateAuthority, own: &Certificate) -> String {
     format!("tls: {{ca: {}, cert: {}, key: {}}}", ca.ca_file, own.cert, own.key)
 }
 
+const NOT_AFTER: &str = "vipgate_certificate_not_after_timestamp_seconds";
+const OWN: &str = "certificate=\"own\"";
+
+/// Whether a value of this metric is over.
+fn is_over(seconds: f64) -> bool {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    seconds < now.as_secs_f64()
+}
+
 /// The gateway's policy configuration: server URL, CA and client certificate.
 fn policy(testbed: &Testbed, url: &str, ca: Option<&CertificateAuthority>, own: Option<&Certificate>) -> String {
     let cache = testbed.folder.path().join("policy.cache").display().to_string();
@@ -142,6 +151,8 @@ fn an_established_connection_outlives_its_certificates() {
     assert!(wait_for(Duration::from_secs(12), expired));
     let (code, stderr) = query_status(&testbed, &ours);
     assert!(code == 1 && stderr.contains("expired"), "new connections are refused: {stderr}");
+    assert!(is_over(testbed.policyd().metric(NOT_AFTER, OWN)) && is_over(testbed.metric(NOT_AFTER, OWN)));
+    assert!(!is_over(testbed.policyd().metric(NOT_AFTER, "certificate=\"ca\"")));
     testbed.write_policy("more.yaml", EXTRA_ENDPOINT);
     let is_applied = || query_udp(&testbed.pods[3], SERVER[0].parse().unwrap()).is_ok_and(|seen| seen == VIP_B[0]);
     assert!(wait_for(Duration::from_secs(5), is_applied), "over the old connection: {}", testbed.log());
@@ -149,6 +160,7 @@ fn an_established_connection_outlives_its_certificates() {
     // Renewed by another authority, so that the new certificate is distinguishable.
     next.sign("server", &HERE, tomorrow());
     testbed.policyd().wait_for_log(&["\"event\":\"certificates\""]);
+    assert!(!is_over(testbed.policyd().metric(NOT_AFTER, OWN)));
     let renewed = || query_status(&testbed, &next).0 == 0;
     assert!(wait_for(Duration::from_secs(5), renewed), "{:?}", query_status(&testbed, &next));
     let (code, stderr) = query_status(&testbed, &ours);
@@ -164,4 +176,5 @@ fn an_established_connection_outlives_its_certificates() {
     std::fs::write(&server.cert, "nonsense").unwrap();
     testbed.policyd().wait_for_log(&["certificates_wrong", "server.crt", "holds no certificate"]);
     assert_eq!(query_status(&testbed, &next).0, 0);
+    assert!(!is_over(testbed.policyd().metric(NOT_AFTER, OWN)));
 }

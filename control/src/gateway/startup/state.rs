@@ -14,11 +14,12 @@ use super::engine::port_range;
 use super::source::OpenedSource;
 use super::workers::EngineParts;
 use crate::command_error::CommandError;
-use crate::config::Config;
+use crate::config::{Config, PolicyServer, PolicySource};
 use crate::gateway::device_stats::XdpStats;
 use crate::natlog::NatLogStatus;
 use crate::state::{ControlCommand, EngineHandle, GatewayState, ListenerConnections, PolicyStatus, VipPlacement};
 use crate::xds::store::PolicyUpdate;
+use crate::xds::tls::CertificateFiles;
 
 /// The state before the initial policy: no policy in force, no engine.
 pub(super) fn initial(
@@ -36,6 +37,7 @@ pub(super) fn initial(
         session_capacity: config.sessions.capacity,
         policy: ArcSwap::from_pointee(PolicyStatus::empty(source.description.clone())),
         server: source.server.clone(),
+        certificates: certificate_files(&config.policy),
         files: source.subscription.files.clone(),
         health_errors: ArcSwap::default(),
         conflicts: ArcSwap::default(),
@@ -51,6 +53,14 @@ pub(super) fn initial(
         connections: ListenerConnections::default(),
         engine: OnceLock::new(),
     })
+}
+
+/// The certificates of the connection to the policy server.
+fn certificate_files(policy: &PolicySource) -> CertificateFiles {
+    match policy {
+        PolicySource::Server(PolicyServer { ca, cert, .. }) => CertificateFiles { own: cert.clone(), ca: ca.clone() },
+        PolicySource::Files(_) => CertificateFiles::default(),
+    }
 }
 
 /// Records that the initial policy is in force.

@@ -28,6 +28,7 @@ fn service(endpoints: u8) -> (Service, watch::Sender<Option<Arc<Publication>>>) 
         registry: Arc::default(),
         membership,
         kubernetes: None,
+        certificates: None,
         stats,
         listeners: [room.clone(), room],
         budget: Arc::default(),

@@ -39,6 +39,12 @@ pub struct Validity {
 }
 
 impl Validity {
+    /// Its first and last second, since 1970.
+    pub(super) fn period(&self) -> (u64, u64) {
+        let seconds = |time: &ASN1Time| u64::try_from(time.timestamp()).unwrap_or(0);
+        (seconds(&self.from), seconds(&self.until))
+    }
+
     /// Why the certificate isn't valid now; `None`: it is.
     pub fn error(&self) -> Option<String> {
         let (now, Self { file, from, until }) = (ASN1Time::now(), self);
