@@ -81,6 +81,7 @@ pub(super) fn text<'a>(metadata: &'a ObjectMeta, name: &str) -> Option<&'a str> 
     metadata.annotations.as_ref()?.get(name).map(String::as_str)
 }
 
-fn field(name: &str) -> String {
+/// The field of an annotation.
+pub(super) fn field(name: &str) -> String {
     format!("metadata.annotations[{name}]")
 }

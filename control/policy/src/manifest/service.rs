@@ -130,6 +130,9 @@ pub(super) fn read(document: &Document, unclassed: UnclassedServices, report: &m
         service.no_vip_reason = Some(reason);
         return service;
     }
+    if let Some(request) = &service.request {
+        request.check(metadata, report);
+    }
     let announces = [("L2", Announce::L2), ("BGP", Announce::Bgp)];
     service.announce = annotation::enum_value(metadata, annotation::ANNOUNCE, &announces, report);
     let expected = "a prime from 7 to 131071, e.g. \"4093\"";

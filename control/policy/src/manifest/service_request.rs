@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{Service as Document, ServiceSpec};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta, Time};
 
-use super::annotation::{ADDRESSES, ANNOUNCE, POOL, SHARING_KEY, text};
+use super::annotation::{ADDRESSES, ANNOUNCE, POOL, SHARING_KEY, field, text};
 use super::service::is_handled;
 use super::{DEFAULT_NAMESPACE, Family, Protocol, UnclassedServices};
+use crate::diagnostic::{Code, Report, Severity};
 
 /// The field manager of addresses in the status of Services: the API server keeps it with the fields that it has set.
 pub const FIELD_MANAGER: &str = "vipgate-ipam";
@@ -104,6 +105,22 @@ impl ServiceRequest {
         })
     }
 
+    /// Warns of addresses and pools that there can't be: the Service gets no address, and keeps what it has.
+    pub(super) fn check(&self, metadata: &ObjectMeta, report: &mut Report<'_>) {
+        let mut warn = |field: &str, reason: String| {
+            let reason = format!("{reason}; vipgate assigns no address");
+            report(Severity::Warning, Code::MalformedValue, field, reason);
+        };
+        if let Err(reason) = &self.addresses {
+            let is_annotated = text(metadata, ADDRESSES).is_some_and(|text| !text.trim().is_empty());
+            let field = if is_annotated { field(ADDRESSES) } else { "spec.loadBalancerIP".to_owned() };
+            warn(&field, reason.clone());
+        }
+        if let Some(pool) = self.pool.as_ref().filter(|pool| !is_object_name(pool)) {
+            warn(&field(POOL), format!("`{pool}` is no possible name of an AddressPool"));
+        }
+    }
+
     /// `namespace/name`.
     pub fn path(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
@@ -128,6 +145,15 @@ impl ServiceRequest {
             && self.ports.is_disjoint(&other.ports)
             && !self.announce.as_ref().zip(other.announce.as_ref()).is_some_and(contradict)
     }
+}
+
+/// Whether an object may have this name: a DNS subdomain (RFC 1123 section 2.1), in lower case.
+fn is_object_name(name: &str) -> bool {
+    let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    let is_label = |label: &str| {
+        label.bytes().all(is_inner) && !label.is_empty() && !label.starts_with('-') && !label.ends_with('-')
+    };
+    name.len() <= 253 && name.split('.').all(is_label)
 }
 
 fn families(spec: Option<&ServiceSpec>) -> Vec<Family> {
@@ -171,3 +197,6 @@ fn ports(spec: &ServiceSpec) -> BTreeSet<(u16, Protocol)> {
     let health = spec.health_check_node_port.and_then(|port| u16::try_from(port).ok()).filter(|port| *port != 0);
     of_spec.chain(health.map(|port| (port, Protocol::Tcp))).collect()
 }
+
+#[cfg(test)]
+mod tests;
