@@ -190,6 +190,8 @@ impl Planner {
     /// A status was written.
     pub(super) fn written(&mut self, write: StatusWrite) {
         let StatusWrite { object, status, manifest, observed, .. } = write;
+        // What was there isn't any more.
+        self.current.remove(&manifest);
         self.written.insert(manifest, Written { uid: object.uid, observed, status });
     }
 

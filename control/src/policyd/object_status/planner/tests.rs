@@ -90,6 +90,31 @@ fn a_rejection_is_an_event_once_and_so_is_its_end() {
 }
 
 #[test]
+fn a_status_that_is_the_former_one_again_before_it_is_observed_is_replaced_again() {
+    let mut planner = Planner::default();
+    let as_observed = |status: Option<&Arc<str>>| {
+        inputs(&[(NAME, ObservedObject::sample("u", 1, status.cloned()))], vec![connected("g1", 1)])
+    };
+    // The status that is written, of which the planner learns.
+    let write = |planner: &mut Planner, inputs: &Inputs| {
+        let mut writes = planner.plan(inputs, seconds(0), "t").writes;
+        assert_eq!(writes.len(), 1);
+        let status = writes[0].status.clone();
+        planner.written(writes.remove(0));
+        status
+    };
+    let first = write(&mut planner, &as_observed(None));
+    let observed = Arc::from(first.to_string());
+    let accepted = as_observed(Some(&observed));
+    let rejected = with_faulty(as_observed(Some(&observed)), false);
+    assert!(planner.plan(&accepted, seconds(0), "t").writes.is_empty());
+    let second = write(&mut planner, &rejected);
+    assert!(planner.plan(&rejected, seconds(0), "t").writes.is_empty());
+    assert_eq!(write(&mut planner, &accepted), first);
+    assert_eq!(write(&mut planner, &rejected), second);
+}
+
+#[test]
 fn a_drain_and_a_failover_are_events_of_the_gateway() {
     let gateway = |is_active, state| GatewayFacts { is_active, desired_state: Some(state), ..connected("g1", 1) };
     let object = |status: Option<&Value>| [("VipGateway/g1", policy("u", 1, status))];
