@@ -233,6 +233,19 @@ fn namespaced_path(namespace: &str, name: &str) -> String {
     if namespace.is_empty() { name.to_owned() } else { format!("{namespace}/{name}") }
 }
 
+/// Longest name of an object, bytes.
+const MAX_OBJECT_NAME: usize = 253;
+
+/// Whether an object may have this name: a DNS name (RFC 1123 section 2.1) in lower case. Kubernetes limits its length,
+/// but not that of its labels.
+pub fn is_object_name(name: &str) -> bool {
+    let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    let is_label = |label: &str| {
+        label.bytes().all(is_inner) && !label.is_empty() && !label.starts_with('-') && !label.ends_with('-')
+    };
+    name.len() <= MAX_OBJECT_NAME && name.split('.').all(is_label)
+}
+
 /// Origin of an object. Displays as `file:line`.
 #[derive(Clone, Debug)]
 pub struct Origin {

@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use thiserror::Error;
+use vipgate_policy::manifest::is_object_name;
 
 /// Longest DNS name, and longest label of it (RFC 1035 section 2.3.4).
 const MAX_NAME: usize = 253;
@@ -58,16 +59,12 @@ impl FromStr for DnsName {
         if text.len() > MAX_NAME {
             return Err(NameError::TooLong(text.to_owned(), MAX_NAME));
         }
-        if text.split('.').all(is_label) { Ok(Self(text.to_owned())) } else { Err(NameError::NotDns(text.to_owned())) }
+        if is_object_name(text) && text.split('.').all(|label| label.len() <= MAX_LABEL) {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(NameError::NotDns(text.to_owned()))
+        }
     }
-}
-
-fn is_label(label: &str) -> bool {
-    let is_allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    (1..=MAX_LABEL).contains(&label.len())
-        && label.bytes().all(is_allowed)
-        && !label.starts_with('-')
-        && !label.ends_with('-')
 }
 
 impl FromStr for GatewayName {

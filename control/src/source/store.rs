@@ -195,7 +195,7 @@ impl ManifestStore {
     /// If no part of it is empty, or what it holds is unknown.
     pub fn accept_empty(&mut self) -> Result<AcceptedEmpty, AcceptEmptyError> {
         let all = [Presence::Empty, Presence::Missing, Presence::Removed, Presence::NoObjects];
-        let withheld = self.entries.iter().map(|(name, entry)| (name.clone(), entry.withheld()));
+        let withheld = self.entries.irregular().map(|(name, entry)| (name.clone(), entry.withheld()));
         let texts: Vec<(Arc<str>, usize)> = withheld.filter(|(_, objects)| *objects > 0).collect();
         let missing = || self.unavailable.iter().filter(|it| it.is_missing);
         let has_new_missing = missing().any(|it| it.is_configured && !self.accepted.contains(&it.path));
@@ -203,7 +203,7 @@ impl ManifestStore {
             return Err(AcceptEmptyError::NothingEmpty);
         }
         if !self.initialized {
-            let entries = self.entries.iter().filter(|(_, entry)| entry.presence == Presence::Unreadable);
+            let entries = self.entries.irregular().filter(|(_, entry)| entry.presence == Presence::Unreadable);
             let paths = self.unavailable.iter().filter(|it| !it.is_missing).map(|it| &it.path);
             if let Some(name) = paths.chain(entries.map(|(name, _)| name)).next() {
                 return Err(AcceptEmptyError::Unreadable(name.clone()));

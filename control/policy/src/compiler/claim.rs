@@ -90,7 +90,10 @@ impl Claim<'_> {
     /// The policy for the engine.
     pub(super) fn spec(&self) -> EgressSpec {
         let name = self.name.clone();
-        self.policy.map_or_else(|| default_spec(name.clone()), |policy| egress_spec(name.clone(), policy))
+        match self.policy {
+            Some(policy) => egress_spec(name, policy),
+            None => default_spec(name),
+        }
     }
 }
 

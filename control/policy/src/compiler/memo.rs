@@ -5,8 +5,9 @@
 //!              all, cheap   all, without the     all, unless only        of the claims that   that a change
 //!                           covered addresses    endpoint slices differ  a change concerns    concerns
 //! ```
-//! Each part has its diagnostics with it. Shard maps stay until a gateway differs, as long as a VIP or an endpoint uses
-//! them. The result equals a compilation without memory.
+//! Each part has its diagnostics with it. The order of slices stays as long as objects only replace those with the same
+//! identity, that of claims as long as policies and Services stay. Shard maps stay until a gateway differs, as long as a
+//! VIP or an endpoint uses them. The result equals a compilation without memory.
 
 mod endpoints;
 mod services;

@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectM
 
 use super::annotation::{ADDRESSES, ANNOUNCE, POOL, SHARING_KEY, field, text};
 use super::service::is_handled;
-use super::{DEFAULT_NAMESPACE, Family, Protocol, UnclassedServices};
+use super::{DEFAULT_NAMESPACE, Family, Protocol, UnclassedServices, is_object_name};
 use crate::diagnostic::{Code, Report, Severity};
 
 /// The field manager of addresses in the status of Services: the API server keeps it with the fields that it has set.
@@ -145,15 +145,6 @@ impl ServiceRequest {
             && self.ports.is_disjoint(&other.ports)
             && !self.announce.as_ref().zip(other.announce.as_ref()).is_some_and(contradict)
     }
-}
-
-/// Whether an object may have this name: a DNS subdomain (RFC 1123 section 2.1), in lower case.
-fn is_object_name(name: &str) -> bool {
-    let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    let is_label = |label: &str| {
-        label.bytes().all(is_inner) && !label.is_empty() && !label.starts_with('-') && !label.ends_with('-')
-    };
-    name.len() <= 253 && name.split('.').all(is_label)
 }
 
 fn families(spec: Option<&ServiceSpec>) -> Vec<Family> {

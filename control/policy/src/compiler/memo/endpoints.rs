@@ -26,8 +26,6 @@ pub(super) struct EndpointMemo {
     coverage: HashMap<IpAddr, Covering>,
     /// The number of claims with endpoints that have slots of a shard map, by its name.
     maps: HashMap<Arc<str>, usize>,
-    /// The names of all claims by position.
-    order: Vec<Arc<str>>,
     /// Counts compilations in which more than endpoint slices differ: claims of an earlier one are gone.
     round: u64,
     /// Diagnostics about endpoints that aren't about a claim: with any, all claims are compiled each time.
@@ -122,15 +120,12 @@ impl EndpointMemo {
     fn differing(&mut self, claims: &[Claim<'_>], differences: &Differences<'_>) -> (Vec<usize>, Vec<Arc<str>>) {
         let Changes { has_pods, has_gateways, ref services, .. } = *differences.changes;
         let is_all = has_pods || has_gateways || !self.unattributed.is_empty();
-        let is_at = |(claim, name): (&Claim<'_>, &Arc<str>)| Arc::ptr_eq(claim.name, name);
-        let is_same_list = claims.len() == self.order.len() && claims.iter().zip(&self.order).all(is_at);
-        if !is_all && !differences.vips.is_new && is_same_list {
-            // Only endpoint slices differ.
+        if !is_all && !differences.vips.is_new {
+            // Only endpoint slices differ: the claims are the same, in the same positions.
             let is_sliced = |claim: &Claim<'_>| claim.service.is_some_and(|service| services.contains(&service));
             return ((0..claims.len()).filter(|at| is_sliced(&claims[*at])).collect(), Vec::new());
         }
         self.round += 1;
-        self.order = claims.iter().map(|claim| claim.name.clone()).collect();
         let mut differing = Vec::new();
         for (at, claim) in claims.iter().enumerate() {
             if is_all || self.differs(claim, differences) {
