@@ -72,18 +72,37 @@ deny: deps ## check licenses, sources and versions of dependencies
 # Always with the whole workspace: Cargo unifies features over the selected packages, so each dependency is built once.
 TEST := cargo test --locked --workspace
 UNIT_TESTS = $(patsubst %.rs,--test %,$(notdir $(patsubst %/main.rs,%.rs,\
-  $(wildcard $(foreach dir,dataplane dataplane/mem dataplane/xdp control bench,$(dir)/tests/*.rs $(dir)/tests/*/main.rs)))))
+  $(wildcard $(foreach dir,dataplane dataplane/mem dataplane/xdp control control/cloud bench,$(dir)/tests/*.rs $(dir)/tests/*/main.rs)))))
 
 # More threads than cores: many tests wait for time to pass.
-unit: deps ## run unit, property and scenario tests without namespaces
+unit: deps cloud-clients ## run unit, property and scenario tests without namespaces
 	RUST_TEST_THREADS=6 $(TEST) --lib --bin vipgate --bin vipgate-bench $(UNIT_TESTS)
 	cargo test --locked --quiet -p vipgate-mem --doc
+
+# The clients of cloud providers are from PyPI: Debian's are older, or missing.
+CLOUD_CLIENTS := target/cloud-clients
+CLIENT_REQUIREMENTS := $(wildcard control/cloud/tests/contract/*-requirements.txt)
+
+.PHONY: cloud-clients cloud-contract
+cloud-clients: $(CLOUD_CLIENTS)/installed ## install the clients of cloud providers, which verify ours and the fakes of the tests
+
+$(CLOUD_CLIENTS)/installed: $(CLIENT_REQUIREMENTS)
+	@[ -d /usr/share/python-wheels ] || { echo "installing from Debian: python3-venv"; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-venv >/dev/null; }
+	rm -rf $(CLOUD_CLIENTS)
+	/usr/bin/python3 -m venv $(CLOUD_CLIENTS)
+	$(CLOUD_CLIENTS)/bin/pip install --disable-pip-version-check --quiet --only-binary=:all: $(addprefix --requirement ,$^)
+	@touch $@
+
+cloud-contract: deps cloud-clients ## write down anew what the clients of cloud providers send
+	VIPGATE_GOLDEN=write $(TEST) --test contract
 
 # Random worlds of the model of resharding.
 MODEL_WORLDS ?= 1000000
 
-model: deps ## check MODEL_WORLDS=1000000 random worlds of the model of resharding, nine minutes
+model: deps ## check MODEL_WORLDS=1000000 random worlds of the models of resharding and of public addresses, twelve minutes
 	VIPGATE_MODEL_WORLDS=$(MODEL_WORLDS) $(TEST) --lib -p vipgate-membership -- --nocapture no_port_is_given_out_twice
+	VIPGATE_MODEL_WORLDS=$(MODEL_WORLDS) $(TEST) --lib -p vipgate-cloud -- --nocapture nothing_is_taken_from_anybody
 
 loom: deps ## check lock-free code under all thread interleavings
 	cargo test --locked --quiet -p vipgate-dataplane --features loom --lib -- refcount:: interleavings::

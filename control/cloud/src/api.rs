@@ -1,0 +1,199 @@
+//! Calls of a provider's API: authorized, limited in rate, repeated where that is safe, and counted.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use hyper::header::RETRY_AFTER;
+use hyper::{Request, Response};
+use tokio::time::sleep;
+
+use crate::error::{CloudError, ErrorKind};
+use crate::http::{HttpClient, HttpError};
+use crate::throttle::{Rate, Throttle, backoff};
+
+/// Attempts of a call at most.
+const MAX_ATTEMPTS: u32 = 4;
+/// Time that a call may wait for its turn and between attempts, in total; a provider that asks for more fails it.
+const MAX_WAIT: Duration = Duration::from_secs(20);
+
+/// An operation of an API.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Operation {
+    /// Its name, as the provider has it.
+    pub(crate) name: &'static str,
+    /// Whether it changes nothing, so that it can be repeated when its response is lost.
+    pub(crate) is_read: bool,
+    /// Its rate.
+    pub(crate) rate: Rate,
+}
+
+impl Operation {
+    /// A read: 10 a second.
+    pub(crate) const fn read(name: &'static str) -> Self {
+        Self { name, is_read: true, rate: Rate { interval: Duration::from_millis(100), burst: 40 } }
+    }
+
+    /// A change: 5 a second.
+    pub(crate) const fn write(name: &'static str) -> Self {
+        Self { name, is_read: false, rate: Rate { interval: Duration::from_millis(200), burst: 100 } }
+    }
+}
+
+/// Adds credentials to requests.
+pub(crate) trait Authorize: Send + Sync {
+    /// Signs a request, or adds a token. `is_refused`: the last attempt's credentials were refused, so get new ones.
+    fn authorize(
+        &self,
+        request: &mut Request<Bytes>,
+        is_refused: bool,
+    ) -> impl Future<Output = Result<(), CloudError>> + Send;
+}
+
+/// Operation, and `OK` or a code.
+type Outcome = (&'static str, String);
+
+/// Calls by operation and outcome, with their time.
+#[derive(Debug, Default)]
+pub struct CallMeter {
+    calls: Mutex<BTreeMap<Outcome, (u64, Duration)>>,
+}
+
+/// Maximum codes of one provider that are counted apart; others are `other`.
+const MAX_CODES: usize = 200;
+
+/// Calls of an operation with the same outcome.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CallSample {
+    /// The operation.
+    pub operation: &'static str,
+    /// `OK`, or the provider's code.
+    pub code: String,
+    /// Their number.
+    pub count: u64,
+    /// Their time in total.
+    pub time: Duration,
+}
+
+impl CallMeter {
+    /// Counts a call.
+    pub(crate) fn record(&self, operation: &'static str, code: &str, time: Duration) {
+        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (operation, code.to_owned());
+        let is_known = calls.len() < MAX_CODES || calls.contains_key(&key);
+        let (count, total) = calls.entry(if is_known { key } else { (operation, "other".to_owned()) }).or_default();
+        *count += 1;
+        *total += time;
+    }
+
+    /// The calls until now.
+    pub fn samples(&self) -> Vec<CallSample> {
+        let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let sample = |((operation, code), (count, time)): (&Outcome, &(u64, Duration))| CallSample {
+            operation,
+            code: code.clone(),
+            count: *count,
+            time: *time,
+        };
+        calls.iter().map(sample).collect()
+    }
+}
+
+/// A client of an API.
+pub(crate) struct Api<A> {
+    http: HttpClient,
+    credentials: A,
+    throttle: Throttle,
+    meter: Arc<CallMeter>,
+    started: Instant,
+    /// What a response that isn't a success means.
+    error: fn(&'static str, &Response<Bytes>) -> CloudError,
+}
+
+impl<A: Authorize> Api<A> {
+    pub(crate) fn new(
+        credentials: A,
+        meter: Arc<CallMeter>,
+        error: fn(&'static str, &Response<Bytes>) -> CloudError,
+    ) -> Self {
+        let (http, throttle, started) = (HttpClient::new(), Throttle::default(), Instant::now());
+        Self { http, credentials, throttle, meter, started, error }
+    }
+
+    /// Sends a request until there is an answer that another attempt wouldn't change. A change is sent again only if it was
+    /// certainly not carried out.
+    pub(crate) async fn call(
+        &self,
+        operation: Operation,
+        request: &Request<Bytes>,
+    ) -> Result<Response<Bytes>, CloudError> {
+        let (mut waited, mut failures, mut is_refused) = (Duration::ZERO, 0, false);
+        loop {
+            let turn = self.throttle.take(operation.name, operation.rate, self.started.elapsed());
+            let error = if waited + turn > MAX_WAIT {
+                CloudError::new(ErrorKind::Throttled, operation.name, "RateLimit", "too many requests are waiting here")
+            } else {
+                sleep(turn).await;
+                waited += turn;
+                match self.attempt(operation, request, is_refused).await {
+                    Ok(response) => return Ok(response),
+                    Err(error) => error,
+                }
+            };
+            failures += 1;
+            let credentials_expired = error.kind == ErrorKind::Credentials && !is_refused;
+            let is_repeatable = error.kind.is_transient() || operation.is_read && error.kind == ErrorKind::Unknown;
+            let delay = error.retry_after.unwrap_or_default().max(if credentials_expired {
+                Duration::ZERO
+            } else {
+                // Without randomness: the full delay.
+                backoff(failures - 1, getrandom::u32().unwrap_or(u32::MAX))
+            });
+            if let Some(after) = error.retry_after {
+                self.throttle.hold(operation.name, operation.rate, self.started.elapsed() + after);
+            }
+            if failures >= MAX_ATTEMPTS || waited + delay > MAX_WAIT || !(is_repeatable || credentials_expired) {
+                return Err(error);
+            }
+            is_refused |= credentials_expired;
+            sleep(delay).await;
+            waited += delay;
+        }
+    }
+
+    async fn attempt(
+        &self,
+        operation: Operation,
+        request: &Request<Bytes>,
+        is_refused: bool,
+    ) -> Result<Response<Bytes>, CloudError> {
+        let mut request = request.clone();
+        self.credentials.authorize(&mut request, is_refused).await?;
+        let began = Instant::now();
+        let outcome = match self.http.send(request).await {
+            Ok(response) if response.status().is_success() => Ok(response),
+            Ok(response) => {
+                let error = (self.error)(operation.name, &response);
+                let after = error.retry_after.or_else(|| retry_after(&response));
+                Err(error.with_retry_after(after))
+            }
+            Err(HttpError::NotSent(text)) => {
+                Err(CloudError::new(ErrorKind::Unavailable, operation.name, "NotReachable", &text))
+            }
+            Err(HttpError::NoResponse(text)) => {
+                Err(CloudError::new(ErrorKind::Unknown, operation.name, "NoResponse", &text))
+            }
+        };
+        let code = outcome.as_ref().map_or_else(|error| error.code.as_str(), |_| "OK");
+        self.meter.record(operation.name, code, began.elapsed());
+        outcome
+    }
+}
+
+/// `Retry-After` in seconds (RFC 9110 section 10.2.3); providers send no dates.
+fn retry_after(response: &Response<Bytes>) -> Option<Duration> {
+    let value = response.headers().get(RETRY_AFTER)?.to_str().ok()?;
+    value.trim().parse().ok().map(Duration::from_secs)
+}

@@ -1,0 +1,220 @@
+//! Changes of Elastic IP addresses: claims, associations, allocation.
+
+use super::query::{filters, list, one, tags as tag_parameters};
+use super::reply::{Address, AllocateAddress, DescribeAddresses, NetworkInterface};
+use super::{
+    ALLOCATE, ASSOCIATE, Aws, CREATE_TAGS, DELETE_TAGS, DESCRIBE_ADDRESSES, DISASSOCIATE, RELEASE, ipv6, observe, tags,
+};
+use crate::error::{CloudError, ErrorKind};
+use crate::provider::{Allocation, Associate, Binding, Claim, Nic, NicId, PublicAddress};
+
+pub(super) async fn claim(aws: &Aws, address: &PublicAddress, claim: &Claim) -> Result<(), CloudError> {
+    if !address.has_tags {
+        return Ok(());
+    }
+    let before = current(aws, address).await?;
+    check_claimable(&before, claim, address)?;
+    if tags::claim(&before).as_ref() != Some(claim) {
+        let mut parameters = list("ResourceId", [address.id.0.as_str()]);
+        let values = [(tags::CLUSTER, Some(claim.cluster.as_str())), (tags::VIP, Some(claim.owner.as_str()))];
+        parameters.extend(tag_parameters("Tag", values));
+        aws.query.send(CREATE_TAGS, &parameters).await?;
+        // Another cluster may have written in between: then its tags replaced these, or these replaced its.
+        check_claimable(&current(aws, address).await?, claim, address)?;
+    }
+    Ok(())
+}
+
+/// An address as it is now.
+async fn current(aws: &Aws, address: &PublicAddress) -> Result<Address, CloudError> {
+    let mut all = observe::addresses(aws, std::slice::from_ref(address)).await?;
+    all.remove(&address.id).ok_or_else(|| missing(address))
+}
+
+fn missing(address: &PublicAddress) -> CloudError {
+    let text = format!("{} doesn't exist any more", address.address);
+    CloudError::new(ErrorKind::NotFound, DESCRIBE_ADDRESSES.name, "InvalidAllocationID.NotFound", &text)
+}
+
+fn in_use(address: &PublicAddress, by: &str) -> CloudError {
+    let text = format!("{} is in use by {by}", address.address);
+    CloudError::new(ErrorKind::InUse, ASSOCIATE.name, "InUse", &text)
+}
+
+/// Fails if another cluster has claimed the address, or if it is associated without a claim and without a private address of ours.
+fn check_claimable(current: &Address, claim: &Claim, address: &PublicAddress) -> Result<(), CloudError> {
+    match tags::claim(current) {
+        Some(other) if other.cluster != claim.cluster => {
+            Err(in_use(address, &format!("the cluster {}", other.cluster)))
+        }
+        Some(_) => Ok(()),
+        None if current.association_id.is_none() || is_bound(current) => Ok(()),
+        None => Err(in_use(address, "somebody else")),
+    }
+}
+
+/// Whether it is associated where a private address is bound to it.
+fn is_bound(current: &Address) -> bool {
+    let nic = current.network_interface_id.clone().map(NicId);
+    let bound = nic.and_then(|nic| tags::private(current).get(&nic).copied());
+    bound.is_some() && bound == current.private_ip_address
+}
+
+pub(super) async fn unclaim(aws: &Aws, address: &PublicAddress) -> Result<(), CloudError> {
+    if !address.has_tags {
+        return Ok(());
+    }
+    let current = match current(aws, address).await {
+        Err(error) if error.kind == ErrorKind::NotFound => return Ok(()),
+        current => current?,
+    };
+    if is_ours(aws, &current) {
+        let mut parameters = list("ResourceId", [address.id.0.as_str()]);
+        let keys = [tags::CLUSTER, tags::VIP, tags::PRIVATE].map(|key| (key, None));
+        parameters.extend(tag_parameters("Tag", keys));
+        aws.query.send(DELETE_TAGS, &parameters).await?;
+    }
+    Ok(())
+}
+
+fn is_ours(aws: &Aws, current: &Address) -> bool {
+    tags::claim(current).is_some_and(|claim| claim.cluster == aws.config.cluster)
+}
+
+/// Associates addresses with private ones of an ENI: free ones, and with `from` those that are associated there, too. Each is
+/// looked at again before, so nothing is taken from anybody who was faster.
+pub(super) async fn attach(aws: &Aws, nic: &Nic, from: Option<&NicId>, bindings: &[Binding]) -> Result<(), CloudError> {
+    let (v6, v4): (Vec<Binding>, Vec<Binding>) =
+        bindings.iter().cloned().partition(|binding| !binding.address.has_tags);
+    ipv6::attach(aws, nic, from, &v6).await?;
+    if v4.is_empty() {
+        return Ok(());
+    }
+    let addresses: Vec<PublicAddress> = v4.iter().map(|binding| binding.address.clone()).collect();
+    let current = observe::addresses(aws, &addresses).await?;
+    let interface = observe::interface(aws, &nic.id).await?;
+    let mut outcome = Ok(());
+    for binding in &v4 {
+        let one = match current.get(&binding.address.id) {
+            Some(current) => associate(aws, &interface, from, binding, current).await,
+            None => Err(missing(&binding.address)),
+        };
+        // One that can't be attached doesn't keep the others from it.
+        outcome = outcome.and(one);
+    }
+    outcome
+}
+
+async fn associate(
+    aws: &Aws,
+    interface: &NetworkInterface,
+    from: Option<&NicId>,
+    binding: &Binding,
+    current: &Address,
+) -> Result<(), CloudError> {
+    let address = &binding.address;
+    if !is_ours(aws, current) {
+        return Err(in_use(address, "somebody else: the claim is gone"));
+    }
+    let at = current.network_interface_id.as_deref();
+    if at == Some(&*interface.network_interface_id) && current.private_ip_address == Some(binding.private) {
+        return Ok(());
+    }
+    let is_associated = current.association_id.is_some();
+    let is_at_from = from.is_some_and(|from| at == Some(&*from.0)) && (is_bound(current) || is_instance(aws));
+    if is_associated && !is_at_from {
+        return Err(in_use(address, at.unwrap_or("something that isn't an ENI")));
+    }
+    let Some(private) = interface.private(binding.private) else {
+        let text = format!("{} isn't assigned to {}", binding.private, interface.network_interface_id);
+        return Err(CloudError::new(ErrorKind::NotFound, ASSOCIATE.name, "NoPrivateAddress", &text));
+    };
+    let other = private.association.as_ref().and_then(|it| it.allocation_id.as_deref());
+    if private.association.is_some() && other != Some(&*address.id.0) {
+        let text = format!("{} has another public address already", binding.private);
+        return Err(CloudError::new(ErrorKind::InUse, ASSOCIATE.name, "InUse", &text));
+    }
+    let parameters = [
+        one("AllocationId", address.id.0.as_str()),
+        one("NetworkInterfaceId", interface.network_interface_id.as_str()),
+        one("PrivateIpAddress", binding.private.to_string()),
+        one("AllowReassociation", if is_associated { "true" } else { "false" }),
+    ];
+    match aws.query.send(ASSOCIATE, &parameters).await {
+        Err(error) if error.kind == ErrorKind::InUse => {
+            // Perhaps by a request of ours whose reply was lost.
+            let now = observe::addresses(aws, std::slice::from_ref(address)).await?;
+            let is_here = now.get(&address.id).is_some_and(|now| {
+                now.network_interface_id.as_deref() == Some(&*interface.network_interface_id)
+                    && now.private_ip_address == Some(binding.private)
+            });
+            if is_here { Ok(()) } else { Err(error) }
+        }
+        outcome => outcome.map(drop),
+    }
+}
+
+fn is_instance(aws: &Aws) -> bool {
+    aws.config.associate == Associate::Instance
+}
+
+/// Ends associations with an ENI. An association has an id of its own: one that was made meanwhile isn't ended.
+pub(super) async fn detach(aws: &Aws, from: &NicId, addresses: &[PublicAddress]) -> Result<(), CloudError> {
+    let (v6, v4): (Vec<PublicAddress>, Vec<PublicAddress>) =
+        addresses.iter().cloned().partition(|address| !address.has_tags);
+    ipv6::detach(aws, from, &v6).await?;
+    if v4.is_empty() {
+        return Ok(());
+    }
+    let current = observe::addresses(aws, &v4).await?;
+    let mut outcome = Ok(());
+    for current in current.values().filter(|it| it.network_interface_id.as_deref() == Some(&*from.0)) {
+        let Some(association) = current.association_id.as_deref().filter(|_| is_ours(aws, current)) else { continue };
+        let one = match aws.query.send(DISASSOCIATE, &[one("AssociationId", association)]).await {
+            Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
+            outcome => outcome.map(drop),
+        };
+        outcome = outcome.and(one);
+    }
+    outcome
+}
+
+pub(super) async fn allocate(aws: &Aws, allocation: &Allocation) -> Result<PublicAddress, CloudError> {
+    let by_token = filters([(format!("tag:{}", tags::ALLOCATED), vec![allocation.token.as_str()])]);
+    let reply: DescribeAddresses = aws.query.call(DESCRIBE_ADDRESSES, &by_token).await?;
+    if let Some(address) = reply.addresses_set.items.first() {
+        return Ok(observe::allocated(aws, address));
+    }
+    let own = [
+        (tags::ALLOCATED, allocation.token.as_str()),
+        (tags::CLUSTER, allocation.claim.cluster.as_str()),
+        (tags::VIP, allocation.claim.owner.as_str()),
+    ];
+    let of_pool = allocation.tags.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+    let all = own.into_iter().chain(of_pool).map(|(key, value)| (key, Some(value)));
+    let mut parameters = vec![one("Domain", "vpc"), one("TagSpecification.1.ResourceType", "elastic-ip")];
+    parameters.extend(tag_parameters("TagSpecification.1.Tag", all));
+    parameters.extend(allocation.zone.as_ref().map(|zone| one("NetworkBorderGroup", zone.as_str())));
+    let reply: AllocateAddress = aws.query.call(ALLOCATE, &parameters).await?;
+    let by_id = filters([("allocation-id".to_owned(), vec![reply.allocation_id.as_str()])]);
+    let described: DescribeAddresses = aws.query.call(DESCRIBE_ADDRESSES, &by_id).await?;
+    let address = described.addresses_set.items.first().map(|address| observe::allocated(aws, address));
+    // It is found by its token at the next attempt.
+    let unseen = || CloudError::new(ErrorKind::Unknown, ALLOCATE.name, "NotSeenYet", &reply.allocation_id);
+    address.ok_or_else(unseen)
+}
+
+pub(super) async fn release(aws: &Aws, address: &PublicAddress) -> Result<(), CloudError> {
+    let current = match current(aws, address).await {
+        Err(error) if error.kind == ErrorKind::NotFound => return Ok(()),
+        current => current?,
+    };
+    let is_unused = current.association_id.is_none() && tags::claim(&current).is_none();
+    if !is_unused || current.tag(tags::ALLOCATED).is_none() {
+        return Err(in_use(address, "somebody else"));
+    }
+    match aws.query.send(RELEASE, &[one("AllocationId", address.id.0.as_str())]).await {
+        Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
+        outcome => outcome.map(drop),
+    }
+}

@@ -1,0 +1,61 @@
+//! Private addresses that an ENI can have, by the type of its instance.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::query::{list, one};
+use super::reply::{DescribeInstanceTypes, DescribeInstances};
+use super::{Aws, DESCRIBE_INSTANCES, DESCRIBE_TYPES};
+use crate::error::CloudError;
+
+/// How long the type of an instance is taken for the same: it changes only while the instance is stopped.
+const MAX_AGE: Duration = Duration::from_mins(10);
+
+/// Types of instances, and what they permit.
+#[derive(Debug, Default)]
+pub(super) struct InstanceTypes {
+    of_instance: BTreeMap<String, (String, Instant)>,
+    /// Private IPv4 addresses per interface, by type.
+    addresses: BTreeMap<String, usize>,
+}
+
+impl InstanceTypes {
+    /// Private IPv4 addresses per interface of each of these instances. One that doesn't exist is left out.
+    pub(super) async fn limits(
+        &mut self,
+        aws: &Aws,
+        instances: &BTreeSet<&str>,
+    ) -> Result<BTreeMap<String, usize>, CloudError> {
+        let now = Instant::now();
+        self.of_instance.retain(|id, (_, at)| instances.contains(&**id) && now.duration_since(*at) < MAX_AGE);
+        let unknown: Vec<&str> = instances.iter().copied().filter(|id| !self.of_instance.contains_key(*id)).collect();
+        if !unknown.is_empty() {
+            self.read_instances(aws, &unknown, now).await?;
+        }
+        let types: BTreeSet<&str> = self.of_instance.values().map(|(name, _)| name.as_str()).collect();
+        let missing: Vec<String> =
+            types.into_iter().filter(|name| !self.addresses.contains_key(*name)).map(str::to_owned).collect();
+        if !missing.is_empty() {
+            let reply: DescribeInstanceTypes = aws.query.call(DESCRIBE_TYPES, &list("InstanceType", missing)).await?;
+            let limits = reply.instance_type_set.items.into_iter();
+            self.addresses.extend(limits.map(|it| (it.instance_type, it.network_info.ipv4_addresses_per_interface)));
+        }
+        let limit = |(id, (name, _)): (&String, &(String, Instant))| Some((id.clone(), *self.addresses.get(name)?));
+        Ok(self.of_instance.iter().filter_map(limit).collect())
+    }
+
+    async fn read_instances(&mut self, aws: &Aws, ids: &[&str], now: Instant) -> Result<(), CloudError> {
+        // A filter: an id that doesn't exist is no error.
+        let mut parameters = super::query::filters([("instance-id".to_owned(), ids.to_vec())]);
+        loop {
+            let reply: DescribeInstances = aws.query.call(DESCRIBE_INSTANCES, &parameters).await?;
+            let instances = reply.reservation_set.items.into_iter().flat_map(|it| it.instances_set.items);
+            self.of_instance.extend(instances.map(|it| (it.instance_id, (it.instance_type, now))));
+            let Some(next) = reply.next_token.filter(|token| !token.is_empty()) else { return Ok(()) };
+            parameters.retain(|(name, _)| name != "NextToken");
+            parameters.push(one("NextToken", next));
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Reads addresses and ENIs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use super::query::{filters, list, one};
+use super::reply::{Address, DescribeAddresses, DescribeNetworkInterfaces, NetworkInterface};
+use super::{Aws, DESCRIBE_ADDRESSES, DESCRIBE_INTERFACES, ipv6, tags};
+use crate::error::CloudError;
+use crate::provider::{AddressId, Associate, Attachment, GatewayNic, Nic, NicId, Observation, PublicAddress, Scope};
+
+/// Values of a filter at most.
+const MAX_VALUES: usize = 200;
+
+pub(super) async fn observe(aws: &Aws, scope: &Scope) -> Result<Observation, CloudError> {
+    let interfaces = interfaces_of(aws, &scope.gateways).await?;
+    let by_id: BTreeMap<&str, &NetworkInterface> =
+        interfaces.iter().map(|it| (it.network_interface_id.as_str(), it)).collect();
+    let of_gateways: Vec<(&GatewayNic, &NetworkInterface)> =
+        scope.gateways.iter().filter_map(|gateway| Some((gateway, interface_of(gateway, &interfaces)?))).collect();
+    let mut addresses: Vec<PublicAddress> = if scope.tags.is_empty() {
+        Vec::new()
+    } else {
+        let by_tags = scope.tags.iter().map(|(key, value)| (format!("tag:{key}"), vec![value.as_str()]));
+        let reply: DescribeAddresses = aws.query.call(DESCRIBE_ADDRESSES, &filters(by_tags)).await?;
+        reply.addresses_set.items.iter().map(|address| public_address(aws, address, &by_id, &of_gateways)).collect()
+    };
+    addresses.extend(ipv6::observe(aws, &scope.prefixes, &of_gateways).await?);
+    addresses.sort_by_key(|address| address.address);
+    let instances: BTreeSet<&str> = of_gateways.iter().filter_map(|(_, it)| instance_of(it)).collect();
+    let limits = aws.types.lock().await.limits(aws, &instances).await?;
+    let mut nics: Vec<Nic> =
+        of_gateways.iter().map(|(gateway, it)| nic(aws, gateway, it, &limits, &addresses)).collect();
+    nics.sort_by(|a, b| a.gateway.cmp(&b.gateway));
+    Ok(Observation { addresses, nics })
+}
+
+/// The addresses with these allocation ids, as they are now. One that doesn't exist is left out.
+pub(super) async fn addresses(aws: &Aws, all: &[PublicAddress]) -> Result<BTreeMap<AddressId, Address>, CloudError> {
+    let ids = all.iter().map(|address| address.id.0.as_str());
+    let parameters = filters([("allocation-id".to_owned(), ids.take(MAX_VALUES).collect())]);
+    let reply: DescribeAddresses = aws.query.call(DESCRIBE_ADDRESSES, &parameters).await?;
+    Ok(reply.addresses_set.items.into_iter().map(|it| (AddressId(it.allocation_id.clone()), it)).collect())
+}
+
+/// An ENI as it is now.
+pub(super) async fn interface(aws: &Aws, nic: &NicId) -> Result<NetworkInterface, CloudError> {
+    let parameters = list("NetworkInterfaceId", [nic.0.as_str()]);
+    let reply: DescribeNetworkInterfaces = aws.query.call(DESCRIBE_INTERFACES, &parameters).await?;
+    let missing = || {
+        CloudError::new(
+            crate::ErrorKind::NotFound,
+            DESCRIBE_INTERFACES.name,
+            "InvalidNetworkInterfaceID.NotFound",
+            &nic.0,
+        )
+    };
+    reply.network_interface_set.items.into_iter().next().ok_or_else(missing)
+}
+
+/// The ENIs of the gateways' instances.
+async fn interfaces_of(aws: &Aws, gateways: &[GatewayNic]) -> Result<Vec<NetworkInterface>, CloudError> {
+    let instances: BTreeSet<&str> = gateways.iter().filter_map(|gateway| instance_id(&gateway.instance)).collect();
+    let instances: Vec<&str> = instances.into_iter().collect();
+    let mut interfaces = Vec::new();
+    for some in instances.chunks(MAX_VALUES) {
+        interfaces.extend(filtered(aws, "attachment.instance-id", some.to_vec()).await?);
+    }
+    Ok(interfaces)
+}
+
+/// The ENIs that a filter finds.
+pub(super) async fn filtered(aws: &Aws, name: &str, values: Vec<&str>) -> Result<Vec<NetworkInterface>, CloudError> {
+    let mut parameters = filters([(name.to_owned(), values)]);
+    let mut interfaces = Vec::new();
+    loop {
+        let reply: DescribeNetworkInterfaces = aws.query.call(DESCRIBE_INTERFACES, &parameters).await?;
+        interfaces.extend(reply.network_interface_set.items);
+        let Some(next) = reply.next_token.filter(|token| !token.is_empty()) else { return Ok(interfaces) };
+        parameters.retain(|(name, _)| name != "NextToken");
+        parameters.push(one("NextToken", next));
+    }
+}
+
+/// The id in a provider id, `aws:///ZONE/INSTANCE`, or the id itself.
+fn instance_id(provider_id: &str) -> Option<&str> {
+    provider_id.rsplit('/').next().filter(|id| id.starts_with("i-"))
+}
+
+fn instance_of(interface: &NetworkInterface) -> Option<&str> {
+    interface.attachment.as_ref()?.instance_id.as_deref()
+}
+
+/// The ENI of a gateway: by its id, or by its index at the instance.
+fn interface_of<'a>(gateway: &GatewayNic, all: &'a [NetworkInterface]) -> Option<&'a NetworkInterface> {
+    let instance = instance_id(&gateway.instance)?;
+    let mut of_instance = all.iter().filter(|interface| instance_of(interface) == Some(instance));
+    let index = |interface: &NetworkInterface| interface.attachment.as_ref()?.device_index;
+    match gateway.nic.as_deref() {
+        Some(id) if id.starts_with("eni-") => of_instance.find(|interface| interface.network_interface_id == id),
+        Some(number) => {
+            let number = number.parse().ok()?;
+            of_instance.find(|interface| index(interface) == Some(number))
+        }
+        None => of_instance.find(|interface| index(interface) == Some(0)),
+    }
+}
+
+fn public_address(
+    aws: &Aws,
+    address: &Address,
+    interfaces: &BTreeMap<&str, &NetworkInterface>,
+    of_gateways: &[(&GatewayNic, &NetworkInterface)],
+) -> PublicAddress {
+    let mut private = tags::private(address);
+    // What was bound but isn't assigned has to be prepared again. Of other instances' ENIs nothing is known.
+    private.retain(|nic, address| interfaces.get(&*nic.0).is_none_or(|it| it.private(*address).is_some()));
+    if aws.config.associate == Associate::Instance {
+        private = primaries(address, of_gateways);
+    }
+    let attachment = address.association_id.as_ref().map(|id| Attachment {
+        nic: address.network_interface_id.clone().map(NicId),
+        private: address.private_ip_address,
+        id: Some(id.clone()),
+    });
+    PublicAddress {
+        id: AddressId(address.allocation_id.clone()),
+        address: address.public_ip,
+        zone: address.network_border_group.clone().filter(|group| *group != aws.config.region),
+        has_tags: true,
+        claim: tags::claim(address),
+        is_allocated: address.tag(tags::ALLOCATED).is_some(),
+        attachment,
+        private,
+        version: String::new(),
+    }
+}
+
+/// The primary private addresses of all gateways, for an address that is claimed.
+fn primaries(address: &Address, of_gateways: &[(&GatewayNic, &NetworkInterface)]) -> BTreeMap<NicId, IpAddr> {
+    let primary = |(_, interface): &(&GatewayNic, &NetworkInterface)| {
+        Some((NicId(interface.network_interface_id.clone()), interface.primary()?))
+    };
+    let is_claimed = tags::claim(address).is_some();
+    of_gateways.iter().filter(|_| is_claimed).filter_map(primary).collect()
+}
+
+/// An address that was allocated just now.
+pub(super) fn allocated(aws: &Aws, address: &Address) -> PublicAddress {
+    public_address(aws, address, &BTreeMap::new(), &[])
+}
+
+fn nic(
+    aws: &Aws,
+    gateway: &GatewayNic,
+    interface: &NetworkInterface,
+    limits: &BTreeMap<String, usize>,
+    addresses: &[PublicAddress],
+) -> Nic {
+    let id = NicId(interface.network_interface_id.clone());
+    let is_ours = |private: &IpAddr| addresses.iter().any(|it| it.private.get(&id) == Some(private));
+    let private = interface.private_ip_addresses_set.items.iter().map(|it| it.private_ip_address);
+    let others = private.filter(|private| !is_ours(private)).count();
+    let limit = instance_of(interface).and_then(|instance| limits.get(instance)).copied().unwrap_or_default();
+    let mut missing = Vec::new();
+    if interface.source_dest_check == Some(true) {
+        missing.push("the source/destination check is on: packets of pods are dropped".to_owned());
+    }
+    Nic {
+        gateway: gateway.gateway.clone(),
+        zone: interface.availability_zone.as_deref().map(|zone| border_group(zone, &aws.config.region)),
+        capacity: match aws.config.associate {
+            Associate::Nic => limit.saturating_sub(others),
+            Associate::Instance => 1,
+        },
+        associate: aws.config.associate,
+        is_busy: false,
+        missing,
+        version: String::new(),
+        id,
+    }
+}
+
+/// The network border group of a zone: the region for its own zones (`eu-west-1a`), else the group of a local zone
+/// (`us-west-2-lax-1` of `us-west-2-lax-1a`).
+fn border_group(zone: &str, region: &str) -> String {
+    let group = zone.strip_suffix(|last: char| last.is_ascii_lowercase()).unwrap_or(zone);
+    if group == region { region.to_owned() } else { group.to_owned() }
+}

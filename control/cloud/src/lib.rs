@@ -1,0 +1,28 @@
+//! Static public addresses of cloud providers.
+//!
+//! ```text
+//!   pools, VIPs, gateways, membership view -> Desired ---+
+//!                                                        +--> plan (pure) -> actions -> provider: AWS, Azure, GCP
+//!   provider: addresses by tags, NICs -> Observation ----+
+//! ```
+//! In a cloud a VIP is a private address on a gateway's NIC with a public address in front of it; packets have the private one,
+//! and the provider translates. A provider does what it is asked to and decides nothing; the planner decides, and does no I/O.
+
+#![forbid(unsafe_code)]
+
+mod api;
+pub mod aws;
+pub mod error;
+pub mod execute;
+mod http;
+pub mod plan;
+pub mod provider;
+pub mod reconciler;
+mod throttle;
+
+pub use self::api::{CallMeter, CallSample};
+pub use self::error::{CloudError, ErrorKind};
+pub use self::provider::{
+    AddressId, Allocation, Associate, Attachment, Binding, Claim, GatewayNic, Nic, NicId, Observation, Provider,
+    PublicAddress, Scope, Tags,
+};

@@ -1,0 +1,225 @@
+//! The trait of providers, and the values that they exchange with the planner.
+//!
+//! Every method is idempotent: what is already so is no error. None takes an address from anybody: an address that isn't ours is
+//! [`InUse`](crate::ErrorKind::InUse). Reads may be older than the last change (eventual consistency).
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::future::Future;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::error::CloudError;
+
+/// Tags (AWS, Azure) or labels (GCP).
+pub type Tags = BTreeMap<String, String>;
+
+/// Identity of a public address at its provider: allocation id (AWS), resource id (Azure), name (GCP); of an IPv6 address that
+/// has no object of its own (AWS), the address.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AddressId(pub String);
+
+/// Identity of a NIC: ENI id (AWS), resource id (Azure), `zone/instance/nic` (GCP).
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NicId(pub String);
+
+impl fmt::Display for AddressId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Display for NicId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Who uses an address: written to it as tags (`vipgate.io/cluster`, `vipgate.io/vip`) before it is attached anywhere.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Claim {
+    /// Name of the cluster: addresses of other clusters are never changed.
+    pub cluster: String,
+    /// The object that uses it, `namespace/name` of a Service or policy.
+    pub owner: String,
+}
+
+/// Where a gateway's NIC is.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct GatewayNic {
+    /// Name of the gateway.
+    pub gateway: String,
+    /// Its instance, as `spec.providerID` of a Node: `aws:///eu-west-1a/i-0abc`, `azure:///subscriptions/../virtualMachines/x`,
+    /// `gce://project/zone/name`.
+    pub instance: String,
+    /// Its NIC: id, name, or index at the instance. `None`: the primary one.
+    pub nic: Option<String>,
+}
+
+/// What a public address is attached to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Associate {
+    /// A private address of the NIC that it alone has.
+    #[default]
+    Nic,
+    /// The primary private address of the NIC: one VIP per gateway.
+    Instance,
+}
+
+/// What to observe.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Scope {
+    /// Tags that an address must have, all of them.
+    pub tags: Tags,
+    /// IPv6 prefixes whose addresses are in the pool, where the provider has no objects for them (AWS).
+    pub prefixes: Vec<IpNet>,
+    /// The gateways.
+    pub gateways: Vec<GatewayNic>,
+}
+
+/// A public address of a pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PublicAddress {
+    /// Its identity.
+    pub id: AddressId,
+    /// The address.
+    pub address: IpAddr,
+    /// The zone that it can be attached in; `None`: any of the region.
+    pub zone: Option<String>,
+    /// Whether it has tags, and so claims. IPv6 addresses of AWS have none: the pool that lists them has them.
+    pub has_tags: bool,
+    /// The claim that its tags have; `None`: nobody's.
+    pub claim: Option<Claim>,
+    /// Whether vipgate allocated it (tag `vipgate.io/allocated`), so that it may release it.
+    pub is_allocated: bool,
+    /// Where it is attached.
+    pub attachment: Option<Attachment>,
+    /// Private addresses that are bound to it, by NIC: reserved for it, whether or not it is attached there.
+    pub private: BTreeMap<NicId, IpAddr>,
+    /// Version of the object that was read (ETag, label fingerprint); empty: the provider has none.
+    pub version: String,
+}
+
+/// Where a public address is attached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attachment {
+    /// The NIC; `None`: something that isn't a NIC (a NAT gateway, a load balancer).
+    pub nic: Option<NicId>,
+    /// The private address.
+    pub private: Option<IpAddr>,
+    /// Identity of the attachment, where the provider has one (AWS: association id).
+    pub id: Option<String>,
+}
+
+/// A NIC of a gateway.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nic {
+    /// Its identity.
+    pub id: NicId,
+    /// The gateway.
+    pub gateway: String,
+    /// Its zone.
+    pub zone: Option<String>,
+    /// VIPs that it can have at most: those of ours that it has, and what is free beside addresses of others.
+    pub capacity: usize,
+    /// What VIPs get at it. With `Instance` its primary private address is bound to each claimed address from the start.
+    pub associate: Associate,
+    /// Whether an operation on it is under way, so that no other one can begin.
+    pub is_busy: bool,
+    /// What it lacks to forward packets and can't be given, in words.
+    pub missing: Vec<String>,
+    /// Version of the object that was read; empty: the provider has none.
+    pub version: String,
+}
+
+/// What a provider has, read at one time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Observation {
+    /// The addresses with the tags of the pool, whoever uses them; sorted by address.
+    pub addresses: Vec<PublicAddress>,
+    /// The NICs of the gateways that exist; sorted by gateway.
+    pub nics: Vec<Nic>,
+}
+
+impl Observation {
+    /// Addresses that nobody has claimed and that are attached nowhere.
+    pub fn free(&self) -> impl Iterator<Item = &PublicAddress> {
+        self.addresses.iter().filter(|it| it.claim.is_none() && it.attachment.is_none())
+    }
+
+    /// The NIC of a gateway.
+    pub fn nic_of(&self, gateway: &str) -> Option<&Nic> {
+        self.nics.iter().find(|nic| nic.gateway == gateway)
+    }
+}
+
+/// A public address and its private address on a NIC.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Binding {
+    /// The public address.
+    pub address: PublicAddress,
+    /// The private address on the NIC.
+    pub private: IpAddr,
+}
+
+/// How an address is allocated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// The tags that it gets, beside `vipgate.io/allocated` and its claim.
+    pub tags: Tags,
+    /// Who gets it.
+    pub claim: Claim,
+    /// IPv6.
+    pub is_ipv6: bool,
+    /// Its zone; `None`: any.
+    pub zone: Option<String>,
+    /// The same for each attempt to allocate the same address: an address with this token is found and returned.
+    pub token: String,
+}
+
+/// A provider of public addresses. A method with several bindings makes as few requests as the provider needs.
+pub trait Provider: Send + Sync {
+    /// Reads addresses and NICs.
+    fn observe(&self, scope: &Scope) -> impl Future<Output = Result<Observation, CloudError>> + Send;
+
+    /// Claims a free address, or replaces a claim of the same cluster; [`InUse`](crate::ErrorKind::InUse) if another cluster's
+    /// claim was first.
+    fn claim(&self, address: &PublicAddress, claim: &Claim) -> impl Future<Output = Result<(), CloudError>> + Send;
+
+    /// Removes a claim of ours.
+    fn unclaim(&self, address: &PublicAddress) -> impl Future<Output = Result<(), CloudError>> + Send;
+
+    /// Makes a NIC ready for addresses: a private address for each that has none there yet, and forwarding. `candidates` are
+    /// private addresses to choose from; empty: the provider chooses. The private addresses are in the next observation.
+    fn prepare(
+        &self,
+        nic: &Nic,
+        addresses: &[PublicAddress],
+        candidates: &[IpNet],
+    ) -> impl Future<Output = Result<(), CloudError>> + Send;
+
+    /// Takes back what [`prepare`](Self::prepare) gave to a NIC for these addresses, unless they are attached there.
+    fn unprepare(&self, nic: &Nic, bindings: &[Binding]) -> impl Future<Output = Result<(), CloudError>> + Send;
+
+    /// Attaches free addresses of ours to a NIC; [`InUse`](crate::ErrorKind::InUse) if one is attached elsewhere.
+    fn attach(&self, nic: &Nic, bindings: &[Binding]) -> impl Future<Output = Result<(), CloudError>> + Send;
+
+    /// Moves addresses of ours from a NIC of a gateway that is dead; [`InUse`](crate::ErrorKind::InUse) if one is attached to
+    /// another NIC than `from` meanwhile.
+    fn move_from_dead(
+        &self,
+        from: &NicId,
+        nic: &Nic,
+        bindings: &[Binding],
+    ) -> impl Future<Output = Result<(), CloudError>> + Send;
+
+    /// Detaches addresses of ours from a NIC, if they are still attached there.
+    fn detach(&self, from: &NicId, addresses: &[PublicAddress]) -> impl Future<Output = Result<(), CloudError>> + Send;
+
+    /// Allocates an address.
+    fn allocate(&self, allocation: &Allocation) -> impl Future<Output = Result<PublicAddress, CloudError>> + Send;
+
+    /// Releases an address that vipgate allocated and that is attached nowhere.
+    fn release(&self, address: &PublicAddress) -> impl Future<Output = Result<(), CloudError>> + Send;
+}

@@ -1,0 +1,13 @@
+//! Fake clouds for tests: HTTP servers with the state, the rules and the errors of AWS, Azure and GCP, judged by the vendors' own
+//! clients; with faults, lag, and a log of requests.
+
+#![forbid(unsafe_code)]
+
+pub mod aws;
+mod fault;
+mod request;
+mod server;
+
+pub use self::fault::{Fault, Faults};
+pub use self::request::{RecordedRequest, Reply};
+pub use self::server::{FakeCloud, FakeServer};
