@@ -313,6 +313,7 @@ fn base_policy() -> PolicySet {
         reserved_ports: vec![],
         shards: vec![],
         shard_map: None,
+        private: vec![],
     };
     let v4 = (FIRST_POD..FIRST_POD + PODS).map(|pod| endpoint(pod.to_ip(), VIP.to_ip()));
     let v6 = (FIRST_POD..FIRST_POD + PODS).map(|pod| endpoint(pod6(pod).to_ip(), VIP6.to_ip()));

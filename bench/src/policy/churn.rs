@@ -156,6 +156,7 @@ impl Churn {
             reserved_ports: vec![80],
             shards: vec![],
             shard_map: None,
+            private: vec![],
         })
     }
 }

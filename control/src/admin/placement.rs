@@ -149,6 +149,7 @@ fn read_vip(vip: proto::PlacedVip) -> Result<VipSpec, PlacementError> {
         reserved_ports: Vec::new(),
         shards: vip.shards.into_iter().map(read_shard).collect::<Result<_, _>>()?,
         shard_map: (!vip.map.is_empty()).then(|| ShardMapRef { map: vip.map.into(), rotation }),
+        private: vec![],
     })
 }
 
@@ -188,6 +189,7 @@ mod tests {
             reserved_ports: vec![],
             shards,
             shard_map,
+            private: vec![],
         };
         let reference = ShardMapRef { map: "all/0".into(), rotation: 1023 };
         Homes {

@@ -16,7 +16,7 @@ use vipgate_xdp::steering::{Listener, SteeringTables};
 pub(super) fn for_policy(policy: &Policy, locals: &[IpAddr], tunnels: &[SocketAddr]) -> SteeringTables {
     SteeringTables {
         endpoints: policy.endpoints().map(|(address, endpoint)| (address, policy.egress_of(endpoint).id.0)).collect(),
-        vips: policy.live_vips().map(|vip| vip.address).collect(),
+        vips: policy.live_vips().map(|vip| vip.address).chain(private_addresses(policy)).collect(),
         listeners: policy.services().flat_map(listeners).collect(),
         local_addresses: locals.iter().copied().collect::<BTreeSet<_>>(),
         tunnels: tunnels.iter().map(|tunnel| (tunnel.ip(), tunnel.port())).collect(),
@@ -24,6 +24,11 @@ pub(super) fn for_policy(policy: &Policy, locals: &[IpAddr], tunnels: &[SocketAd
         pod_cidrs: pods(policy.cluster()),
         cluster_cidrs: inside(policy.cluster()),
     }
+}
+
+/// Private addresses of VIPs at this gateway: outside, packets have them.
+fn private_addresses(policy: &Policy) -> BTreeSet<IpAddr> {
+    policy.static_nat().addresses().map(|(private, _)| private).collect()
 }
 
 /// Pod CIDRs whose uncovered traffic is dropped (`uncovered: drop`).
@@ -60,6 +65,7 @@ fn cidrs(egress: &Egress) -> BTreeMap<(u32, IpNet), bool> {
 pub(super) struct PreviousTables {
     cidrs: BTreeMap<(u32, IpNet), bool>,
     listeners: BTreeSet<Listener>,
+    private: BTreeSet<IpAddr>,
     cluster: ClusterSpec,
 }
 
@@ -72,6 +78,7 @@ impl PreviousTables {
         Self {
             cidrs: names.filter_map(|name| builder.egress(name)).flat_map(cidrs).collect(),
             listeners: services.filter_map(|name| builder.service(name)).flat_map(listeners).collect(),
+            private: private_addresses(&builder.snapshot().policy),
             cluster: match change.cluster {
                 Some(_) => builder.snapshot().policy.cluster().clone(),
                 None => ClusterSpec::default(),
@@ -81,11 +88,12 @@ impl PreviousTables {
 
     /// The entries that the change adds and those that it removes; called after the change is built.
     pub(super) fn difference(self, change: &PolicyChange, builder: &Builder) -> (SteeringTables, SteeringTables) {
+        let private = private_addresses(&builder.snapshot().policy);
         let id = |name: &str| builder.egress(name).map(|egress| egress.id.0);
         let named = change.policies.iter().filter_map(|policy| builder.egress(&policy.name));
         let added = SteeringTables {
             endpoints: change.endpoints.iter().filter_map(|it| Some((it.address, id(&it.policy)?))).collect(),
-            vips: change.vips.iter().map(|vip| vip.address).collect(),
+            vips: change.vips.iter().map(|vip| vip.address).chain(&private - &self.private).collect(),
             listeners: change.services.iter().filter_map(|it| builder.service(&it.name)).flat_map(listeners).collect(),
             local_addresses: BTreeSet::new(),
             tunnels: BTreeSet::new(),
@@ -100,7 +108,13 @@ impl PreviousTables {
         let (pods, inside) = (removed_cidrs(pods), removed_cidrs(inside));
         let removed = SteeringTables {
             endpoints: change.removed.endpoints.iter().map(|address| (*address, 0)).collect(),
-            vips: change.removed.vips.iter().copied().collect(),
+            // An address may be a VIP and then a private address, or the other way around.
+            vips: {
+                let is_live =
+                    |vip: &IpAddr| builder.snapshot().policy.vip_at(*vip).is_some_and(|vip| !vip.ports.retired);
+                let gone = change.removed.vips.iter().copied().chain(&self.private - &private);
+                gone.filter(|vip| !is_live(vip) && !private.contains(vip)).collect()
+            },
             // Another Service may have the same backend.
             listeners: self.listeners.into_iter().filter(|it| !builder.is_backend_port(*it)).collect(),
             local_addresses: BTreeSet::new(),
@@ -110,5 +124,65 @@ impl PreviousTables {
             cluster_cidrs: inside,
         };
         (added, removed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vipgate_dataplane::policy::change::Removed;
+    use vipgate_dataplane::policy::spec::{Announce, NetworkSpec, PrivateAddressSpec, VipSpec};
+
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    /// The change to VIPs with these private addresses.
+    fn change(before: &[(&str, Option<&str>)], after: &[(&str, Option<&str>)]) -> PolicyChange {
+        let vip = |(address, private): &(&str, Option<&str>)| VipSpec {
+            address: ip(address),
+            name: "Service t/s".into(),
+            announce: Announce::L2,
+            reserved_ports: vec![],
+            shards: vec![],
+            shard_map: None,
+            private: private.iter().map(|it| PrivateAddressSpec { gateway: "a".into(), address: ip(it) }).collect(),
+        };
+        let is_gone = |vip: &&str| !after.iter().any(|(other, _)| other == vip);
+        let gone = before.iter().map(|(vip, _)| *vip).filter(is_gone).map(ip).collect();
+        PolicyChange {
+            vips: after.iter().map(vip).collect(),
+            removed: Removed { vips: gone, ..Removed::default() },
+            ..PolicyChange::default()
+        }
+    }
+
+    #[test]
+    fn private_addresses_are_captured_as_long_as_a_vip_has_them() {
+        let steps: [&[(&str, Option<&str>)]; 7] = [
+            &[("203.0.113.1", None)],
+            &[("203.0.113.1", Some("10.0.0.5")), ("203.0.113.2", Some("10.0.0.6"))],
+            &[("203.0.113.1", Some("10.0.0.6")), ("203.0.113.2", None)],
+            // A private address becomes a VIP, and a VIP a private address.
+            &[("10.0.0.6", None), ("203.0.113.1", Some("203.0.113.2"))],
+            &[("10.0.0.6", Some("10.0.0.9")), ("203.0.113.2", None)],
+            &[("203.0.113.2", Some("10.0.0.6"))],
+            &[],
+        ];
+        let mut builder = Builder::new(NetworkSpec::default());
+        let (mut vips, mut last): (BTreeSet<IpAddr>, &[_]) = (BTreeSet::new(), &[]);
+        for step in steps {
+            let change = change(last, step);
+            last = step;
+            let before = PreviousTables::of(&change, &builder);
+            builder.with_change(&change).unwrap();
+            let (added, removed) = before.difference(&change, &builder);
+            vips = &(&vips | &added.vips) - &removed.vips;
+            let mut expected: BTreeSet<IpAddr> = step.iter().map(|(vip, _)| ip(vip)).collect();
+            expected.extend(step.iter().filter_map(|(_, private)| private.map(ip)));
+            assert_eq!(vips, expected, "{step:?}");
+            assert_eq!(vips, for_policy(&builder.snapshot().policy, &[], &[]).vips, "{step:?}");
+        }
     }
 }

@@ -221,6 +221,7 @@ mod tests {
                 reserved_ports: Vec::new(),
                 shards: Vec::new(),
                 shard_map: None,
+                private: vec![],
             };
             let node = |address: &&str| NodeSpec {
                 name: (*address).into(),

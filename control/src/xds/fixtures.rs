@@ -61,6 +61,7 @@ pub(crate) fn sample_placement(endpoints: u8) -> Placement {
         reserved_ports: vec![80],
         shards: vec![],
         shard_map: None,
+        private: vec![],
     };
     Placement {
         policies: vec![policy].into(),

@@ -399,6 +399,7 @@ pub fn policy() -> PolicySet {
         reserved_ports,
         shards: vec![],
         shard_map: None,
+        private: vec![],
     };
     PolicySet {
         version: "5f2c".to_owned(),

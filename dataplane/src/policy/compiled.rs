@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use foldhash::HashMap;
+use foldhash::{HashMap, HashSet};
 
 use super::cluster::{ClusterPrefixes, DestinationMatch};
 use super::endpoints::{Endpoint, EndpointSlot, Endpoints};
@@ -13,7 +13,8 @@ use super::overlay::Nodes;
 use super::prefixes::Prefixes;
 use super::quota::EndpointUsage;
 use super::service::{Backend, Service, ServiceFamily};
-use super::spec::{AddressSelection, Announce, ClusterSpec, EgressSpec, SlotRef};
+use super::spec::{AddressSelection, Announce, ClusterSpec, EgressSpec, PrivateAddressSpec, SlotRef};
+use super::static_nat::StaticNat;
 use crate::flow::address::{Address, V6};
 use crate::flow::ids::{EgressId, EndpointId, FrontendId, GatewayId, NodeId, Owner, ServiceId, ShardMapId, VipId};
 use crate::flow::listener::Listener;
@@ -43,6 +44,7 @@ pub struct Policy {
     pub(super) cluster: Arc<ClusterSpec>,
     pub(super) v4: FamilyIndex<u32>,
     pub(super) v6: FamilyIndex<V6>,
+    pub(super) static_nat: Arc<StaticNat>,
 }
 
 /// A shard map that VIPs share.
@@ -102,12 +104,20 @@ pub struct Vip {
     pub announce: Announce,
     /// Its shards and their owners.
     pub shards: Shards,
+    /// Its private addresses at gateways.
+    pub(super) private: Arc<[PrivateAddressSpec]>,
 }
 
 impl Vip {
     /// Whether this gateway owns it or a shard of it, and it isn't retired.
     pub fn is_ours(&self) -> bool {
         !self.ports.retired && self.shards.owner() == Owner::This
+    }
+
+    /// Its private address at a gateway; without a name, at the first one that has one.
+    pub fn private_at(&self, gateway: Option<&str>) -> Option<IpAddr> {
+        let mut all = self.private.iter();
+        all.find(|private| gateway.is_none_or(|name| *private.gateway == *name)).map(|private| private.address)
     }
 
     /// Whether this gateway answers ARP and ND for it. After a move, the new owner answers only once the former one has
@@ -141,6 +151,7 @@ impl Policy {
             cluster: Arc::default(),
             v4: FamilyIndex::empty(),
             v6: FamilyIndex::empty(),
+            static_nat: Arc::new(StaticNat::new(&[], &HashSet::default())),
         }
     }
 
@@ -164,6 +175,12 @@ impl Policy {
     /// All VIPs, retired ones included.
     pub fn vips(&self) -> impl Iterator<Item = &Vip> {
         self.vips.iter().flatten().map(Arc::as_ref)
+    }
+
+    /// Private addresses of VIPs at this gateway.
+    #[inline]
+    pub fn static_nat(&self) -> &StaticNat {
+        &self.static_nat
     }
 
     /// All VIPs that aren't retired.

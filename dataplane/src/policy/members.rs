@@ -152,6 +152,11 @@ impl Members {
         self.this
     }
 
+    /// Name of this gateway; `None`: standalone.
+    pub fn this_name(&self) -> Option<&str> {
+        self.list.get(usize::from(self.this?.0)).map(|member| &*member.name)
+    }
+
     /// Number of the first view with the current active members.
     pub fn active_since(&self) -> u64 {
         self.active_since

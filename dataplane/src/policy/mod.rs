@@ -28,6 +28,7 @@ pub mod shard;
 pub mod shard_map;
 pub mod shards;
 pub mod spec;
+pub mod static_nat;
 #[cfg(test)]
 mod tests;
 pub mod tunnel_sources;

@@ -18,6 +18,7 @@ use super::members::MembersSpec;
 use super::overlay::Nodes;
 use super::prefixes::Prefixes;
 use super::spec::{Announce, ClusterSpec, EgressSpec, EndpointSpec, NodeSpec, PolicySet, VipSpec};
+use super::static_nat::StaticNat;
 use crate::flow::address::{Address, V6};
 use crate::flow::ids::{EgressId, MAX_VIPS, Owner, VipId};
 use crate::flow::tuple::{HashKey, Tuple};
@@ -34,11 +35,13 @@ pub(super) struct Rebuild<'a> {
     references: &'a mut References,
     /// Whether the replica of any shard changes.
     starts_epoch: bool,
+    /// Whether VIPs or the name of this gateway may have changed.
+    affects_static_nat: bool,
 }
 
 impl<'a> Rebuild<'a> {
     pub(super) fn new(policy: Policy, freshness: Freshness, references: &'a mut References) -> Self {
-        Self { policy, freshness, references, starts_epoch: false }
+        Self { policy, freshness, references, starts_epoch: false, affects_static_nat: false }
     }
 
     /// The new policy, and the freshness that goes with it.
@@ -46,7 +49,25 @@ impl<'a> Rebuild<'a> {
         if self.starts_epoch {
             Arc::make_mut(&mut self.policy.members).begin_replication_epoch();
         }
+        if self.affects_static_nat {
+            self.update_static_nat();
+        }
         (self.policy, self.freshness)
+    }
+
+    /// Sessions know VIPs alone, so none is revalidated.
+    fn update_static_nat(&mut self) {
+        let this = self.policy.members.this_name();
+        let private = self.policy.live_vips().filter_map(|vip| Some((vip.address, vip.private_at(this)?)));
+        let private: Vec<(IpAddr, IpAddr)> = private.collect();
+        if private.is_empty() && self.policy.static_nat.is_empty() {
+            return;
+        }
+        let vips = self.policy.live_vips().map(|vip| vip.address).collect();
+        let nat = StaticNat::new(&private, &vips);
+        if nat != *self.policy.static_nat {
+            self.policy.static_nat = Arc::new(nat);
+        }
     }
 
     /// Applies the change: objects are added before others refer to them, and removed after.
@@ -148,6 +169,7 @@ impl<'a> Rebuild<'a> {
     }
 
     fn set_vip(&mut self, spec: &VipSpec) {
+        self.affects_static_nat = true;
         let known = self.policy.vip_at(spec.address).cloned();
         let unknown = Shards::default();
         let before = known.as_ref().filter(|vip| !vip.ports.retired).map_or(&unknown, |vip| &vip.shards);
@@ -178,6 +200,7 @@ impl<'a> Rebuild<'a> {
             },
             announce: spec.announce,
             shards,
+            private: spec.private.clone().into(),
         }));
         if is_new {
             self.index_vip(spec.address, Some(id));
@@ -260,6 +283,7 @@ impl<'a> Rebuild<'a> {
 
     /// Applies new gateway states: shards may change owner.
     pub(super) fn set_members(&mut self, spec: &MembersSpec) {
+        self.affects_static_nat = true;
         self.policy.members = Arc::new(self.policy.members.with_states(spec));
         self.update_owners();
     }
@@ -291,6 +315,7 @@ impl<'a> Rebuild<'a> {
             announce: Announce::default(),
             ..vip.clone()
         };
+        self.affects_static_nat = true;
         self.touch_vip(address);
         Arc::make_mut(&mut self.policy.vips)[usize::from(id.0)] = Some(Arc::new(retired));
     }

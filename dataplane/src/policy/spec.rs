@@ -127,6 +127,17 @@ pub struct VipSpec {
     pub shards: Vec<ShardSpec>,
     /// Its placement by a shard map, which it shares with other VIPs; takes precedence over `shards`.
     pub shard_map: Option<ShardMapRef>,
+    /// Its private addresses at gateways, sorted by gateway; of its family, and other addresses than itself.
+    pub private: Vec<PrivateAddressSpec>,
+}
+
+/// The private address of a VIP at a gateway: packets outside have it instead of the VIP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PrivateAddressSpec {
+    /// Name of the gateway.
+    pub gateway: Arc<str>,
+    /// The address.
+    pub address: IpAddr,
 }
 
 /// The shard map of a VIP.

@@ -56,6 +56,7 @@ fn as_set(policy: &Policy) -> PolicySet {
         reserved_ports: vip.ports.reserved.to_vec(),
         shards: vec![],
         shard_map: None,
+        private: vec![],
     };
     let endpoint = |(address, endpoint): (IpAddr, &super::endpoints::Endpoint)| EndpointSpec {
         address,
@@ -105,6 +106,7 @@ fn vip(address: IpAddr) -> VipSpec {
         reserved_ports: vec![],
         shards: vec![],
         shard_map: None,
+        private: vec![],
     }
 }
 

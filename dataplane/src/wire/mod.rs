@@ -15,6 +15,7 @@ pub mod ipv6;
 pub mod mss;
 pub mod ndp;
 pub mod sctp;
+pub mod static_nat;
 pub mod tcp;
 pub mod tcp_reply;
 pub mod tcp_reset;

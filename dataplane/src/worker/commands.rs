@@ -22,6 +22,7 @@ use crate::stage::trace::Probe;
 use crate::stage::{arp_nd, trace};
 use crate::worker::command::{Command, DropChunk};
 use crate::worker::session_query;
+use crate::worker::static_nat::{StaticNatIo, translate_received};
 
 impl<Io: PacketIo> Worker<Io> {
     /// Announces VIPs, a bounded number per turn.
@@ -107,7 +108,10 @@ impl<Io: PacketIo> Worker<Io> {
         }
         let flows = FlowOwners { this: *id, workers: links.workers(), directory: directory.as_deref(), claims: false };
         let context = Context { snapshot, rules: *rules, flows, affinity, counters, lease_expired, now };
-        let received = Received { frame, interface: probe.interface };
+        let mut received = Received { frame, interface: probe.interface };
+        if !received.is_hairpin() {
+            translate_received(std::slice::from_mut(&mut received), snapshot);
+        }
         let (mut result, received) =
             trace::trace(&mut probe.batch, received, tables, snapshot, &context, probe.ended_sessions);
         if self.is_suspended {
@@ -139,6 +143,7 @@ fn list_drops(drops: &DropStats, chunk: &mut DropChunk, now: Tick) {
 
 /// Announces a VIP on all outside interfaces.
 fn announce_once(io: &mut impl PacketIo, counters: &Counters, snapshot: &Snapshot, vip: IpAddr) {
+    let io = &mut StaticNatIo::new(io, snapshot);
     for interface in snapshot.network.interfaces().iter().filter(|interface| interface.role.is_outside()) {
         arp_nd::announcement(vip, interface.mac, |bytes| {
             if send(io, interface.id, &[bytes, &[]]) {

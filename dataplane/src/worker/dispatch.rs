@@ -25,6 +25,7 @@ use crate::wire::ethernet::{self, MacPair};
 use crate::wire::fragmentation;
 use crate::worker::handover::{HandoverQueue, OwnershipState};
 use crate::worker::neighbor_queue::{Fragmentation, NeighborQueue, QueuedPacket, ResolutionOutcome, SendMode};
+use crate::worker::static_nat::StaticNatIo;
 
 impl<Io: PacketIo> Worker<Io> {
     /// Carries out the verdict of each packet. Afterwards the batch holds no frame.
@@ -58,6 +59,7 @@ impl<Io: PacketIo> Worker<Io> {
             ownership,
             results,
         };
+        let io = &mut StaticNatIo::new(io, snapshot);
         let (mut packets, mut sums) = ([0; Direction::ALL.len()], [0; Direction::ALL.len()]);
         for (i, Received { frame, interface }) in frames.drain(..).take(batch::BATCH_SIZE).enumerate() {
             // The common case. Everything else is out of line and takes the parts of `Received`, so that this loop
@@ -105,6 +107,7 @@ impl<Io: PacketIo> Worker<Io> {
             return;
         }
         self.neighbor_snapshot = Arc::as_ptr(snapshot) as usize;
+        let io = &mut StaticNatIo::new(io, snapshot);
         neighbor_queue.retry(&snapshot.network, now, |outcome| {
             let (ResolutionOutcome::Resolved(QueuedPacket { neighbor, .. }, _)
             | ResolutionOutcome::Expired(QueuedPacket { neighbor, .. })) = outcome;

@@ -13,6 +13,7 @@ pub mod expiry;
 pub mod handover;
 pub mod neighbor_queue;
 pub mod session_query;
+mod static_nat;
 
 use std::sync::Arc;
 
@@ -132,12 +133,14 @@ impl<Io: PacketIo> Worker<Io> {
         let lease_expired = self.check_lease(gap, now);
         self.parts.tables.observer.session_log.set_time(now);
         self.retry_deferred(lease_expired, now);
-        let received = self.receive();
+        let (received, from_device) = self.receive();
         // Only now: a packet sent after an update was acknowledged is never processed by an older snapshot.
         let snapshot = self.parts.reader.read().clone();
         self.parts.tables.replication_queue.update_enabled(&snapshot.policy);
         self.parts.tables.sessions.recount_standby_reserve();
         self.has_backlog &= received == batch::BATCH_SIZE;
+        // What was reinjected or handed off is translated already.
+        static_nat::translate_received(&mut self.batch.frames[from_device..], &snapshot);
         if received > 0 {
             let WorkerParts { tables, counters, rules, id, directory, affinity, links, .. } = &mut self.parts;
             let flows =
@@ -221,8 +224,9 @@ impl<Io: PacketIo> Worker<Io> {
         }
     }
 
-    /// Fills the batch: reinjected packets first, then handed-off ones, then received ones.
-    fn receive(&mut self) -> usize {
+    /// Fills the batch: reinjected packets first, then handed-off ones, then received ones. Returns their number, and where
+    /// received ones begin.
+    fn receive(&mut self) -> (usize, usize) {
         let Batch { frames, reinjected: released, .. } = &mut self.batch;
         debug_assert!(frames.is_empty(), "the previous batch still holds frames");
         // All of them come first: packets behind them must not overtake them.
@@ -232,7 +236,7 @@ impl<Io: PacketIo> Worker<Io> {
         let received = self.parts.io.rx(frames, batch::BATCH_SIZE - reinjected - handed_off);
         self.parts.counters.received.add(received as u64);
         self.batch.begin();
-        reinjected + handed_off + received
+        (reinjected + handed_off + received, reinjected + handed_off)
     }
 
     /// Expires sessions, one slice of the tables per turn; not while packets that were received before now are still

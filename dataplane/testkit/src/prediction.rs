@@ -34,7 +34,15 @@ fn has_ends(predicted: [SocketAddr; 2], packet: &[u8]) -> bool {
 
 /// Checks a prediction against the packets sent, when the packet was not captured.
 pub fn check_sent(predicted: &TraceResult, sent: &[(InterfaceId, Vec<u8>)]) {
-    let (Verdict::Forward(out), Some(ends)) = (predicted.verdict, predicted_ends(predicted)) else { return };
+    let (Verdict::Forward(out), Some(mut ends)) = (predicted.verdict, predicted_ends(predicted)) else { return };
+    // A VIP may have a private address outside.
+    let snapshot = &predicted.snapshot;
+    let mut private = snapshot.policy.static_nat().addresses();
+    if let Some((private, _)) = private.find(|(_, vip)| *vip == ends[0].ip())
+        && snapshot.network.interface(out).role.is_outside()
+    {
+        ends[0].set_ip(private);
+    }
     let is_it = |(interface, packet): &(InterfaceId, Vec<u8>)| *interface == out && has_ends(ends, packet);
     assert!(sent.iter().any(is_it), "predicted {ends:?} out of {out:?}, sent {sent:02x?}");
 }

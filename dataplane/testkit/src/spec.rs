@@ -25,6 +25,7 @@ pub fn policy() -> PolicySet {
         reserved_ports: reserved.into(),
         shards: vec![],
         shard_map: None,
+        private: vec![],
     };
     let endpoint = |address: &str, policy: &str, vip: &str| EndpointSpec {
         address: ip(address),

@@ -26,6 +26,7 @@ fn pool_policy(pods: u8, vips: u8, selection: AddressSelection) -> PolicySet {
         reserved_ports: Vec::new(),
         shards: vec![],
         shard_map: None,
+        private: vec![],
     };
     set.vips = addresses.iter().map(vip).collect();
     let endpoint = |number| EndpointSpec {

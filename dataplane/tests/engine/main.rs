@@ -33,6 +33,7 @@ mod restarts;
 mod scenario;
 mod sctp;
 mod spoofing;
+mod static_nat;
 mod tcp;
 mod timers;
 mod trace;

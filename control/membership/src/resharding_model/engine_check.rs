@@ -68,6 +68,7 @@ fn policy_set(policy: &ModelPolicy, has_map: bool) -> PolicySet {
         reserved_ports: Vec::new(),
         shards: if has_map { Vec::new() } else { listed_shards(orders) },
         shard_map: has_map.then(|| ShardMapRef { map: "map".into(), rotation: 0 }),
+        private: vec![],
     };
     PolicySet {
         version: policy.version.to_string(),

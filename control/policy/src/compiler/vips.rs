@@ -319,5 +319,6 @@ fn vip_spec(address: IpAddr, vip: &Vip<'_>, announce: Announce) -> VipSpec {
         reserved_ports,
         shards: vec![],
         shard_map: None,
+        private: vec![],
     }
 }

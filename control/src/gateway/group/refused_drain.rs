@@ -68,6 +68,7 @@ mod tests {
                 backups: backups.iter().map(|name| Arc::from(*name)).collect(),
             }],
             shard_map: None,
+            private: vec![],
         };
         let block = |gateways: &[&str]| DrainBlock {
             reason: DrainBlockReason::NoBackup,

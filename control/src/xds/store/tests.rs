@@ -43,7 +43,15 @@ pub(crate) fn policy_view(policy: &Policy) -> PolicyView {
     let vip = |vip: &Vip| {
         let (address, name, reserved_ports) = (vip.address, vip.name.clone(), vip.ports.reserved.to_vec());
         (
-            VipSpec { address, name, announce: vip.announce, reserved_ports, shards: vec![], shard_map: None },
+            VipSpec {
+                address,
+                name,
+                announce: vip.announce,
+                reserved_ports,
+                shards: vec![],
+                shard_map: None,
+                private: vec![],
+            },
             vip.ports.guaranteed,
         )
     };

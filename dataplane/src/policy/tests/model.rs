@@ -216,6 +216,7 @@ impl VipShape {
             reserved_ports: if self.reserved { vec![80, 443] } else { vec![] },
             shards: vec![],
             shard_map: None,
+            private: vec![],
         }
     }
 }

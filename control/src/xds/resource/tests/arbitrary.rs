@@ -80,6 +80,7 @@ fn vip(address: IpAddr) -> impl Strategy<Value = VipSpec> {
         reserved_ports: ports.into_iter().collect(),
         shards: shares,
         shard_map: map.map(|(map, rotation)| ShardMapRef { map, rotation }),
+        private: vec![],
     })
 }
 

@@ -36,6 +36,7 @@ fn vip() -> VipSpec {
             ShardSpec { gateway: "g2".into(), blocks: None, backups: vec![] },
         ],
         shard_map: None,
+        private: vec![],
     }
 }
 

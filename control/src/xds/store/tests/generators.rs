@@ -82,6 +82,7 @@ fn vip(address: &str, layout: usize, variant: u16) -> VipSpec {
         reserved_ports: vec![80 + variant],
         shards: shares,
         shard_map: (layout == 5).then(|| ShardMapRef { map: SHARD_MAP.into(), rotation: 7 * variant }),
+        private: vec![],
     }
 }
 

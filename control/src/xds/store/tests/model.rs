@@ -140,6 +140,7 @@ fn vip(address: &str, gateway: Option<&str>) -> ServerPolicy {
         reserved_ports: vec![],
         shards: gateway.map(shard).into_iter().collect(),
         shard_map: None,
+        private: vec![],
     };
     ServerPolicy::of(&Placement { vips: vec![vip].into(), ..Placement::default() })
 }

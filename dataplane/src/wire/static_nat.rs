@@ -1,0 +1,205 @@
+//! Static 1:1 NAT of frames (RFC 3022 section 2.1, without ports): replaces a VIP's private address by its public one, and back.
+//!
+//! Addresses in ICMP errors' quotes, ARP and neighbor discovery are replaced, too. Checksums are updated by what has changed
+//! (RFC 1624), so one that was wrong stays wrong. A frame that can't be parsed is left as it is.
+
+use super::checksum::{Delta, sum};
+use super::icmp_error::IcmpErrorFamily;
+use super::{arp, ethernet, ipv6, ndp, protocol, set_u16, u16_at};
+use crate::flow::address::V6;
+
+/// Which way a frame goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// It was received: its destination is replaced, and the source of what it quotes, which was sent.
+    Received,
+    /// It is to be sent: its source is replaced, and the destination of what it quotes, which was received.
+    Sent,
+}
+
+/// The addresses that are replaced.
+pub trait AddressMap {
+    /// What replaces an IPv4 address.
+    fn v4(&self, address: u32) -> Option<u32>;
+    /// What replaces an IPv6 address.
+    fn v6(&self, address: V6) -> Option<V6>;
+}
+
+/// Translates a frame.
+pub fn translate(frame: &mut [u8], side: Side, map: &impl AddressMap) {
+    let Some((header, packet)) = frame.split_first_chunk_mut::<{ ethernet::HEADER }>() else { return };
+    let (_, kind) = ethernet::parse(header);
+    // A packet without a valid length is left to the parser.
+    let _ = match kind {
+        ethernet::IPV4 => translate_v4(packet, side, map),
+        ethernet::IPV6 => translate_v6(packet, side, map),
+        ethernet::ARP => translate_arp(packet, map),
+        _ => None,
+    };
+}
+
+/// Offsets of addresses in an IPv4 header.
+const V4_SOURCE: usize = 12;
+const V4_DESTINATION: usize = 16;
+const V4_CHECKSUM: usize = 10;
+/// Offsets of addresses in an IPv6 header.
+const V6_SOURCE: usize = 8;
+const V6_DESTINATION: usize = 24;
+/// Offsets of checksums in transport headers.
+const TCP_CHECKSUM: usize = 16;
+const UDP_CHECKSUM: usize = 6;
+const ICMP_CHECKSUM: usize = 2;
+/// Length of an ICMP error's header, which its quote follows.
+const ICMP_HEADER: usize = 8;
+/// Offsets of addresses in an ARP packet.
+const ARP_SENDER: usize = 14;
+const ARP_TARGET: usize = 24;
+/// Offset of the target in a neighbor solicitation or advertisement.
+const ND_TARGET: usize = 8;
+
+/// Replaces the bytes at an offset.
+fn replace<const N: usize>(bytes: &mut [u8], at: usize, new: [u8; N]) -> Option<Delta> {
+    let field = bytes.get_mut(at..at + N)?;
+    let delta = Delta::of(sum(field), sum(&new));
+    field.copy_from_slice(&new);
+    Some(delta)
+}
+
+/// Updates the checksum field at an offset; returns its own change.
+fn update(bytes: &mut [u8], at: usize, delta: Delta) -> Option<Delta> {
+    let old = bytes.get(at..at + 2).map(|_| u16_at(bytes, at))?;
+    let new = delta.apply(old);
+    set_u16(bytes, at, new);
+    Some(Delta::of(old.into(), new.into()))
+}
+
+/// Updates the checksum of a transport header whose pseudo header has changed; returns the field's own change.
+fn update_transport(bytes: &mut [u8], number: u8, delta: Delta) -> Option<Delta> {
+    match number {
+        protocol::TCP => update(bytes, TCP_CHECKSUM, delta),
+        protocol::UDP => {
+            let old = bytes.get(UDP_CHECKSUM..UDP_CHECKSUM + 2).map(|_| u16_at(bytes, UDP_CHECKSUM))?;
+            // None was computed (RFC 768).
+            if old == 0 {
+                return None;
+            }
+            let new = Some(delta.apply(old)).filter(|sum| *sum != 0).unwrap_or(u16::MAX);
+            set_u16(bytes, UDP_CHECKSUM, new);
+            Some(Delta::of(old.into(), new.into()))
+        }
+        protocol::ICMPV6 => update(bytes, ICMP_CHECKSUM, delta),
+        // ICMP and SCTP have no pseudo header.
+        _ => None,
+    }
+}
+
+/// Replaces the IPv4 address at an offset of a header, with the header's checksum; returns the change of the address.
+fn replace_v4(header: &mut [u8], at: usize, map: &impl AddressMap) -> Option<Delta> {
+    let bytes = header.get(at..at + 4)?.first_chunk::<4>()?;
+    let new = map.v4(u32::from_be_bytes(*bytes))?;
+    let delta = replace(header, at, new.to_be_bytes())?;
+    update(header, V4_CHECKSUM, delta);
+    Some(delta)
+}
+
+fn replace_v6(header: &mut [u8], at: usize, map: &impl AddressMap) -> Option<Delta> {
+    let bytes = header.get(at..at + 16)?.first_chunk::<16>()?;
+    let new = map.v6(V6::from_bits(u128::from_be_bytes(*bytes)))?;
+    replace(header, at, new.to_bits().to_be_bytes())
+}
+
+/// Length of an IPv4 header with options, and whether it is of a later fragment, which has no transport header.
+fn header_v4(packet: &[u8]) -> Option<(usize, bool)> {
+    let length = usize::from(packet.first()? & 0xf) * 4;
+    let is_later = u16_at(packet, 6) & 0x1fff != 0;
+    (packet[0] >> 4 == 4 && length >= 20 && packet.len() >= length).then_some((length, is_later))
+}
+
+fn translate_v4(packet: &mut [u8], side: Side, map: &impl AddressMap) -> Option<()> {
+    let (length, is_later) = header_v4(packet)?;
+    let end = usize::from(u16_at(packet, 2));
+    let (outer_at, quoted_at) = match side {
+        Side::Received => (V4_DESTINATION, V4_SOURCE),
+        Side::Sent => (V4_SOURCE, V4_DESTINATION),
+    };
+    let number = packet[9];
+    let outer = replace_v4(packet, outer_at, map);
+    if is_later {
+        return Some(());
+    }
+    // Without Ethernet padding.
+    let payload = packet.get_mut(length..end)?;
+    if let Some(delta) = outer {
+        update_transport(payload, number, delta);
+    }
+    let may_quote = outer.is_some() || side == Side::Sent;
+    if number == protocol::ICMP && may_quote && u32::is_error(*payload.first()?) {
+        let (icmp, quoted) = payload.split_at_mut_checked(ICMP_HEADER)?;
+        let change = translate_quoted_v4(quoted, quoted_at, map)?;
+        update(icmp, ICMP_CHECKSUM, change);
+    }
+    Some(())
+}
+
+/// Translates a quoted packet; returns its change.
+fn translate_quoted_v4(quoted: &mut [u8], at: usize, map: &impl AddressMap) -> Option<Delta> {
+    let (length, is_later) = header_v4(quoted)?;
+    let number = quoted[9];
+    let before = u16_at(quoted, V4_CHECKSUM);
+    let address = replace_v4(quoted, at, map)?;
+    let change = address.and(Delta::of(before.into(), u16_at(quoted, V4_CHECKSUM).into()));
+    let transport = quoted.get_mut(length..).filter(|_| !is_later);
+    let transport = transport.and_then(|transport| update_transport(transport, number, address));
+    Some(transport.map_or(change, |transport| change.and(transport)))
+}
+
+fn translate_v6(packet: &mut [u8], side: Side, map: &impl AddressMap) -> Option<()> {
+    let header = ipv6::Header::parse(packet).ok()?;
+    let (outer_at, quoted_at) = match side {
+        Side::Received => (V6_DESTINATION, V6_SOURCE),
+        Side::Sent => (V6_SOURCE, V6_DESTINATION),
+    };
+    let outer = replace_v6(packet, outer_at, map);
+    let is_later = header.fragment_header.is_some_and(|fragment| fragment.offset_units > 0);
+    let payload = packet.get_mut(header.length.into()..header.total.into()).filter(|_| !is_later)?;
+    if let Some(delta) = outer {
+        update_transport(payload, header.protocol, delta);
+    }
+    if header.protocol != protocol::ICMPV6 {
+        return Some(());
+    }
+    let kind = *payload.first()?;
+    let change = if matches!(kind, ndp::SOLICITATION | ndp::ADVERTISEMENT) {
+        replace_v6(payload, ND_TARGET, map)?
+    } else if V6::is_error(kind) && (outer.is_some() || side == Side::Sent) {
+        translate_quoted_v6(payload.get_mut(ICMP_HEADER..)?, quoted_at, map)?
+    } else {
+        return Some(());
+    };
+    update(payload, ICMP_CHECKSUM, change);
+    Some(())
+}
+
+/// Translates a quoted packet; returns its change. A transport header behind extension headers keeps its checksum: whoever
+/// receives the error finds its connection by ports.
+fn translate_quoted_v6(quoted: &mut [u8], at: usize, map: &impl AddressMap) -> Option<Delta> {
+    let number = *quoted.get(6)?;
+    let address = replace_v6(quoted, at, map)?;
+    let transport = quoted.get_mut(ipv6::HEADER..);
+    let transport = transport.and_then(|transport| update_transport(transport, number, address));
+    Some(transport.map_or(address, |transport| address.and(transport)))
+}
+
+fn translate_arp(packet: &mut [u8], map: &impl AddressMap) -> Option<()> {
+    arp::Arp::parse(packet)?;
+    for at in [ARP_SENDER, ARP_TARGET] {
+        let bytes = packet.get(at..at + 4)?.first_chunk::<4>()?;
+        if let Some(new) = map.v4(u32::from_be_bytes(*bytes)) {
+            replace(packet, at, new.to_be_bytes());
+        }
+    }
+    Some(())
+}
+
+#[cfg(test)]
+mod tests;
