@@ -17,26 +17,41 @@ struct Map {
     v6: HashMap<V6, V6>,
 }
 
-impl AddressMap for Map {
+/// One direction, and the other one.
+struct Maps<'a>(&'a Map, &'a Map);
+
+impl AddressMap for Maps<'_> {
     #[inline]
     fn v4(&self, address: u32) -> Option<u32> {
-        self.v4.get(&address).copied()
+        self.0.v4.get(&address).copied()
     }
 
     #[inline]
     fn v6(&self, address: V6) -> Option<V6> {
-        self.v6.get(&address).copied()
+        self.0.v6.get(&address).copied()
+    }
+
+    // Nobody outside has the VIP as a neighbor: what asks for it asks for the private address, which isn't a VIP.
+    fn hidden_v4(&self, address: u32) -> Option<u32> {
+        self.1.v4.get(&address).copied()
+    }
+
+    fn hidden_v6(&self, address: V6) -> Option<V6> {
+        self.1.v6.get(&address).copied()
     }
 }
 
 impl Map {
-    fn insert(&mut self, from: IpAddr, to: IpAddr) {
-        if let (Some(from), Some(to)) = (u32::from_ip(from), u32::from_ip(to)) {
-            self.v4.insert(from, to);
+    /// Returns whether both addresses are of one family.
+    fn insert(&mut self, from: IpAddr, to: IpAddr) -> bool {
+        match (from, to) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => drop(self.v4.insert(from.to_bits(), to.to_bits())),
+            (IpAddr::V6(from), IpAddr::V6(to)) => {
+                self.v6.insert(V6::from_bits(from.to_bits()), V6::from_bits(to.to_bits()));
+            }
+            _ => return false,
         }
-        if let (Some(from), Some(to)) = (V6::from_ip(from), V6::from_ip(to)) {
-            self.v6.insert(from, to);
-        }
+        true
     }
 }
 
@@ -60,9 +75,8 @@ impl StaticNat {
         }
         let mut nat = Self { is_empty: true, ..Self::default() };
         for (vip, private) in private.iter().filter(|(_, private)| used[private] == 1 && !vips.contains(private)) {
-            nat.received.insert(*private, *vip);
-            nat.sent.insert(*vip, *private);
-            nat.is_empty = false;
+            let is_translated = nat.received.insert(*private, *vip) && nat.sent.insert(*vip, *private);
+            nat.is_empty &= !is_translated;
         }
         nat
     }
@@ -75,12 +89,12 @@ impl StaticNat {
 
     /// Translates a frame that was received from outside.
     pub fn received(&self, frame: &mut [u8]) {
-        translate(frame, Side::Received, &self.received);
+        translate(frame, Side::Received, &Maps(&self.received, &self.sent));
     }
 
     /// Translates a frame that is sent to the outside.
     pub fn sent(&self, frame: &mut [u8]) {
-        translate(frame, Side::Sent, &self.sent);
+        translate(frame, Side::Sent, &Maps(&self.sent, &self.received));
     }
 
     /// The private addresses, with their VIPs.

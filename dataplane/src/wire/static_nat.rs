@@ -23,6 +23,10 @@ pub trait AddressMap {
     fn v4(&self, address: u32) -> Option<u32>;
     /// What replaces an IPv6 address.
     fn v6(&self, address: V6) -> Option<V6>;
+    /// What a request for an IPv4 address asks for instead, so that the address isn't answered for.
+    fn hidden_v4(&self, address: u32) -> Option<u32>;
+    /// The same for IPv6.
+    fn hidden_v6(&self, address: V6) -> Option<V6>;
 }
 
 /// Translates a frame.
@@ -33,7 +37,7 @@ pub fn translate(frame: &mut [u8], side: Side, map: &impl AddressMap) {
     let _ = match kind {
         ethernet::IPV4 => translate_v4(packet, side, map),
         ethernet::IPV6 => translate_v6(packet, side, map),
-        ethernet::ARP => translate_arp(packet, map),
+        ethernet::ARP => translate_arp(packet, side, map),
         _ => None,
     };
 }
@@ -117,7 +121,8 @@ fn header_v4(packet: &[u8]) -> Option<(usize, bool)> {
 
 fn translate_v4(packet: &mut [u8], side: Side, map: &impl AddressMap) -> Option<()> {
     let (length, is_later) = header_v4(packet)?;
-    let end = usize::from(u16_at(packet, 2));
+    // Without Ethernet padding.
+    let end = Some(usize::from(u16_at(packet, 2))).filter(|end| (length..=packet.len()).contains(end))?;
     let (outer_at, quoted_at) = match side {
         Side::Received => (V4_DESTINATION, V4_SOURCE),
         Side::Sent => (V4_SOURCE, V4_DESTINATION),
@@ -127,7 +132,6 @@ fn translate_v4(packet: &mut [u8], side: Side, map: &impl AddressMap) -> Option<
     if is_later {
         return Some(());
     }
-    // Without Ethernet padding.
     let payload = packet.get_mut(length..end)?;
     if let Some(delta) = outer {
         update_transport(payload, number, delta);
@@ -170,7 +174,7 @@ fn translate_v6(packet: &mut [u8], side: Side, map: &impl AddressMap) -> Option<
     }
     let kind = *payload.first()?;
     let change = if matches!(kind, ndp::SOLICITATION | ndp::ADVERTISEMENT) {
-        replace_v6(payload, ND_TARGET, map)?
+        replace_nd_target(payload, side, map)?
     } else if V6::is_error(kind) && (outer.is_some() || side == Side::Sent) {
         translate_quoted_v6(payload.get_mut(ICMP_HEADER..)?, quoted_at, map)?
     } else {
@@ -178,6 +182,15 @@ fn translate_v6(packet: &mut [u8], side: Side, map: &impl AddressMap) -> Option<
     };
     update(payload, ICMP_CHECKSUM, change);
     Some(())
+}
+
+/// Replaces the target of a solicitation or advertisement; returns the change.
+fn replace_nd_target(message: &mut [u8], side: Side, map: &impl AddressMap) -> Option<Delta> {
+    let target = message.get(ND_TARGET..ND_TARGET + 16)?.first_chunk::<16>()?;
+    let target = V6::from_bits(u128::from_be_bytes(*target));
+    let hidden = || map.hidden_v6(target).filter(|_| side == Side::Received);
+    let new = map.v6(target).or_else(hidden)?;
+    replace(message, ND_TARGET, new.to_bits().to_be_bytes())
 }
 
 /// Translates a quoted packet; returns its change. A transport header behind extension headers keeps its checksum: whoever
@@ -190,11 +203,12 @@ fn translate_quoted_v6(quoted: &mut [u8], at: usize, map: &impl AddressMap) -> O
     Some(transport.map_or(address, |transport| address.and(transport)))
 }
 
-fn translate_arp(packet: &mut [u8], map: &impl AddressMap) -> Option<()> {
+fn translate_arp(packet: &mut [u8], side: Side, map: &impl AddressMap) -> Option<()> {
     arp::Arp::parse(packet)?;
     for at in [ARP_SENDER, ARP_TARGET] {
-        let bytes = packet.get(at..at + 4)?.first_chunk::<4>()?;
-        if let Some(new) = map.v4(u32::from_be_bytes(*bytes)) {
+        let address = u32::from_be_bytes(*packet.get(at..at + 4)?.first_chunk::<4>()?);
+        let hidden = || map.hidden_v4(address).filter(|_| side == Side::Received);
+        if let Some(new) = map.v4(address).or_else(hidden) {
             replace(packet, at, new.to_be_bytes());
         }
     }

@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use vipgate_mem::Frame;
 
+use crate::flow::address::V6;
 use crate::flow::ids::InterfaceId;
 use crate::io::{FrameAudit, PacketIo, Received};
 use crate::policy::Snapshot;
+use crate::policy::compiled::Family;
 use crate::policy::spec::Role;
 use crate::policy::static_nat::StaticNat;
 use crate::wire::ethernet;
@@ -51,18 +53,25 @@ impl<'a, Io: PacketIo> StaticNatIo<'a, Io> {
         }
     }
 
+    /// Whether a packet is for an endpoint, a backend or another address of the cluster.
     fn is_to_pod(&self, frame: &[u8]) -> bool {
         let Some((header, packet)) = frame.split_first_chunk::<{ ethernet::HEADER }>() else { return false };
-        let destination = match ethernet::parse(header).1 {
-            ethernet::IPV4 => {
-                packet.get(16..20).and_then(|bytes| bytes.first_chunk::<4>()).map(|bytes| (*bytes).into())
-            }
-            ethernet::IPV6 => {
-                packet.get(24..40).and_then(|bytes| bytes.first_chunk::<16>()).map(|bytes| (*bytes).into())
-            }
-            _ => None,
-        };
-        destination.is_some_and(|address| self.snapshot.policy.endpoint_at(address).is_some())
+        match ethernet::parse(header).1 {
+            ethernet::IPV4 => packet
+                .get(16..20)
+                .and_then(|it| it.first_chunk())
+                .is_some_and(|bytes| self.is_inside(u32::from_be_bytes(*bytes))),
+            ethernet::IPV6 => packet
+                .get(24..40)
+                .and_then(|it| it.first_chunk())
+                .is_some_and(|bytes| self.is_inside(V6::from_bits(u128::from_be_bytes(*bytes)))),
+            _ => false,
+        }
+    }
+
+    fn is_inside<A: Family>(&self, address: A) -> bool {
+        let policy = &self.snapshot.policy;
+        policy.is_cluster_address(address) || policy.endpoint_at(address.to_ip()).is_some()
     }
 }
 

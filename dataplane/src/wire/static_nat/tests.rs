@@ -22,6 +22,14 @@ impl AddressMap for Map {
         let (from, to) = if self.0 == Side::Sent { (VIP6, PRIVATE6) } else { (PRIVATE6, VIP6) };
         (address.to_bits() == from).then(|| V6::from_bits(to))
     }
+
+    fn hidden_v4(&self, address: u32) -> Option<u32> {
+        (address == VIP).then_some(PRIVATE)
+    }
+
+    fn hidden_v6(&self, address: V6) -> Option<V6> {
+        (address.to_bits() == VIP6).then(|| V6::from_bits(PRIVATE6))
+    }
 }
 
 fn run(frame: &mut [u8], side: Side) {
@@ -165,6 +173,25 @@ proptest! {
     }
 
     #[test]
+    fn a_packet_that_is_cut_short_or_broken_is_translated_without_a_panic(
+        v6: bool,
+        content in content(),
+        length in 0_usize..200,
+        at in 0_usize..200,
+        byte: u8,
+    ) {
+        for side in [Side::Sent, Side::Received] {
+            let (from, to) = if side == Side::Sent { (OWN, OUTSIDE) } else { (OUTSIDE, OWN_PRIVATE) };
+            let mut bytes = frame(v6, from, to, content, &[7; 30]);
+            bytes.truncate(length);
+            if let Some(broken) = bytes.get_mut(at) {
+                *broken = byte;
+            }
+            run(&mut bytes, side);
+        }
+    }
+
+    #[test]
     fn other_packets_stay_as_they_are(v6: bool, content in content(), sent: bool) {
         let side = if sent { Side::Sent } else { Side::Received };
         let mut other = frame(v6, OUTSIDE, (REMOTE + 1, REMOTE6 + 1), content, &[1, 2, 3]);
@@ -192,6 +219,12 @@ fn run_back(frame: &mut [u8], side: Side) {
         }
         fn v6(&self, address: V6) -> Option<V6> {
             (address.to_bits() == PRIVATE6).then(|| V6::from_bits(VIP6))
+        }
+        fn hidden_v4(&self, _: u32) -> Option<u32> {
+            None
+        }
+        fn hidden_v6(&self, _: V6) -> Option<V6> {
+            None
         }
     }
     translate(frame, side, &Back);
