@@ -26,6 +26,8 @@ pub(crate) struct Operation {
     pub(crate) name: &'static str,
     /// Whether it changes nothing, so that it can be repeated when its response is lost.
     pub(crate) is_read: bool,
+    /// Attempts at most.
+    pub(crate) attempts: u32,
     /// Its rate.
     pub(crate) rate: Rate,
 }
@@ -33,12 +35,29 @@ pub(crate) struct Operation {
 impl Operation {
     /// A read: 10 a second.
     pub(crate) const fn read(name: &'static str) -> Self {
-        Self { name, is_read: true, rate: Rate { interval: Duration::from_millis(100), burst: 40 } }
+        Self {
+            name,
+            is_read: true,
+            attempts: MAX_ATTEMPTS,
+            rate: Rate { interval: Duration::from_millis(100), burst: 40 },
+        }
     }
 
     /// A change: 5 a second.
     pub(crate) const fn write(name: &'static str) -> Self {
-        Self { name, is_read: false, rate: Rate { interval: Duration::from_millis(200), burst: 100 } }
+        Self {
+            name,
+            is_read: false,
+            attempts: MAX_ATTEMPTS,
+            rate: Rate { interval: Duration::from_millis(200), burst: 100 },
+        }
+    }
+}
+
+impl Operation {
+    /// The same without another attempt, except with new credentials.
+    pub(crate) const fn once(self) -> Self {
+        Self { attempts: 1, ..self }
     }
 }
 
@@ -154,7 +173,10 @@ impl<A: Authorize> Api<A> {
             if let Some(after) = error.retry_after {
                 self.throttle.hold(operation.name, operation.rate, self.started.elapsed() + after);
             }
-            if failures >= MAX_ATTEMPTS || waited + delay > MAX_WAIT || !(is_repeatable || credentials_expired) {
+            if failures >= operation.attempts.max(1 + u32::from(credentials_expired))
+                || waited + delay > MAX_WAIT
+                || !(is_repeatable || credentials_expired)
+            {
                 return Err(error);
             }
             is_refused |= credentials_expired;

@@ -1,6 +1,7 @@
 //! HTTP/1.1 client with limits: a request has a deadline, and a response a maximum size.
 
 use std::error::Error;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -90,4 +91,36 @@ fn describe(error: &dyn Error) -> String {
         cause = error.source();
     }
     text
+}
+
+/// Whether credentials may be sent to a URL: HTTPS, or HTTP to a loopback address (tests, local proxies).
+pub(crate) fn is_trusted_url(url: &str) -> bool {
+    let Ok(uri) = url.parse::<hyper::Uri>() else { return false };
+    let Some(host) = uri.host() else { return false };
+    let is_loopback = || host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
+    match uri.scheme_str() {
+        Some("https") => true,
+        Some("http") => is_loopback(),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credentials_are_sent_by_https_or_to_the_loopback_address() {
+        for (url, is_trusted) in [
+            ("https://oauth2.googleapis.com/token", true),
+            ("http://127.0.0.1:8080/token", true),
+            ("http://[::1]:8080", true),
+            ("http://oauth2.googleapis.com/token", false),
+            ("http://127.0.0.1.example.com/", false),
+            ("file:///etc/passwd", false),
+            ("", false),
+        ] {
+            assert_eq!(is_trusted_url(url), is_trusted, "{url}");
+        }
+    }
 }

@@ -12,8 +12,10 @@
 
 mod api;
 pub mod aws;
+pub mod azure;
 pub mod error;
 pub mod execute;
+pub mod gcp;
 mod http;
 pub mod plan;
 pub mod provider;

@@ -6,5 +6,7 @@
 
 #[path = "contract/aws.rs"]
 mod aws;
+#[path = "contract/azure.rs"]
+mod azure;
 #[path = "contract/vendor_client.rs"]
 mod vendor_client;

@@ -70,8 +70,10 @@ pub(super) async fn unclaim(aws: &Aws, address: &PublicAddress) -> Result<(), Cl
     };
     if is_ours(aws, &current) {
         let mut parameters = list("ResourceId", [address.id.0.as_str()]);
-        let keys = [tags::CLUSTER, tags::VIP, tags::PRIVATE].map(|key| (key, None));
-        parameters.extend(tag_parameters("Tag", keys));
+        // With their values: a claim that was written meanwhile stays.
+        let tags = [tags::CLUSTER, tags::VIP, tags::PRIVATE];
+        let values = tags.into_iter().filter_map(|key| Some((key, Some(current.tag(key)?))));
+        parameters.extend(tag_parameters("Tag", values));
         aws.query.send(DELETE_TAGS, &parameters).await?;
     }
     Ok(())
@@ -134,13 +136,15 @@ async fn associate(
         let text = format!("{} has another public address already", binding.private);
         return Err(CloudError::new(ErrorKind::InUse, ASSOCIATE.name, "InUse", &text));
     }
+    // Taking an address from its association is asked for once: by another attempt, somebody may have it.
+    let operation = if is_associated { ASSOCIATE.once() } else { ASSOCIATE };
     let parameters = [
         one("AllocationId", address.id.0.as_str()),
         one("NetworkInterfaceId", interface.network_interface_id.as_str()),
         one("PrivateIpAddress", binding.private.to_string()),
         one("AllowReassociation", if is_associated { "true" } else { "false" }),
     ];
-    match aws.query.send(ASSOCIATE, &parameters).await {
+    match aws.query.send(operation, &parameters).await {
         Err(error) if error.kind == ErrorKind::InUse => {
             // Perhaps by a request of ours whose reply was lost.
             let now = observe::addresses(aws, std::slice::from_ref(address)).await?;

@@ -68,7 +68,12 @@ pub(super) fn error_of(operation: &'static str, response: &Response<Bytes>) -> C
     let status = response.status();
     let (code, message) =
         reply::error_of(response.body()).unwrap_or_else(|| (status.as_u16().to_string(), String::new()));
-    CloudError::new(kind_of(&code, status), operation, &code, &message)
+    let kind = match kind_of(&code, status) {
+        // Of keys that it doesn't know; with another status, of rights.
+        ErrorKind::Denied if status == StatusCode::UNAUTHORIZED => ErrorKind::Credentials,
+        kind => kind,
+    };
+    CloudError::new(kind, operation, &code, &message)
 }
 
 fn kind_of(code: &str, status: StatusCode) -> ErrorKind {

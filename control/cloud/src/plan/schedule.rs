@@ -1,10 +1,10 @@
-//! Makes actions of steps: those of the same kind at the same NIC are one, and each NIC has one action at a time, since some
-//! providers replace a NIC as a whole.
+//! Makes actions of steps: those of the same kind at the same NIC are one. Each NIC has one action at a time, since some
+//! providers replace a NIC as a whole, and so has each address, since others replace its tags.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Action, AddressPlan};
-use crate::provider::{Allocation, Binding, Claim, Nic, NicId, PublicAddress};
+use crate::provider::{AddressId, Allocation, Binding, Claim, Nic, NicId, PublicAddress};
 
 /// The next step of an address. In the order of urgency: what restores traffic, then what prepares for it, then what tidies up.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +41,21 @@ impl Step {
         }
     }
 
+    /// The address; `None`: there is none yet.
+    fn address(&self) -> Option<&AddressId> {
+        match self {
+            Self::Move(_, _, binding) | Self::Attach(_, binding) | Self::Unprepare(_, binding) => {
+                Some(&binding.address.id)
+            }
+            Self::Detach(_, address)
+            | Self::Claim(address, _)
+            | Self::Prepare(_, address)
+            | Self::Unclaim(address)
+            | Self::Release(address) => Some(&address.id),
+            Self::Allocate(_) => None,
+        }
+    }
+
     /// Whether an operation on its NIC is under way.
     fn is_busy(&self) -> bool {
         match self {
@@ -58,15 +73,20 @@ pub(super) fn schedule(steps: Vec<Step>, plan: &mut AddressPlan) {
     for step in steps.into_iter().filter(|step| !step.is_busy()) {
         groups.entry(step.key()).or_default().push(step);
     }
-    let mut used: BTreeSet<NicId> = BTreeSet::new();
+    let (mut used, mut changed): (BTreeSet<NicId>, BTreeSet<AddressId>) = Default::default();
     for ((_, one, other), mut group) in groups {
         let nics: Vec<NicId> = one.into_iter().chain(other).collect();
         if nics.iter().any(|nic| used.contains(nic)) {
             continue;
         }
+        group.retain(|step| step.address().is_none_or(|address| !changed.contains(address)));
+        if group.is_empty() {
+            continue;
+        }
         if !nics.is_empty() {
             group.truncate(MAX_ADDRESSES);
         }
+        changed.extend(group.iter().filter_map(Step::address).cloned());
         used.extend(nics);
         for step in group {
             add(&mut plan.actions, step);

@@ -65,10 +65,13 @@ impl<'a> Room<'a> {
             let is_bound = !world.is_others(address) && reserved(address).any(|(id, _)| *id == nic.id);
             is_bound && !is_owned_here(address) && !self.evicted.contains(&address.id)
         });
+        // Without its claim, which somebody removed, nothing is detached: the claim is first.
+        let is_detachable = |address: &PublicAddress| !address.has_tags || address.claim.is_some();
+        let can_leave = |address: &&PublicAddress| {
+            if attached_here(address) { is_detachable(address) } else { nic.associate == Associate::Nic }
+        };
         // What only is prepared gives way first.
-        let evicted = bound
-            .filter(|address| attached_here(address) || nic.associate == Associate::Nic)
-            .min_by_key(|address| (attached_here(address), &address.address))?;
+        let evicted = bound.filter(can_leave).min_by_key(|address| (attached_here(address), &address.address))?;
         self.evicted.insert(&evicted.id);
         if attached_here(evicted) {
             return Some(Step::Detach(nic.id.clone(), evicted.clone()));

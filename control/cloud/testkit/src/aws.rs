@@ -54,6 +54,11 @@ impl FakeAws {
         self.state.add_instance(instance_type, zone)
     }
 
+    /// Sets the prefix of the subnet of a zone, before there is an instance in it.
+    pub fn set_subnet(&mut self, zone: &str, net: IpNet) {
+        self.state.subnets.insert(state::subnet_id(zone), net);
+    }
+
     /// Removes an instance with its ENI.
     pub fn terminate(&mut self, instance: &str) {
         self.state.terminate(instance);
@@ -114,6 +119,17 @@ impl FakeAws {
         if let Some(eip) = self.state.eips.get_mut(allocation) {
             eip.association = None;
         }
+    }
+
+    /// The zone of an ENI.
+    pub fn zone_of(&self, eni: &str) -> Option<String> {
+        self.state.enis.get(eni).map(|eni| eni.zone.clone())
+    }
+
+    /// Number of ENIs with a private address for a public one, by its tag.
+    pub fn prepared(&self, public: IpAddr) -> usize {
+        let eip = self.state.eips.values().find(|eip| eip.public == public);
+        eip.and_then(|eip| eip.tags.get("vipgate.io/private")).map_or(0, |tag| tag.split(' ').count())
     }
 
     /// Whether the source/destination check of an ENI is on.

@@ -1,13 +1,16 @@
-//! Fake clouds for tests: HTTP servers with the state, the rules and the errors of AWS, Azure and GCP, judged by the vendors' own
+//! Fake clouds for tests: HTTP servers with the state, the rules and the errors of AWS, Azure and GCP, verified by the vendors' own
 //! clients; with faults, lag, and a log of requests.
 
 #![forbid(unsafe_code)]
 
 pub mod aws;
+pub mod azure;
 mod fault;
+mod gcp;
 mod request;
 mod server;
 
 pub use self::fault::{Fault, Faults};
+pub use self::gcp::{FakeGcp, GcpAccessConfig, GcpAddress, GcpInstance, GcpInterface, GcpState, Tokens};
 pub use self::request::{RecordedRequest, Reply};
 pub use self::server::{FakeCloud, FakeServer};

@@ -67,15 +67,15 @@ def flow(url, state):
         ec2.unassign_private_ip_addresses(NetworkInterfaceId=eni, PrivateIpAddresses=[address])
     ec2.create_tags(Resources=[allocation], Tags=[{"Key": "vipgate.io/private", "Value": bound[1]}])
     ec2.delete_tags(Resources=[allocation], Tags=[{"Key": "vipgate.io/private"}])
-    ec2.delete_tags(Resources=[allocation], Tags=[{"Key": "vipgate.io/cluster"}, {"Key": "vipgate.io/vip"},
-                                                  {"Key": "vipgate.io/private"}])
+    ec2.delete_tags(Resources=[allocation], Tags=[{"Key": "vipgate.io/cluster", "Value": "prod"},
+                                                  {"Key": "vipgate.io/vip", "Value": "Service default/web"}])
     tags = [{"Key": "vipgate.io/allocated", "Value": "token"}, {"Key": "vipgate.io/cluster", "Value": "prod"},
             {"Key": "vipgate.io/vip", "Value": "Service default/new"}, {"Key": "vipgate", "Value": "public"}]
     ec2.describe_addresses(Filters=[{"Name": "tag:vipgate.io/allocated", "Values": ["token"]}])
     new = ec2.allocate_address(Domain="vpc", TagSpecifications=[{"ResourceType": "elastic-ip", "Tags": tags}])
     ec2.describe_addresses(Filters=filters(allocation_id=[new["AllocationId"]]))
-    ec2.delete_tags(Resources=[new["AllocationId"]], Tags=[{"Key": "vipgate.io/cluster"}, {"Key": "vipgate.io/vip"},
-                                                           {"Key": "vipgate.io/private"}])
+    ec2.delete_tags(Resources=[new["AllocationId"]], Tags=[{"Key": "vipgate.io/cluster", "Value": "prod"},
+                                                           {"Key": "vipgate.io/vip", "Value": "Service default/new"}])
     ec2.release_address(AllocationId=new["AllocationId"])
     missing = code_of(ec2.release_address, AllocationId=new["AllocationId"])
     ec2.describe_subnets(SubnetIds=[interfaces[0]["SubnetId"]])

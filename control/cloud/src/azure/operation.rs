@@ -1,0 +1,150 @@
+//! Long operations: the API accepts a change, carries it out later, and says where its state is read.
+//! <https://learn.microsoft.com/azure/azure-resource-manager/management/async-operations>
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::header::RETRY_AFTER;
+use hyper::{Method, Response, StatusCode, Uri};
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::time::{sleep, timeout};
+
+use super::client::{Client, decode};
+use super::error::{self, of_operation};
+use super::interface::is_busy;
+use crate::api::Operation;
+use crate::error::{CloudError, ErrorKind};
+
+const STATUS: Operation = Operation::read("Operations_Get");
+
+/// Pause before the first poll; each next one is twice as long, up to the maximum. Azure asks for 10 s between polls, whatever the
+/// operation: a shorter `Retry-After` is followed, a longer one isn't, since a VIP is unreachable meanwhile and a poll is one of
+/// some thousand reads that a subscription has in a minute.
+const MIN_PAUSE: Duration = Duration::from_millis(100);
+const MAX_PAUSE: Duration = Duration::from_secs(2);
+
+/// What the URL of `Azure-AsyncOperation` has.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct State {
+    status: String,
+    error: Option<error::Detail>,
+}
+
+/// What is polled.
+enum Poll {
+    /// `Azure-AsyncOperation`: a state.
+    Operation(String),
+    /// `Location`: 202 until it is done.
+    Location(String),
+    /// The resource itself.
+    Resource(String),
+}
+
+impl Client {
+    /// Waits until an accepted change is done. `path`: of the resource.
+    pub(super) async fn finish(
+        &self,
+        name: &'static str,
+        path: &str,
+        accepted: &Response<Bytes>,
+    ) -> Result<(), CloudError> {
+        let Some(poll) = poll_of(name, path, accepted)? else { return Ok(()) };
+        let asked = accepted.headers().get(RETRY_AFTER).and_then(|it| it.to_str().ok()?.parse().ok());
+        let longest = asked.map_or(MAX_PAUSE, Duration::from_secs).min(MAX_PAUSE);
+        let wait = async {
+            let mut pause = MIN_PAUSE;
+            loop {
+                sleep(pause.min(longest)).await;
+                pause = (pause * 2).min(MAX_PAUSE);
+                if self.is_done(name, &poll).await? {
+                    return Ok(());
+                }
+            }
+        };
+        let late = || CloudError::new(ErrorKind::Unknown, name, "OperationTimeout", "accepted, but not done in time");
+        timeout(self.timeout, wait).await.unwrap_or_else(|_| Err(late()))
+    }
+
+    async fn is_done(&self, name: &'static str, poll: &Poll) -> Result<bool, CloudError> {
+        let (Poll::Operation(path) | Poll::Location(path) | Poll::Resource(path)) = poll;
+        let request = self.request(&Method::GET, path, None, None)?;
+        let response = self.api.call(STATUS, &request).await.map_err(unknown_unless_denied)?;
+        match poll {
+            Poll::Location(_) => Ok(response.status() != StatusCode::ACCEPTED),
+            Poll::Resource(_) => Ok(!is_busy(&decode::<Value>(name, &response)?)),
+            Poll::Operation(_) => {
+                let state: State = decode(name, &response)?;
+                match state.status.as_str() {
+                    "Succeeded" => Ok(true),
+                    "Failed" | "Canceled" => Err(of_operation(name, &state.status, state.error)),
+                    _ => Ok(false),
+                }
+            }
+        }
+    }
+}
+
+/// What is to be polled; `None`: the change is done.
+fn poll_of(name: &'static str, path: &str, accepted: &Response<Bytes>) -> Result<Option<Poll>, CloudError> {
+    let header = |header: &str| accepted.headers().get(header).map(|it| it.to_str().unwrap_or_default());
+    if let Some(url) = header("azure-asyncoperation") {
+        return Ok(Some(Poll::Operation(path_of(name, url)?)));
+    }
+    if accepted.status() == StatusCode::ACCEPTED {
+        let url = header("location").unwrap_or_default();
+        return Ok(Some(Poll::Location(path_of(name, url)?)));
+    }
+    let body: Value = serde_json::from_slice(accepted.body()).unwrap_or_default();
+    Ok(is_busy(&body).then(|| Poll::Resource(path.to_owned())))
+}
+
+/// Path and query of a URL in a response. Its host doesn't matter: tokens are sent to the endpoint alone.
+pub(super) fn path_of(name: &'static str, url: &str) -> Result<String, CloudError> {
+    let path = url.parse::<Uri>().ok().and_then(|uri| uri.path_and_query().map(ToString::to_string));
+    path.filter(|path| path.starts_with('/'))
+        .ok_or_else(|| CloudError::new(ErrorKind::Unknown, name, "Malformed", "a URL of the response can't be read"))
+}
+
+/// The change was accepted: whatever keeps us from seeing its end, it may be carried out.
+fn unknown_unless_denied(mut error: CloudError) -> CloudError {
+    if !matches!(error.kind, ErrorKind::Denied | ErrorKind::Credentials) {
+        error.kind = ErrorKind::Unknown;
+    }
+    error
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_of_responses_are_read_at_the_endpoint() {
+        let url = "https://elsewhere.example.com/subscriptions/s/operations/1?api-version=2026-03-01";
+        assert_eq!(path_of("x", url).as_deref(), Ok("/subscriptions/s/operations/1?api-version=2026-03-01"));
+        assert!(path_of("x", "").is_err());
+        assert!(path_of("x", "ftp//:").is_err());
+    }
+
+    #[test]
+    fn a_change_is_polled_where_the_response_says() {
+        let response = |status: u16, header: Option<(&str, &str)>, body: &str| {
+            let mut response = Response::builder().status(status);
+            if let Some((name, value)) = header {
+                response = response.header(name, value);
+            }
+            response.body(Bytes::from(body.to_owned())).expect("a response")
+        };
+        let poll = |response| poll_of("x", "/r", &response).expect("a poll");
+        let operation = response(200, Some(("Azure-AsyncOperation", "https://h/o")), "{}");
+        assert!(matches!(poll(operation), Some(Poll::Operation(path)) if path == "/o"));
+        let location = response(202, Some(("Location", "https://h/l")), "");
+        assert!(matches!(poll(location), Some(Poll::Location(path)) if path == "/l"));
+        let busy = response(200, None, r#"{"properties": {"provisioningState": "Updating"}}"#);
+        assert!(matches!(poll(busy), Some(Poll::Resource(path)) if path == "/r"));
+        assert!(poll(response(200, None, r#"{"properties": {"provisioningState": "Succeeded"}}"#)).is_none());
+        assert!(poll(response(204, None, "")).is_none());
+        assert!(poll_of("x", "/r", &response(202, None, "")).is_err(), "there is nothing to poll");
+    }
+}

@@ -1,0 +1,97 @@
+//! Allocation: reserves addresses, and releases those that vipgate reserved.
+//!
+//! Labels can't be set when an address is created. So its name is made of the token, and its description has it: after a
+//! failure between the two requests, the next attempt with the same token finds the address and labels it.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use super::claim::{in_use, not_found, swap};
+use super::client::{Client, DELETE, INSERT};
+use super::label;
+use crate::error::{CloudError, ErrorKind};
+use crate::provider::{AddressId, Allocation, PublicAddress};
+
+/// Bytes of the digest in a name.
+const DIGEST: usize = 16;
+
+/// Allocates an address, or finds the one of the same token.
+pub(super) async fn allocate(client: &Client, allocation: &Allocation) -> Result<PublicAddress, CloudError> {
+    let error = |code: &str, text: &str| CloudError::new(ErrorKind::Invalid, INSERT.name, code, text);
+    if allocation.is_ipv6 {
+        return Err(error("Ipv6", "external IPv6 addresses can't be attached to a NIC as access configs"));
+    }
+    if let Some((key, value)) = allocation.tags.iter().find(|(key, value)| !label::is_label(key, value)) {
+        return Err(error("Label", &format!("{key}={value} can't be a label")));
+    }
+    let labels = label::allocated(&allocation.tags, &allocation.claim, &allocation.token)
+        .ok_or_else(|| error("Label", "the claim or the token is too long for labels"))?;
+    let name = address_name(&allocation.claim.cluster, &allocation.token);
+    let description = format!("Allocated by vipgate, token {}", allocation.token);
+    match client.insert(&name, &description).await {
+        // 409 alreadyExists: an attempt before was successful until here.
+        Err(error) if error.kind != ErrorKind::Conflict => return Err(error),
+        _ => {}
+    }
+    swap(client, &name, |read| match label::token_of(&read.labels) {
+        Some(token) if token == allocation.token => {
+            let is_ours = label::claim_of(&read.labels).as_ref() == Some(&allocation.claim);
+            if is_ours { Ok(None) } else { Err(in_use(INSERT.name, read, "another claim has it")) }
+        }
+        None if read.description == description && label::claim_of(&read.labels).is_none() => Ok(Some(labels.clone())),
+        _ => Err(in_use(INSERT.name, read, "an address of this name is somebody else's")),
+    })
+    .await?;
+    let read = client.address(&name).await?.ok_or_else(|| not_found(INSERT.name, &name))?;
+    let address = read
+        .external_ipv4()
+        .ok_or_else(|| CloudError::new(ErrorKind::Busy, INSERT.name, "RESERVING", "the address isn't reserved yet"))?;
+    Ok(PublicAddress {
+        id: AddressId(name),
+        address,
+        zone: None,
+        has_tags: true,
+        claim: Some(allocation.claim.clone()),
+        is_allocated: true,
+        attachment: None,
+        private: BTreeMap::new(),
+        version: read.label_fingerprint,
+    })
+}
+
+/// Releases an address that vipgate allocated.
+pub(super) async fn release(client: &Client, address: &PublicAddress) -> Result<(), CloudError> {
+    let Some(read) = client.address(&address.id.0).await? else { return Ok(()) };
+    if label::token_of(&read.labels).is_none() {
+        return Err(CloudError::new(
+            ErrorKind::Denied,
+            DELETE.name,
+            "NotAllocated",
+            "vipgate didn't allocate this address",
+        ));
+    }
+    let claim = label::claim_of(&read.labels);
+    if claim.is_some() && claim != address.claim {
+        return Err(in_use(DELETE.name, &read, "another claim has it"));
+    }
+    if read.is_used() {
+        return Err(in_use(DELETE.name, &read, "it is attached"));
+    }
+    match client.delete(&read.name).await {
+        Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
+}
+
+/// Name of an allocated address: the same for the same token, another one in each cluster.
+fn address_name(cluster: &str, token: &str) -> String {
+    let mut digest = ring::digest::Context::new(&ring::digest::SHA256);
+    digest.update(&(cluster.len() as u64).to_be_bytes());
+    digest.update(cluster.as_bytes());
+    digest.update(token.as_bytes());
+    digest.finish().as_ref().iter().take(DIGEST).fold("vipgate-".to_owned(), |mut name, byte| {
+        // Writing to a String can't fail.
+        let _ = write!(name, "{byte:02x}");
+        name
+    })
+}

@@ -1,0 +1,139 @@
+//! Observation: the pool's addresses and the gateways' NICs.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use tokio::task::JoinSet;
+
+use super::client::Client;
+use super::label;
+use super::name::{ANY_NIC, InstanceName, interface_of, nic_id};
+use super::resource::{Address, Instance};
+use crate::error::{CloudError, ErrorKind};
+use crate::provider::{AddressId, Associate, Attachment, GatewayNic, Nic, Observation, PublicAddress, Scope};
+
+/// A gateway that exists, or that can't have addresses of this pool.
+struct Gateway {
+    name: String,
+    instance: InstanceName,
+    /// Name of its NIC.
+    interface: String,
+    /// `None`: it is in another project or region.
+    read: Option<Instance>,
+}
+
+/// Reads addresses and NICs. IPv6 addresses and internal ones are left out: access configs can't have them.
+pub(super) async fn observe(client: &Arc<Client>, scope: &Scope) -> Result<Observation, CloudError> {
+    let gateways = read_gateways(client, &scope.gateways);
+    let (addresses, gateways) = tokio::join!(client.addresses(&scope.tags), gateways);
+    let (mut addresses, gateways) = (addresses?, gateways?);
+    // A filter that the API understands in another way must not widen the pool.
+    addresses.retain(|read| scope.tags.iter().all(|(key, value)| read.labels.get(key) == Some(value)));
+    let mut observed: Vec<PublicAddress> =
+        addresses.iter().filter_map(|read| public_address(read, read.external_ipv4()?, &gateways)).collect();
+    observed.sort_by_key(|it| it.address);
+    let mut nics: Vec<Nic> = gateways.iter().filter_map(|gateway| nic(gateway, &observed)).collect();
+    nics.sort_by(|a, b| a.gateway.cmp(&b.gateway));
+    // What nobody has claimed is at a NIC by somebody else's hand.
+    for address in observed.iter_mut().filter(|address| address.claim.is_some()) {
+        address.private = nics.iter().filter(|it| it.capacity > 0).filter_map(|it| primary(it, &gateways)).collect();
+    }
+    Ok(Observation { addresses: observed, nics })
+}
+
+/// Reads the gateways' instances, all at once.
+async fn read_gateways(client: &Arc<Client>, gateways: &[GatewayNic]) -> Result<Vec<Gateway>, CloudError> {
+    let mut reads = JoinSet::new();
+    let mut found = Vec::new();
+    for gateway in gateways {
+        let (name, interface) = (gateway.gateway.clone(), interface_of(gateway));
+        // A provider id of another cloud: not a gateway of this pool.
+        let Some(instance) = InstanceName::of_provider_id(&gateway.instance) else { continue };
+        if !client.is_reachable(&instance) {
+            found.push(Gateway { name, instance, interface, read: None });
+            continue;
+        }
+        let client = client.clone();
+        reads.spawn(async move {
+            let read = client.instance(&instance.zone, &instance.name).await?;
+            Ok(read.map(|read| Gateway { name, instance, interface, read: Some(read) }))
+        });
+    }
+    while let Some(read) = reads.join_next().await {
+        let ended = |error: tokio::task::JoinError| {
+            CloudError::new(ErrorKind::Unavailable, "instances.get", "TaskEnded", &error.to_string())
+        };
+        found.extend(read.map_err(ended)??);
+    }
+    Ok(found)
+}
+
+fn public_address(read: &Address, address: IpAddr, gateways: &[Gateway]) -> Option<PublicAddress> {
+    if !super::name::is_plain(&read.name) {
+        return None;
+    }
+    Some(PublicAddress {
+        id: AddressId(read.name.clone()),
+        address,
+        zone: None,
+        has_tags: true,
+        claim: label::claim_of(&read.labels),
+        is_allocated: label::token_of(&read.labels).is_some(),
+        attachment: attachment(read, address, gateways),
+        private: BTreeMap::new(),
+        version: read.label_fingerprint.clone(),
+    })
+}
+
+/// Where an address is attached. The gateways' NICs count more than `users`, which can be older or newer than they are.
+fn attachment(read: &Address, address: IpAddr, gateways: &[Gateway]) -> Option<Attachment> {
+    for gateway in gateways {
+        let Some(instance) = &gateway.read else { continue };
+        if let Some((interface, config)) = instance.attachment_of(address) {
+            return Some(Attachment {
+                nic: Some(nic_id(&gateway.instance, &interface.name)),
+                private: interface.network_ip.parse().ok(),
+                id: Some(config.name.clone()),
+            });
+        }
+    }
+    if !read.is_used() {
+        return None;
+    }
+    let instance = read.users.iter().find_map(|user| InstanceName::of_user(user));
+    Some(Attachment { nic: instance.map(|instance| nic_id(&instance, ANY_NIC)), private: None, id: None })
+}
+
+/// A gateway's NIC; `None`: the instance doesn't have it.
+fn nic(gateway: &Gateway, addresses: &[PublicAddress]) -> Option<Nic> {
+    let mut nic = Nic {
+        id: nic_id(&gateway.instance, &gateway.interface),
+        gateway: gateway.name.clone(),
+        zone: Some(gateway.instance.zone.clone()),
+        capacity: 0,
+        associate: Associate::Instance,
+        is_busy: false,
+        missing: Vec::new(),
+        version: String::new(),
+    };
+    let Some(instance) = &gateway.read else {
+        nic.missing.push("to be in the project and the region of the pool".to_owned());
+        return Some(nic);
+    };
+    let interface = instance.interface(&gateway.interface)?;
+    let is_ours =
+        |address: Option<IpAddr>| addresses.iter().any(|it| it.claim.is_some() && Some(it.address) == address);
+    nic.capacity = usize::from(interface.access_configs.iter().all(|config| is_ours(config.address())));
+    if !instance.can_ip_forward {
+        // It can be changed only by stopping the instance, with instances.update.
+        nic.missing.push("canIpForward".to_owned());
+    }
+    Some(nic)
+}
+
+fn primary(nic: &Nic, gateways: &[Gateway]) -> Option<(crate::provider::NicId, IpAddr)> {
+    let gateway = gateways.iter().find(|it| it.name == nic.gateway)?;
+    let interface = gateway.read.as_ref()?.interface(&gateway.interface)?;
+    Some((nic.id.clone(), interface.network_ip.parse().ok()?))
+}
