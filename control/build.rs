@@ -21,6 +21,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .message_attribute("vipgate.policy.v1.MemberState", "#[derive(serde::Serialize)]")
         .message_attribute("vipgate.policy.v1.AcceptEmptyReply", "#[derive(serde::Serialize)]")
         .message_attribute("vipgate.policy.v1.EmptyText", "#[derive(serde::Serialize)]")
+        .message_attribute("vipgate.policy.v1.CloudReply", "#[derive(serde::Serialize)]")
+        .message_attribute("vipgate.policy.v1.CloudPool", "#[derive(serde::Serialize)]")
+        .message_attribute("vipgate.policy.v1.CloudAddress", "#[derive(serde::Serialize)]")
+        .message_attribute("vipgate.policy.v1.CloudNic", "#[derive(serde::Serialize)]")
+        .message_attribute("vipgate.policy.v1.CloudAction", "#[derive(serde::Serialize)]")
+        .message_attribute("vipgate.policy.v1.CloudFailure", "#[derive(serde::Serialize)]")
         .message_attribute("vipgate.policy.v1.Diagnostic", "#[derive(serde::Serialize)]")
         .compile_fds(files)?;
     tonic_prost_build::configure().compile_fds(protox::compile(["vipgate/peer/v1/peer.proto"], ["proto"])?)?;

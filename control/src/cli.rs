@@ -3,6 +3,7 @@
 mod accept_empty;
 mod capture;
 mod certificates;
+mod cloud;
 mod drain;
 mod drops;
 mod explain;
@@ -83,6 +84,12 @@ enum Command {
     Policy {
         #[command(subcommand)]
         action: PolicyAction,
+    },
+    /// Show public addresses of cloud providers: observed, desired, what would be done
+    #[command(after_help = "Example:\n  vipgate cloud status --server http://127.0.0.1:18000")]
+    Cloud {
+        #[command(subcommand)]
+        action: cloud::CloudAction,
     },
     /// Remove what a stopped gateway leaves in place (`on_exit: drop`): XDP programs, routes, stored sessions
     #[command(after_help = "Example:\n  vipgate detach --config gateway.yaml")]
@@ -315,6 +322,7 @@ fn run(cli: Cli) -> Result<(), CommandError> {
         Command::Policyd { config } => policyd::run(&config),
         Command::Policy { action: PolicyAction::Status(args) } => policy::status(&args),
         Command::Policy { action: PolicyAction::AcceptEmpty(args) } => accept_empty::run(&args),
+        Command::Cloud { action } => cloud::run(&action),
         Command::Detach { config } => gateway::detach(&config),
         Command::Withdraw => gateway::withdraw(),
         Command::Certificates(args) => certificates::run(&args),

@@ -3,6 +3,7 @@
 //! The types are the schema: other values are rejected with file, line, field and reason. Relative paths are relative
 //! to the current directory.
 
+mod cloud;
 mod gateway;
 mod health;
 mod nat_log;
@@ -18,6 +19,7 @@ use serde::de::DeserializeOwned;
 use vipgate_policy::diagnostic::{Code, Diagnostic, Diagnostics, Severity, sort_and_dedup};
 use vipgate_policy::yaml::{self, Node, Source};
 
+pub use self::cloud::{CloudConfig, CloudEndpoints};
 pub use self::gateway::{
     Admin, Bgp, Config, Idle, Interface, InterfaceRole, Log, LogFormat, LogLevel, Metrics, OnExit, Overlay, Peer,
     PeerAuthentication, PolicyServer, PolicySource, Ports, Sessions, Timeouts, Workers, Xdp, XdpMode, ZeroCopy,

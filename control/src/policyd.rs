@@ -7,6 +7,7 @@
 //! ```
 
 mod budget;
+mod cloud;
 pub mod codec;
 mod events;
 mod identity;
@@ -21,6 +22,7 @@ mod object_state;
 mod object_status;
 mod policy_summary;
 pub mod publication;
+mod publisher;
 mod rate_limit;
 pub mod registry;
 pub mod service;
@@ -31,12 +33,11 @@ pub mod stream;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
@@ -44,20 +45,22 @@ use vipgate_policy::compiler::Cluster;
 use vipgate_policy::manifest::UnclassedServices;
 
 use self::budget::Budget;
+use self::cloud::CloudState;
 use self::identity::RejectionLog;
 use self::kubernetes::KubernetesState;
 use self::listen::Certificates;
 use self::meter::MeterLayer;
 use self::publication::Publication;
+use self::publisher::Publisher;
 use self::service::{AggregatedDiscoveryServiceServer, DiscoveryService};
 use self::state::{AcceptEmptyCommand, ServerState};
 use crate::command_error::CommandError;
 use crate::config::{PolicydConfig, PolicydLimits, PolicydSource, Tls};
 use crate::listener::{self, ConnectionLimiter, Limits, limit_by_descriptors, raise_descriptor_limit};
 use crate::metrics::NotReady;
-use crate::source::ingest::{SourceIngester, SourceStatus, join_result};
+use crate::source::ingest::{SourceIngester, SourceStatus};
 use crate::source::kubernetes::watch_cluster;
-use crate::source::store::{AcceptedEmpty, ManifestStore};
+use crate::source::store::ManifestStore;
 use crate::source::{SourceEvent, etcd, files};
 use crate::xds::proto::policy_status_server::PolicyStatusServer;
 use crate::{logging, metrics, privileges, systemd};
@@ -76,8 +79,6 @@ const MAX_HEADER_BYTES: u32 = 16 << 10;
 const FLOW_CONTROL_WINDOW: u32 = 256 << 10;
 /// Interval of HTTP/2 keepalive pings, and the timeout of their acknowledgement.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-/// How often the log repeats that there is no policy.
-const NO_POLICY_LOG_INTERVAL: Duration = Duration::from_secs(30);
 /// How long open streams may take to end at shutdown.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -135,16 +136,17 @@ async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
     let [_, metrics_connections] = state.listeners.clone();
     let metrics_server =
         tokio::spawn(metrics::serve(monitored(&state), metrics_listener, metrics_connections, stopped.clone()));
-    let leader = state
-        .kubernetes
-        .as_ref()
-        .map(|kubernetes| kubernetes.start(state.registry.clone(), state.membership.clone(), &stopped));
-    let compiler = tokio::spawn(compile_loop(state, intake, (events, commands), publish, listen));
+    let leader = state.kubernetes.as_ref().map(|kubernetes| {
+        kubernetes.start(state.registry.clone(), state.membership.clone(), state.cloud.clone(), &stopped)
+    });
+    start_clouds(&state, stopped.clone());
+    let publisher = Publisher::new(state, intake, publish, listen);
+    let publisher = tokio::spawn(publisher.run(publisher::Inputs { events, commands }));
 
     let outcome = tokio::select! {
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
-        outcome = compiler => Err(match outcome {
+        outcome = publisher => Err(match outcome {
             Ok(()) => CommandError::runtime("the policy source task has ended"),
             Err(error) => CommandError::runtime(error).context("the compiler has failed"),
         }),
@@ -187,6 +189,7 @@ fn server_state(
         registry: Arc::default(),
         membership,
         kubernetes,
+        cloud: Arc::new(CloudState::new(config.cloud)),
         certificates,
         stats,
         listeners: [
@@ -196,6 +199,16 @@ fn server_state(
         budget: Arc::new(Budget::new(config.limits.bytes_per_address, config.limits.bytes)),
         admins: config.admins,
     })
+}
+
+/// Starts what reconciles the addresses of pools with their providers.
+fn start_clouds(state: &ServerState, stop: watch::Receiver<bool>) {
+    let watches = cloud::Watches {
+        published: state.published.clone(),
+        view: state.membership.view.clone(),
+        leadership: state.kubernetes.as_ref().map(KubernetesState::leadership),
+    };
+    tokio::spawn(cloud::run(state.cloud.clone(), watches, stop));
 }
 
 /// Serves discovery, membership and status to gateways and commands until `stop` is set.
@@ -310,85 +323,6 @@ fn start_source(
             (name, tokio::spawn(watch_cluster(source.clone(), events, observed)))
         }
     }
-}
-
-/// Applies source events, compiles the manifests and publishes each result, until the source ends.
-async fn compile_loop(
-    state: Arc<ServerState>,
-    mut intake: SourceIngester,
-    (mut events, mut commands): (mpsc::Receiver<SourceEvent>, mpsc::Receiver<AcceptEmptyCommand>),
-    publish: watch::Sender<Option<Arc<Publication>>>,
-    listen: String,
-) {
-    let mut last = Arc::new(Publication::default());
-    let mut batch = Vec::new();
-    let mut no_policy_timer = tokio::time::interval(NO_POLICY_LOG_INTERVAL);
-    no_policy_timer.tick().await;
-    loop {
-        let mut elapsed = Duration::ZERO;
-        let mut reply: Option<oneshot::Sender<_>> = None;
-        let mut outcome = Ok(AcceptedEmpty::default());
-        tokio::select! {
-            count = events.recv_many(&mut batch, EVENT_QUEUE) => {
-                if count == 0 {
-                    return;
-                }
-                for _ in batch.iter().filter(|event| matches!(event, SourceEvent::Update(_))) {
-                    state.stats.source_updates.increment();
-                }
-                let Some(compile_time) = intake.ingest(batch.drain(..)).await else { continue };
-                elapsed = compile_time;
-            }
-            Some(command) = commands.recv() => {
-                outcome = intake.accept_empty().await;
-                reply = Some(command);
-            }
-            _ = no_policy_timer.tick(), if last.number == 0 => {
-                let reason = state.source.health.load().waiting_reason().unwrap_or_default();
-                tracing::warn!(event = "no_policy", reason, "still no policy: nothing is published");
-                systemd::extend_startup(&format!("no policy yet: {reason}"), 2 * NO_POLICY_LOG_INTERVAL);
-                continue;
-            }
-        }
-        if let Some((kubernetes, snapshot)) = state.kubernetes.as_ref().zip(state.source.compiled.load().ipam.clone()) {
-            kubernetes.ipam.set_snapshot(snapshot);
-        }
-        if let Some(placement) = state.source.compiled.load().placement.clone() {
-            let (previous, started) = (last.clone(), Instant::now());
-            let next = join_result(tokio::task::spawn_blocking(move || previous.next(placement)).await);
-            elapsed += started.elapsed();
-            state.stats.compile_us.store(u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX), Relaxed);
-            if let Some(next) = next {
-                let is_first = last.number == 0;
-                last = Arc::new(next);
-                report_publication(&state, &last, elapsed);
-                let _ = publish.send(Some(last.clone()));
-                if is_first {
-                    tracing::info!(event = "ready", listen, source = state.source.name, "ready");
-                    systemd::ready();
-                }
-            }
-        }
-        if let Some(kubernetes) = &state.kubernetes {
-            kubernetes.share(state.source.compiled.load_full(), &last);
-        }
-        // The client may have disconnected; the command was executed all the same.
-        let _ = reply.map(|reply| reply.send(outcome));
-    }
-}
-
-/// Counts and logs a publication.
-fn report_publication(state: &ServerState, publication: &Publication, elapsed: Duration) {
-    state.stats.publications.increment();
-    tracing::info!(
-        event = "policy",
-        version = publication.version,
-        vips = publication.placement.vips.len(),
-        endpoints = publication.placement.endpoints.len(),
-        changed = publication.changed_keys.len() - 1,
-        ms = elapsed.as_millis() as u64,
-        "policy published"
-    );
 }
 
 #[cfg(test)]

@@ -203,6 +203,13 @@ impl Cluster {
         self.policyd = Some(Policyd::start(&self.management, self.folder.path(), config));
     }
 
+    /// The same with a command prefix, such as `env` with variables.
+    pub fn start_policyd_with(&mut self, wrapper: &[String], extra: &str) {
+        let config = PolicydConfig { listen: POLICYD_ADDRESS, extra, ..PolicydConfig::default() };
+        let server = Policyd::start_with_wrapper(wrapper, &self.management, self.folder.path(), config);
+        self.policyd = Some(server);
+    }
+
     /// Indices of all gateways.
     pub fn indices(&self) -> Vec<usize> {
         (0..self.gateways.len()).collect()

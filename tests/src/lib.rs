@@ -15,6 +15,7 @@ mod capture;
 pub mod cluster;
 pub mod drop_accounting;
 pub mod etcd;
+pub mod fake_cloud;
 pub mod flood;
 pub mod kubernetes;
 pub mod policyd;

@@ -152,11 +152,11 @@ impl Snapshot {
             // One that was not read has at least the label of its name.
             namespaces.entry(name.clone()).or_insert_with(|| namespace_labels(&ObjectMeta::default(), name));
         }
-        let specs = self.objects.iter().filter_map(|object| match &object.body {
-            Body::AddressPool(pool) => Some((object.id.name.as_str(), &pool.spec)),
+        let manifests = self.objects.iter().filter_map(|object| match &object.body {
+            Body::AddressPool(pool) => Some((object.id.name.as_str(), &**pool)),
             _ => None,
         });
-        let pools = Pools::new(specs, self.tenancy, &namespaces);
+        let pools = Pools::new(manifests, self.tenancy, &namespaces);
         Planner::new(services, pools, &self.policy_addresses).plan()
     }
 }

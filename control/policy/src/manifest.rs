@@ -3,13 +3,16 @@
 //! Each document is validated by itself; the policy compiler checks objects against each other.
 
 mod address;
+mod address_pool;
 mod annotation;
+mod cloud_pool;
 pub mod crd;
 mod custom_resources;
 mod label_selector;
 mod overlay;
 mod pod;
 mod port;
+mod provider;
 mod read;
 pub mod schema;
 mod service;
@@ -24,16 +27,18 @@ use k8s_openapi::api::core::v1::{Namespace, Node};
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 
 pub use self::address::{Family, unusable as unusable_address};
+pub use self::address_pool::{AddressPool, AddressPoolSpec, Announce};
 pub(crate) use self::annotation::{ANNOUNCE_FIELD, EGRESS_FIELD, TABLE_SIZE_FIELD};
+pub use self::cloud_pool::{CloudAddress, CloudNic, CloudPool};
 pub use self::custom_resources::{
-    AddressPool, AddressPoolSpec, AddressSelection, Announce, ClusterEgressPolicySpec, Distribution, EgressPolicy,
-    EgressPolicySpec, Gateway, GatewayRef, GatewaySpec, Limits, OnExhaustion, PodSelector, PoolRef, ServiceRef,
-    UncoveredAction, ZoneAffinity,
+    AddressSelection, ClusterEgressPolicySpec, Distribution, EgressPolicy, EgressPolicySpec, Gateway, GatewayRef,
+    GatewaySpec, Limits, OnExhaustion, PodSelector, PoolRef, ServiceRef, UncoveredAction, ZoneAffinity,
 };
 pub use self::label_selector::{LabelSelector, Requirement};
 pub use self::overlay::{MacAddress, MacAddressError, OverlayNode, OverlayNodeSpec};
 pub use self::pod::{DEFAULT_WEIGHT, MAX_WEIGHT, Pod};
 pub use self::port::Protocol;
+pub use self::provider::{Associate, AwsSpec, AzureSpec, GcpSpec, Ownership, PrivateAddresses, ProviderSpec};
 pub use self::read::{Manifests, ReadOptions, UnsupportedKinds, read};
 pub use self::service::{DEFAULT_TABLE_SIZE, Service, ServicePort, UnclassedServices};
 pub use self::service_request::{FIELD_MANAGER, FamilyPolicy, ServiceRequest, is_own_status};

@@ -33,12 +33,12 @@ pub(super) type StatusClient = PolicyStatusClient<Channel>;
 
 /// Server arguments.
 #[derive(Clone, Debug, Args)]
-struct Server {
+pub(super) struct Server {
     /// URL of the policy server
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:18000")]
-    server: String,
+    pub(super) server: String,
     #[command(flatten)]
-    files: TlsArgs,
+    pub(super) files: TlsArgs,
 }
 
 /// TLS files of the connection.

@@ -10,6 +10,7 @@ use vipgate_policy::compiler::Tenancy;
 use vipgate_policy::manifest::{Cidr, UnclassedServices, UncoveredAction};
 use vipgate_policy::schema::{FilePath, SocketAddress, URL_PATTERN};
 
+use super::cloud::CloudConfig;
 use super::gateway::{Log, Metrics};
 use super::privileges::Privileges;
 use super::units::{DurationText, MaxUnavailable, duration};
@@ -50,6 +51,8 @@ pub struct PolicydConfig {
     /// Action for packets from `pod_cidrs` to destinations outside the cluster that no policy covers. Default: `drop`
     /// if `pod_cidrs` is set, else `pass`.
     pub uncovered: Option<UncoveredAction>,
+    /// Public addresses of cloud providers, for AddressPools with a `provider`. Default: none is attached.
+    pub cloud: Option<CloudConfig>,
     /// Limits of connections and of memory for clients.
     #[serde(default)]
     pub limits: PolicydLimits,

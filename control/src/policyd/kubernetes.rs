@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use super::cloud::CloudState;
 use super::ipam::{self, IpamState};
 use super::leader::{self, Leadership, leads_for};
 use super::membership::MembershipHandle;
@@ -44,16 +45,22 @@ impl KubernetesState {
         self.leadership.subscribe()
     }
 
+    /// Whether this server leads.
+    pub(super) fn leads(&self) -> bool {
+        leads_for(*self.leadership.borrow(), Duration::ZERO)
+    }
+
     /// Starts all tasks, until `stop` is set. The returned one ends when nothing is written any more.
     pub(super) fn start(
         &self,
         registry: Arc<Registry>,
         membership: MembershipHandle,
+        cloud: Arc<CloudState>,
         stop: &watch::Receiver<bool>,
     ) -> JoinHandle<()> {
         let source = || self.source.clone();
         let (objects, ipam) = (self.objects.clone(), self.ipam.clone());
-        let sources = InputSources { objects: objects.clone(), ipam: ipam.clone(), registry, membership };
+        let sources = InputSources { objects: objects.clone(), ipam: ipam.clone(), cloud, registry, membership };
         let allocator = ipam::run(source(), (ipam, objects), self.leadership(), stop.clone());
         let status = object_status::run(source(), sources, self.leadership(), stop.clone());
         tokio::spawn(events::run(source(), self.objects.events.clone(), stop.clone()));
@@ -71,8 +78,7 @@ impl KubernetesState {
 
     /// Its metrics.
     pub(super) fn families(&self) -> Vec<Family> {
-        let leads = leads_for(*self.leadership.borrow(), Duration::ZERO);
-        let mut families = vec![defined::LEADER.single(leads.into())];
+        let mut families = vec![defined::LEADER.single(self.leads().into())];
         families.extend(self.ipam.families());
         families.extend(self.objects.families());
         families

@@ -62,6 +62,7 @@ pub(super) fn families(state: &Arc<ServerState>) -> Vec<Family> {
     all.extend(state.source.families());
     all.extend(state.certificates.iter().flat_map(|certificates| certificates.validity().families()));
     all.extend(state.kubernetes.iter().flat_map(KubernetesState::families));
+    all.extend(state.cloud.families());
     all
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::budget::Budget;
+use super::cloud::CloudState;
 use super::kubernetes::KubernetesState;
 use super::listen::Certificates;
 use super::publication::Publication;
@@ -33,6 +34,8 @@ pub struct ServerState {
     pub membership: MembershipHandle,
     /// What only servers with `source.kubernetes` have.
     pub kubernetes: Option<KubernetesState>,
+    /// Public addresses of cloud providers.
+    pub cloud: Arc<CloudState>,
     /// Its certificates, with TLS.
     pub certificates: Option<Arc<Certificates>>,
     /// Counters.

@@ -12,6 +12,7 @@ use tonic::{Request, Response, Status};
 use vipgate_policy::diagnostic::Severity;
 
 use super::identity::{ClientIdentity, RejectionLog};
+use super::kubernetes::KubernetesState;
 use super::policy_summary::{changed_in, policy_summaries};
 use super::publication::Publication;
 use super::registry::Gateway;
@@ -19,8 +20,8 @@ use super::state::ServerState;
 use crate::membership::Member;
 use crate::xds::proto::policy_status_server::PolicyStatus;
 use crate::xds::proto::{
-    AcceptEmptyReply, AcceptEmptyRequest, Diagnostic, EmptyText, EndpointState, GatewayState, MemberState, PolicyState,
-    SourceStatus, StatusReply, StatusRequest,
+    AcceptEmptyReply, AcceptEmptyRequest, CloudReply, CloudRequest, Diagnostic, EmptyText, EndpointState, GatewayState,
+    MemberState, PolicyState, SourceStatus, StatusReply, StatusRequest,
 };
 use crate::xds::resource::Kind;
 
@@ -72,6 +73,15 @@ impl PolicyStatus for Service {
             self.state.budget.refused.increment();
         }
         reply.map(Response::new)
+    }
+
+    async fn cloud(&self, _: Request<CloudRequest>) -> Result<Response<CloudReply>, Status> {
+        let state = self.state.clone();
+        let reply = run_blocking(&PERMITS, move || {
+            let leads = state.kubernetes.as_ref().is_none_or(KubernetesState::leads);
+            state.cloud.reply(leads)
+        });
+        reply.await.map(Response::new)
     }
 
     async fn accept_empty(&self, request: Request<AcceptEmptyRequest>) -> Result<Response<AcceptEmptyReply>, Status> {

@@ -1,6 +1,7 @@
 //! Ingestion of a policy source, by policyd and by a gateway with manifests in files: applies its events to the store,
 //! compiles the policy, and maintains the status of the source.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -8,6 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::task::JoinError;
 use vipgate_policy::diagnostic::Diagnostic;
+use vipgate_policy::manifest::CloudPool;
 
 use super::store::{AcceptEmptyError, AcceptedEmpty, CompileOutcome, ManifestStore};
 use super::{SourceEvent, SourceUpdate};
@@ -167,6 +169,12 @@ impl SourceIngester {
             return None;
         }
         Some(self.compile(updates).await)
+    }
+
+    /// Sets what cloud providers have, by pool, and compiles. Returns the time of compilation.
+    pub async fn set_cloud(&mut self, cloud: BTreeMap<String, Arc<CloudPool>>) -> Duration {
+        self.store.set_cloud(cloud);
+        self.compile(Vec::new()).await
     }
 
     /// Accepts that the source, or parts of it, are empty, and removes the objects retained so far.

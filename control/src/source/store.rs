@@ -8,6 +8,7 @@
 //! that is removed while others remain is a removal. An object that moves to another entry is never retained by the old
 //! one.
 
+mod cloud_objects;
 mod entries;
 mod entry;
 mod health;
@@ -23,8 +24,9 @@ use thiserror::Error;
 use vipgate_policy::compiler::{Cluster, Compiled, Compiler, Placement, Tenancy};
 use vipgate_policy::diagnostic::{Code, Diagnostic, sort_and_dedup};
 use vipgate_policy::ipam::Snapshot;
-use vipgate_policy::manifest::{Kind, ObjectId, ReadOptions, UnclassedServices, UnsupportedKinds};
+use vipgate_policy::manifest::{CloudPool, Kind, Object, ObjectId, ReadOptions, UnclassedServices, UnsupportedKinds};
 
+pub use self::cloud_objects::{CloudGateway, CloudObjects, ProviderPool};
 use self::entries::Entries;
 use self::entry::{Entry, Presence};
 use self::last_good::LastGood;
@@ -53,6 +55,8 @@ pub struct ManifestStore {
     has_ipam: bool,
     /// What the last compilation has prepared.
     ipam: Option<Arc<Snapshot>>,
+    /// What cloud providers have, by pool.
+    cloud: BTreeMap<String, Arc<CloudPool>>,
     /// Compiles the objects as they are written.
     compiler: Compiler,
     /// Compiles what is in force instead, as long as some are faulty: so neither of the two sees faults come and go in
@@ -77,6 +81,8 @@ pub struct CompileOutcome {
     pub unhealthy: Vec<String>,
     /// What address management works on, where it is used; the same allocation as before if it is the same.
     pub ipam: Option<Arc<Snapshot>>,
+    /// What the policy server needs of cloud providers.
+    pub cloud: CloudObjects,
     /// Revision of the last update in it.
     pub revision: u64,
 }
@@ -173,7 +179,8 @@ impl ManifestStore {
         self.unavailable = unavailable;
         let options = ReadOptions { unsupported: UnsupportedKinds::Ignore, unclassed: self.unclassed };
         for (name, content) in changed {
-            let entry = self.entries.take(&name).unwrap_or_default().with_content(&name, content, options);
+            let mut entry = self.entries.take(&name).unwrap_or_default().with_content(&name, content, options);
+            entry.set_cloud(&self.cloud);
             self.entries.put(name, entry);
         }
         self.release_moved();
@@ -187,6 +194,19 @@ impl ManifestStore {
         let is_readable = self.unavailable.iter().all(|it| it.is_missing)
             && self.entries.irregular().all(|(_, entry)| entry.presence != Presence::Unreadable);
         self.initialized |= !self.entries.objects().is_empty() || self.allow_empty && is_readable;
+    }
+
+    /// Sets what cloud providers have, by pool. A pool that isn't named keeps what it has: its provider may not be reachable.
+    pub fn set_cloud(&mut self, cloud: BTreeMap<String, Arc<CloudPool>>) {
+        self.cloud.extend(cloud);
+        let entries_of = |object: &Arc<Object>| self.entries.with_object(&object.id).cloned().collect::<Vec<_>>();
+        let names: BTreeSet<Arc<str>> = self.entries.of_kind(Kind::AddressPool).flat_map(entries_of).collect();
+        for name in names {
+            if let Some(mut entry) = self.entries.take(&name) {
+                entry.set_cloud(&self.cloud);
+                self.entries.put(name, entry);
+            }
+        }
     }
 
     /// Accepts that the source, or parts of it, are empty: removes the objects retained for that reason.
@@ -299,6 +319,7 @@ impl ManifestStore {
         if self.has_ipam && self.initialized {
             self.prepare_ipam(&last_good, std::mem::take(&mut compiled.policy_addresses));
         }
+        let cloud = CloudObjects::of(&self.entries, &last_good);
         let objects = self.entries.set_in_force(&last_good);
         #[cfg(test)]
         self.entries.check();
@@ -313,6 +334,7 @@ impl ManifestStore {
             objects,
             unhealthy,
             ipam: self.ipam.clone(),
+            cloud,
             revision: self.revision,
         }
     }

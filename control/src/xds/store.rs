@@ -252,7 +252,7 @@ impl ResourceStore {
                 Some(staged) => match &staged.decoded {
                     Decoded::EgressPolicy(spec) => change.policies.push(spec.clone()),
                     Decoded::ShardMap(map) => change.shard_maps.push(map.clone()),
-                    Decoded::Vip(vip) => change.vips.push(vip.clone()),
+                    Decoded::Vip(vip) => change.vips.push(gateway.vip(vip)),
                     Decoded::Endpoint(endpoint) => change.endpoints.push(endpoint.clone()),
                     Decoded::BackendSlice(_)
                     | Decoded::Service(_)

@@ -261,7 +261,7 @@ impl<'a> Inputs<'a> {
                 diagnostics.push(policy.error(code, &format!("{field}.name"), reason));
                 continue;
             }
-            let (vips, exhausted) = self.pools.allocate(&pool.name, &policy.id.path(), pool.count.get(), allocated);
+            let (vips, exhausted) = self.pools.allocate(&pool.name, &policy, pool.count.get(), allocated);
             if let Some(family) = exhausted {
                 let reason = format!("AddressPool {} has fewer than {} free {family} addresses", pool.name, pool.count);
                 diagnostics.push(policy.error(Code::PoolExhausted, &field, reason));

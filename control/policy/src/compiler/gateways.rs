@@ -11,6 +11,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::collections::hash_map::Entry;
 use std::net::IpAddr;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use foldhash::{HashMap, HashMapExt};
@@ -98,7 +99,7 @@ impl<'a> Gateways<'a> {
                 peer_address: spec.peer_address,
                 pods: spec.pod_cidrs.iter().map(|cidr| cidr.0).collect(),
                 uncovered: spec.uncovered,
-                capacity: spec.max_addresses.map_or(usize::MAX, |max| max.get() as usize),
+                capacity: capacity_of(name, spec.max_addresses, inventory),
             }
         });
         Self::from_entries(all.collect())
@@ -198,6 +199,13 @@ impl<'a> Gateways<'a> {
         order.sort_unstable();
         order.into_iter().map(|(.., id)| id).collect()
     }
+}
+
+/// VIPs that a gateway may own: `spec.maxAddresses`, and what its NIC can have at the providers of pools.
+fn capacity_of(name: &str, max: Option<NonZeroU32>, inventory: &Inventory<'_>) -> usize {
+    let clouds = inventory.pools.iter().filter_map(|pool| pool.body.cloud.as_ref());
+    let nics = clouds.filter_map(|cloud| Some(cloud.nics.get(name)?.capacity));
+    nics.chain(max.map(|max| max.get() as usize)).min().unwrap_or(usize::MAX)
 }
 
 /// Gateways of a group exchange packets and session state, so each needs a peer address of its own.

@@ -85,7 +85,7 @@ impl Placement {
             version: version.to_owned(),
             policies: self.policies.to_vec(),
             shard_maps: self.shard_maps.to_vec(),
-            vips: self.vips.to_vec(),
+            vips: self.vips.iter().map(|vip| gateway.map_or_else(|| vip.clone(), |gateway| gateway.vip(vip))).collect(),
             endpoints: self.endpoints.to_vec(),
             services: self.services.iter().map(|service| service.for_gateway(&locality)).collect(),
             nodes: self.nodes.clone(),

@@ -3,6 +3,8 @@
 //! Stateless: the first address that a policy tries is a hash of its name, and older policies allocate first. So adding
 //! or removing a policy changes another one's addresses only where both hash to the same address.
 
+mod provided;
+
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::net::{IpAddr, Ipv4Addr};
@@ -12,7 +14,7 @@ use foldhash::HashSet;
 use super::inventory::{Inventory, ObjectRef};
 use crate::diagnostic::{Code, Diagnostic};
 use crate::fingerprint::Fingerprint;
-use crate::manifest::{AddressPool, AddressRange, Announce, Family};
+use crate::manifest::{AddressPool, AddressRange, Announce, CloudPool, EgressPolicy, Family};
 
 /// All address pools.
 #[derive(Debug)]
@@ -26,7 +28,7 @@ impl<'a> Pools<'a> {
     pub(super) fn new(inventory: &Inventory<'a>, diagnostics: &mut Vec<Diagnostic>) -> Self {
         let mut ranges = Vec::new();
         for pool in &inventory.pools {
-            ranges.extend(pool.body.spec.ranges.iter().enumerate().map(|(i, range)| (*range, i, *pool)));
+            ranges.extend(pool.body.ranges().iter().enumerate().map(|(i, range)| (*range, i, *pool)));
         }
         ranges.sort_by_key(|(range, i, pool)| (*range, &pool.id.name, *i));
         let mut disjoint: Vec<(AddressRange, ObjectRef<'a, AddressPool>)> = Vec::new();
@@ -36,8 +38,12 @@ impl<'a> Pools<'a> {
                     // An overlap within one pool is reported by the manifest reader.
                     if other.id != pool.id {
                         let reason = format!("{range} overlaps {previous} of {} ({})", other.id, other.origin);
-                        let field = format!("spec.ranges[{i}]");
-                        diagnostics.push(pool.error(Code::OverlappingRanges, &field, reason));
+                        diagnostics.push(if i < pool.body.spec.ranges.len() {
+                            pool.error(Code::OverlappingRanges, &format!("spec.ranges[{i}]"), reason)
+                        } else {
+                            // The provider's tags are no fault of the manifest: the rest of the pool is used.
+                            pool.warning(Code::OverlappingRanges, "spec.provider", reason)
+                        });
                     }
                 }
                 _ => disjoint.push((range, pool)),
@@ -52,6 +58,11 @@ impl<'a> Pools<'a> {
         let after = self.ranges.partition_point(|(range, _)| range.first <= address);
         let (range, pool) = &self.ranges[after.checked_sub(1)?];
         range.contains(address).then_some(*pool)
+    }
+
+    /// What a cloud provider has for the pool with this address.
+    pub(super) fn cloud(&self, address: IpAddr) -> Option<&'a CloudPool> {
+        self.of(address)?.body.cloud.as_deref()
     }
 
     /// Announce mode and name of the pool with this address.
@@ -69,11 +80,16 @@ impl<'a> Pools<'a> {
     pub(super) fn allocate(
         &self,
         name: &str,
-        owner: &str,
+        owner: &ObjectRef<'_, EgressPolicy>,
         count: u32,
         allocated: &mut HashSet<IpAddr>,
     ) -> (Vec<IpAddr>, Option<Family>) {
-        let ranges = self.by_name.get(name).map(|pool| pool.body.spec.ranges.as_slice()).unwrap_or_default();
+        let Some(pool) = self.by_name.get(name) else { return (vec![], None) };
+        if let Some(cloud) = &pool.body.cloud {
+            return provided::allocate(cloud, owner.name, count, allocated);
+        }
+        let owner = &*owner.id.path();
+        let ranges = &pool.body.spec.ranges;
         let of_family = |family| ranges.iter().filter(|range| Family::of(range.first) == family).collect();
         let ranges: [Vec<_>; 2] = Family::ALL.map(of_family);
         let sizes = ranges.each_ref().map(|all| all.iter().fold(0_u128, |sum, range| sum.saturating_add(range.size())));

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use foldhash::{HashMap, HashMapExt, HashSet};
 use vipgate_dataplane::policy::spec;
-use vipgate_dataplane::policy::spec::{SLOTS, ShardMapRef, ShardSpec, VipSpec};
+use vipgate_dataplane::policy::spec::{PrivateAddressSpec, SLOTS, ShardMapRef, ShardSpec, VipSpec};
 
 use super::claim::{Claim, Inputs};
-use super::gateways::{Assignment, GatewayId, Gateways, Locality, VipRequest, address_key};
+use super::gateways::{Assignment, Candidates, GatewayId, Gateways, Locality, VipRequest, address_key};
 use super::inventory::{NamespacedName, ObjectRef, age_key};
 use super::shard_maps::{MapKey, ShardMaps};
 use crate::diagnostic::{Code, Diagnostic, Severity};
@@ -151,7 +151,7 @@ fn assign(
             vip: *address,
             group: seniorities[address].group,
             turn: seniorities[address].turn,
-            candidates: vip.placed_by.map_or_else(|| gateways.candidates(None), |claim| claim.gateways.clone()),
+            candidates: eligible(*address, vip, sources),
             requires_zone: with_zone.contains(address),
             shared: *announce == Announce::Bgp,
         })
@@ -161,10 +161,30 @@ fn assign(
     let assigned = all.filter(|(_, ((_, owners), _))| gateways.is_empty() || !owners.is_empty());
     assigned
         .map(|(((address, vip), mode), ((request, owners), backups))| {
-            let spec = vip_spec(*address, vip, mode);
+            let spec = VipSpec { private: private_addresses(*address, sources), ..vip_spec(*address, vip, mode) };
             AssignedVip { spec: place(spec, request, (&owners, &backups), gateways, shard_maps), owners }
         })
         .collect()
+}
+
+/// The gateways that may own a VIP: those of its policy; of a provider's address those with a NIC in its zone.
+fn eligible(address: IpAddr, vip: &Vip<'_>, sources: &Inputs<'_>) -> Candidates {
+    let gateways = sources.gateways;
+    let all = vip.placed_by.map_or_else(|| gateways.candidates(None), |claim| claim.gateways.clone());
+    let Some(cloud) = sources.pools.cloud(address) else { return all };
+    let fits = |id: &GatewayId| cloud.fits(address, gateways.name(*id));
+    Candidates { ids: all.ids.iter().copied().filter(fits).collect(), name: all.name }
+}
+
+/// The private addresses of a VIP at gateways.
+fn private_addresses(address: IpAddr, sources: &Inputs<'_>) -> Vec<PrivateAddressSpec> {
+    let private = sources.pools.cloud(address).and_then(|cloud| cloud.addresses.get(&address)).map(|it| &it.private);
+    let spec = |(gateway, address): (&String, &IpAddr)| PrivateAddressSpec {
+        gateway: gateway.as_str().into(),
+        address: *address,
+    };
+    // One that is the VIP itself needs no translation.
+    private.into_iter().flatten().filter(|(_, private)| **private != address).map(spec).collect()
 }
 
 /// Places a VIP: as a whole on one gateway, or by a shard map on all.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use crate::compiler::Tenancy;
-use crate::manifest::{AddressPoolSpec, AddressRange, Family, ServiceRequest, unusable_address};
+use crate::manifest::{AddressPool, AddressPoolSpec, AddressRange, Family, ServiceRequest, unusable_address};
 
 /// Maximum addresses that are tried for one Service; those in use before are not tried again.
 const MAX_PROBES: u32 = 1 << 20;
@@ -32,17 +32,23 @@ pub(super) struct Pools<'a> {
 
 impl<'a> Pools<'a> {
     pub(super) fn new(
-        specs: impl Iterator<Item = (&'a str, &'a AddressPoolSpec)>,
+        manifests: impl Iterator<Item = (&'a str, &'a AddressPool)>,
         tenancy: Tenancy,
         namespaces: &'a BTreeMap<String, BTreeMap<String, String>>,
     ) -> Self {
-        let mut all: Vec<Pool<'a>> =
-            specs.map(|(name, spec)| Pool { name, spec, ranges: Default::default(), cursors: [(0, 0); 2] }).collect();
-        all.sort_by_key(|pool| pool.name);
-        let of_pool = |(index, pool): (usize, &Pool<'a>)| {
-            pool.spec.ranges.iter().map(move |range| (*range, index)).collect::<Vec<_>>()
+        let mut manifests: Vec<(&str, &AddressPool)> = manifests.collect();
+        manifests.sort_by_key(|(name, _)| *name);
+        let of_pool = |(index, (_, pool)): (usize, &(&str, &AddressPool))| {
+            pool.ranges().iter().map(move |range| (*range, index)).collect::<Vec<_>>()
         };
-        let mut sorted: Vec<(AddressRange, usize)> = all.iter().enumerate().flat_map(of_pool).collect();
+        let mut sorted: Vec<(AddressRange, usize)> = manifests.iter().enumerate().flat_map(of_pool).collect();
+        let pool = |(name, pool): (&'a str, &'a AddressPool)| Pool {
+            name,
+            spec: &pool.spec,
+            ranges: Default::default(),
+            cursors: [(0, 0); 2],
+        };
+        let mut all: Vec<Pool<'a>> = manifests.into_iter().map(pool).collect();
         sorted.sort_unstable();
         let mut ranges: Vec<(AddressRange, usize)> = Vec::new();
         for (range, index) in sorted {

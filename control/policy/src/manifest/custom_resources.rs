@@ -1,7 +1,7 @@
-//! Custom resources `vipgate.io/v1alpha1`: `EgressPolicy`, `ClusterEgressPolicy`, `VipGateway` and `AddressPool`. Unlike in Kubernetes' kinds,
-//! an unknown field is an error.
+//! Custom resources `vipgate.io/v1alpha1`: `EgressPolicy`, `ClusterEgressPolicy` and `VipGateway`. Unlike in Kubernetes' kinds, an
+//! unknown field is an error.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::num::NonZeroU32;
 
@@ -10,8 +10,8 @@ use schemars::JsonSchema;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
-use super::schema::{Metadata, policy_alternatives, pool_alternatives};
-use super::{AddressRange, Cidr, LabelSelector};
+use super::schema::{Metadata, policy_alternatives};
+use super::{Cidr, LabelSelector};
 use crate::diagnostic::Code;
 use crate::schema::Address;
 
@@ -136,10 +136,6 @@ fn one() -> NonZeroU32 {
     NonZeroU32::MIN
 }
 
-fn yes() -> bool {
-    true
-}
-
 /// Gateways by name or by label.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -246,59 +242,11 @@ pub struct GatewaySpec {
     /// Action for packets of pods that no policy covers. Default: that of the policy server, else `drop` if pod
     /// prefixes are configured.
     pub uncovered: Option<UncoveredAction>,
-}
-
-/// Address ranges that VIPs are allocated from.
-#[derive(Clone, Debug)]
-pub struct AddressPool {
-    /// Its metadata.
-    pub metadata: ObjectMeta,
-    /// Its spec.
-    pub spec: AddressPoolSpec,
-}
-
-/// Spec of an `AddressPool`.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-#[schemars(extend("anyOf" = pool_alternatives()))]
-pub struct AddressPoolSpec {
-    /// Address ranges; they must not overlap.
-    #[serde(default)]
-    #[schemars(extend("default" = []))]
-    pub ranges: Vec<AddressRange>,
-    /// Namespaces whose EgressPolicies and Services may have its addresses, with `tenancy: strict`. Default: all.
-    pub namespaces: Option<LabelSelector>,
-    /// Services that may get its addresses from the policy server, by their labels. Default: all.
-    pub service_selector: Option<LabelSelector>,
-    /// Whether Services that name neither a pool nor an address get its addresses. Default: true.
-    #[serde(default = "yes")]
-    pub auto_assign: bool,
-    /// Announcement of its VIPs. Default: `L2`.
-    #[serde(default)]
-    pub announce: Announce,
-    /// Static public addresses of a cloud provider, by tags. Not used by this version.
-    #[serde(default)]
-    pub provider: BTreeMap<String, serde_json::Value>,
-}
-
-/// Announcement of a VIP to the network.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize, JsonSchema)]
-pub enum Announce {
-    /// ARP and NDP replies by one owner per VIP.
-    #[default]
-    L2,
-    /// BGP routes from every gateway; the VIP's port blocks are divided among them.
-    #[serde(rename = "BGP")]
-    Bgp,
-}
-
-impl std::fmt::Display for Announce {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::L2 => "L2",
-            Self::Bgp => "BGP",
-        })
-    }
+    /// Its instance at a cloud provider, as `spec.providerID` of a Node. Default: that of its node.
+    #[serde(rename = "providerID")]
+    pub provider_id: Option<String>,
+    /// The NIC of the instance that gets public addresses: its id, name, or index. Default: the primary one.
+    pub nic: Option<String>,
 }
 
 impl Validate for EgressPolicySpec {
@@ -404,21 +352,6 @@ impl Validate for GatewaySpec {
         for (i, net) in nets.iter().enumerate().filter(|(_, net)| net.prefix_len() == 0) {
             let reason = format!("{net} covers every address: no destination would be outside the cluster");
             report(Code::PrefixOfEverything, &format!("spec.podCIDRs[{i}]"), reason);
-        }
-    }
-}
-
-impl Validate for AddressPoolSpec {
-    fn validate(&self, report: &mut ReportError<'_>) {
-        if self.ranges.is_empty() && self.provider.is_empty() {
-            report(Code::PoolWithoutAddresses, "spec.ranges", "has no address: set `ranges` or `provider`".into());
-        }
-        for (i, range) in self.ranges.iter().enumerate() {
-            let overlapping = self.ranges[..i].iter().position(|other| other.overlaps(range));
-            if let Some(other) = overlapping {
-                let reason = format!("{range} overlaps spec.ranges[{other}]");
-                report(Code::OverlappingRanges, &format!("spec.ranges[{i}]"), reason);
-            }
         }
     }
 }

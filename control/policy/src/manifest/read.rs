@@ -288,7 +288,7 @@ fn body(
         }
         Kind::AddressPool => {
             let (metadata, spec) = custom_resource(node, report)?;
-            (ObjectName::of(&metadata), Body::AddressPool(Box::new(AddressPool { metadata, spec })))
+            (ObjectName::of(&metadata), Body::AddressPool(Box::new(AddressPool { metadata, spec, cloud: None })))
         }
         Kind::ClusterEgressPolicy => {
             let (metadata, ClusterEgressPolicySpec(spec)) = custom_resource(node, report)?;

@@ -86,7 +86,7 @@ spec: {zone: z, node: n, peerAddress: 198.51.100.1, maxAddresses: 100}
 apiVersion: vipgate.io/v1alpha1
 kind: AddressPool
 metadata: {name: public}
-spec: {ranges: [203.0.113.0/28, 203.0.113.32-203.0.113.40], announce: BGP, provider: {tags: {a: b}}}
+spec: {ranges: [203.0.113.0/28, 203.0.113.32-203.0.113.40], announce: BGP, provider: {}}
 "#;
     let got = manifests(text, UnsupportedKinds::Reject);
     assert_eq!(got.diagnostics, []);

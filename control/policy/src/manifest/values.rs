@@ -91,12 +91,12 @@ impl AddressRange {
     }
 
     /// Number of addresses; of all of IPv6 one less.
-    pub(crate) fn size(&self) -> u128 {
+    pub fn size(&self) -> u128 {
         (bits(self.last) - bits(self.first)).saturating_add(1)
     }
 
     /// The address at this offset, which is less than the size.
-    pub(crate) fn nth(&self, offset: u128) -> IpAddr {
+    pub fn nth(&self, offset: u128) -> IpAddr {
         let address = bits(self.first).saturating_add(offset);
         match self.first {
             // Addresses of an IPv4 range have 32 bits.

@@ -1,5 +1,6 @@
 //! Metric definitions of the policy server.
 
+use vipgate_cloud::execute::ActionKind;
 use vipgate_policy::ipam::Reason;
 
 use crate::metric::{Label, metrics};
@@ -11,6 +12,11 @@ const RESPONSE_RESULT: Label = Label::one_of("result", &["accepted", "refused"])
 const STREAM_REASON: Label = Label::one_of("reason", &["certificate", "name_in_use", "secret"]);
 const POOL: Label = Label::any("pool", "name of the AddressPool");
 const ADDRESS_STATE: Label = Label::one_of("state", &["service", "policy", "free"]);
+const CLOUD_STATE: Label = Label::one_of("state", &["attached", "pending", "free"]);
+const CLOUD_ACTION: Label = Label::names("action", || ActionKind::ALL.iter().map(|kind| kind.as_str()).collect());
+const CLOUD_RESULT: Label = Label::one_of("result", &["done", "failed"]);
+const OPERATION: Label = Label::any("operation", "operation of the provider's API");
+const CODE: Label = Label::any("code", "`OK`, or the provider's error code");
 const REFUSAL_REASON: Label = Label::names("reason", || Reason::ALL.iter().map(|reason| reason.as_str()).collect());
 const WRITE_RESULT: Label = Label::one_of("result", &["written", "conflict", "failed"]);
 const STATUS_RESULT: Label = Label::one_of("result", &["written", "gone", "denied", "failed"]);
@@ -66,6 +72,17 @@ metrics! {
     IPAM_REFUSED = Gauge("ipam_refused", [REFUSAL_REASON]):
         "Services that don't get an address that they ask for, by reason; from the leader";
     IPAM_WRITES = Counter("ipam_writes", [WRITE_RESULT]): "Writes of addresses to the status of Services, by result";
+    CLOUD_REACHABLE = Gauge("cloud_reachable", [POOL]):
+        "Whether the last observation of a pool's provider succeeded";
+    CLOUD_ADDRESSES = Gauge("cloud_addresses", [POOL, CLOUD_STATE]):
+        "Public addresses of pools with a provider: VIPs that are attached to the gateway that owns them, VIPs that are \
+         not, free ones";
+    CLOUD_ACTIONS = Counter("cloud_actions", [POOL, CLOUD_ACTION, CLOUD_RESULT]):
+        "Changes at the provider, each of one or several addresses, by result";
+    CLOUD_REQUESTS = Counter("cloud_requests", [POOL, OPERATION, CODE]): "Requests to the provider, by result";
+    CLOUD_REPAIRED = Counter("cloud_repaired", [POOL]): "VIPs that somebody else had detached";
+    CLOUD_ATTACH_TIME = Milliseconds("cloud_attach_seconds", [POOL]):
+        "Time from when a gateway owned a VIP until it was attached there, of the last one";
     STATUS_WRITES = Counter("policyd_status_writes", [STATUS_RESULT]):
         "Writes of the status of vipgate's objects, by result; `gone`: the object was deleted meanwhile";
     STATUS_PENDING = Gauge("policyd_status_pending", []):

@@ -38,6 +38,7 @@ pub(super) fn inputs(objects: &[(&str, ObservedObject)], gateways: Vec<GatewayFa
         compilation: Arc::new(Compilation { outcome: Arc::new(outcome), published: Arc::new(published) }),
         gateways,
         pools: vec![],
+        clouds: vec![],
         leading_for: Duration::from_mins(1),
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use vipgate_policy::ipam::PoolUsage;
 
 use crate::membership::DesiredState;
+use crate::policyd::cloud::{CloudState, PoolFacts};
 use crate::policyd::ipam::IpamState;
 use crate::policyd::membership::MembershipHandle;
 use crate::policyd::object_state::{Compilation, ObjectState, RecentVersions};
@@ -19,6 +20,7 @@ use crate::source::kubernetes::ObservedMap;
 pub(in crate::policyd) struct InputSources {
     pub(in crate::policyd) objects: Arc<ObjectState>,
     pub(in crate::policyd) ipam: Arc<IpamState>,
+    pub(in crate::policyd) cloud: Arc<CloudState>,
     pub(in crate::policyd) registry: Arc<Registry>,
     pub(in crate::policyd) membership: MembershipHandle,
 }
@@ -32,6 +34,8 @@ pub(super) struct Inputs {
     pub(super) gateways: Vec<GatewayFacts>,
     /// Usage of the pools that address management has planned with.
     pub(super) pools: Vec<PoolUsage>,
+    /// Pools with a cloud provider.
+    pub(super) clouds: Vec<PoolFacts>,
     /// How long this server has been the leader.
     pub(super) leading_for: Duration,
 }
@@ -64,10 +68,10 @@ impl Inputs {
         // Objects last: a generation that isn't compiled yet is recognized, one that isn't observed yet isn't.
         let objects = &sources.objects;
         let compilation = objects.compilation.load_full()?;
-        let pools = sources.ipam.pools();
+        let (pools, clouds) = (sources.ipam.pools(), sources.cloud.facts());
         let gateways = gateways(sources, &compilation.published, &objects.recent);
         let observed = objects.observed.snapshot();
-        Some(Self { observed, compilation, gateways, pools, leading_for })
+        Some(Self { observed, compilation, gateways, pools, clouds, leading_for })
     }
 
     /// Whether the same status follows from both, except for what time changes.
@@ -76,6 +80,7 @@ impl Inputs {
             && Arc::ptr_eq(&self.compilation, &other.compilation)
             && self.gateways == other.gateways
             && self.pools == other.pools
+            && self.clouds == other.clouds
     }
 
     /// The gateways that forward: those that are connected to this server, and those that the membership view has as

@@ -95,7 +95,7 @@ impl Planner {
             let desired = match kind {
                 Kind::EgressPolicy | Kind::ClusterEgressPolicy => policies.status(name),
                 Kind::Gateway => gateways.status(name),
-                Kind::AddressPool => match pool_status(&acceptance, name, &inputs.pools) {
+                Kind::AddressPool => match pool_status(&acceptance, name, &inputs.pools, &inputs.clouds) {
                     Some(status) => status,
                     None => continue,
                 },

@@ -6,17 +6,28 @@ use serde_json::{Map, Value, json};
 use vipgate_policy::ipam::PoolUsage;
 
 use super::accepted::Acceptance;
-use super::condition::{Condition, DesiredStatus};
+use super::condition::{Condition, DesiredStatus, Truth};
+use crate::policyd::cloud::PoolFacts;
 
 /// The condition's type.
 pub(super) const EXHAUSTED: &str = "Exhausted";
+/// The condition's type: whether its provider can be observed.
+const PROVIDER_READY: &str = "ProviderReady";
+/// The condition's type: whether its VIPs are attached to their gateways.
+const ATTACHED: &str = "Attached";
 /// Maximum namespaces in a status: those with the most addresses.
 const MAX_NAMESPACES: usize = 32;
 
 /// The status of the pool with this manifest; `None` while its usage is not known.
-pub(super) fn pool_status(acceptance: &Acceptance<'_>, manifest: &str, usage: &[PoolUsage]) -> Option<DesiredStatus> {
+pub(super) fn pool_status(
+    acceptance: &Acceptance<'_>,
+    manifest: &str,
+    usage: &[PoolUsage],
+    clouds: &[PoolFacts],
+) -> Option<DesiredStatus> {
     let accepted = acceptance.condition(manifest);
     let name = manifest.split_once('/').map_or(manifest, |(_, name)| name);
+    let of_provider = clouds.iter().find(|facts| facts.name == name).map(provider_conditions).unwrap_or_default();
     let Some(usage) = usage.iter().find(|usage| usage.name == name) else {
         let status = DesiredStatus { conditions: vec![accepted], ..DesiredStatus::default() };
         return acceptance.fault(manifest).map(|_| status);
@@ -37,7 +48,27 @@ pub(super) fn pool_status(acceptance: &Acceptance<'_>, manifest: &str, usage: &[
         Condition::new(EXHAUSTED, true, "NoAddressFree", &message)
     };
     let fields: Map<String, Value> = fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-    Some(DesiredStatus { conditions: vec![accepted, exhausted], fields, ..DesiredStatus::default() })
+    let conditions = [vec![accepted, exhausted], of_provider].concat();
+    Some(DesiredStatus { conditions, fields, ..DesiredStatus::default() })
+}
+
+/// Whether the provider is observed, and whether the pool's VIPs are attached to their gateways.
+fn provider_conditions(facts: &PoolFacts) -> Vec<Condition> {
+    let ready = match &facts.fault {
+        Some((reason, message)) => Condition::new(PROVIDER_READY, false, reason, message),
+        None if facts.is_observed => Condition::new(PROVIDER_READY, true, "Observed", "its addresses are observed"),
+        None => Condition::new(PROVIDER_READY, Truth::Unknown, "NotObserved", "it wasn't observed yet"),
+    };
+    let attached = if facts.attached >= facts.vips {
+        Condition::new(ATTACHED, facts.is_observed, "Attached", "each VIP is attached to the gateway that owns it")
+    } else {
+        let left = format!("{} of {} VIPs aren't attached to their gateways", facts.vips - facts.attached, facts.vips);
+        match &facts.problem {
+            Some((reason, message)) => Condition::new(ATTACHED, false, reason, &format!("{left}: {message}")),
+            None => Condition::new(ATTACHED, false, "InProgress", &left),
+        }
+    };
+    vec![ready, attached]
 }
 
 /// A count, which the API has as a signed integer of 64 bits: more is cut off.

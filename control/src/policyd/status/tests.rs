@@ -6,6 +6,7 @@ use vipgate_policy::diagnostic;
 
 use super::*;
 use crate::listener::{ConnectionLimiter, Limits};
+use crate::policyd::cloud::CloudState;
 use crate::policyd::membership;
 use crate::policyd::registry::Process;
 use crate::policyd::stats::Stats;
@@ -28,6 +29,7 @@ fn service(endpoints: u8) -> (Service, watch::Sender<Option<Arc<Publication>>>) 
         registry: Arc::default(),
         membership,
         kubernetes: None,
+        cloud: Arc::new(CloudState::new(None)),
         certificates: None,
         stats,
         listeners: [room.clone(), room],

@@ -1,10 +1,10 @@
 //! One entry of a source: its objects, and retained objects that it no longer has but that stay in force.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use vipgate_policy::diagnostic::{Code, Diagnostic, ObjectLocation};
-use vipgate_policy::manifest::{Manifests, Object, ObjectId, Origin, ReadOptions, read};
+use vipgate_policy::manifest::{AddressPool, Body, CloudPool, Manifests, Object, ObjectId, Origin, ReadOptions, read};
 use vipgate_policy::yaml::Source;
 
 use crate::source::EntryError;
@@ -136,6 +136,18 @@ impl Entry {
     pub(super) fn with_all_retained(self, presence: Presence) -> Self {
         let retained = self.objects.iter().map(|object| object.id.clone()).collect();
         Self { presence, retained, rejected: BTreeSet::new(), diagnostics: Vec::new(), ..self }
+    }
+
+    /// Gives its pools what their providers have; the same allocations stay where nothing differs.
+    pub(super) fn set_cloud(&mut self, cloud: &BTreeMap<String, Arc<CloudPool>>) {
+        for object in self.objects.iter_mut().chain(&mut self.in_force) {
+            let Body::AddressPool(pool) = &object.body else { continue };
+            let wanted = cloud.get(&object.id.name).filter(|_| pool.has_provider());
+            if wanted != pool.cloud.as_ref() {
+                let pool = AddressPool { cloud: wanted.cloned(), ..(**pool).clone() };
+                *object = Arc::new(Object { body: Body::AddressPool(Box::new(pool)), ..(**object).clone() });
+            }
+        }
     }
 
     /// Why some of its objects aren't in force as written.

@@ -221,7 +221,7 @@ fn vip(name: &str, message: &proto::Vip) -> Result<VipSpec, ResourceError> {
         reserved_ports,
         shards: placement::shards(&message.shares)?,
         shard_map: placement::shard_map_ref(message)?,
-        private: vec![],
+        private: placement::private_addresses(message)?,
     })
 }
 

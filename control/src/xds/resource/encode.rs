@@ -9,7 +9,8 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use prost::Message;
 use vipgate_dataplane::policy::spec::{
-    AddressSelection, Announce, EgressSpec, EndpointSpec, NodeSpec, OnExhaustion, ShardMapSpec, ShardSpec, VipSpec,
+    AddressSelection, Announce, EgressSpec, EndpointSpec, NodeSpec, OnExhaustion, PrivateAddressSpec, ShardMapSpec,
+    ShardSpec, VipSpec,
 };
 use vipgate_policy::compiler::{Cluster, Peer, Placement};
 use vipgate_policy::fingerprint::{Fingerprint, mix};
@@ -110,6 +111,10 @@ pub fn vip(vip: &VipSpec) -> (Key, Content) {
         blocks: shard.blocks.as_ref().map(|blocks| blocks.to_bytes().to_vec()).unwrap_or_default(),
         backups: shard.backups.iter().map(ToString::to_string).collect(),
     };
+    let private = |private: &PrivateAddressSpec| proto::PrivateAddress {
+        gateway: private.gateway.to_string(),
+        address: private.address.to_string(),
+    };
     let message = proto::Vip {
         address: address.clone(),
         name: vip.name.to_string(),
@@ -122,6 +127,7 @@ pub fn vip(vip: &VipSpec) -> (Key, Content) {
         shares: vip.shards.iter().map(shard).collect(),
         shard_map: vip.shard_map.as_ref().map(|it| it.map.to_string()).unwrap_or_default(),
         rotation: vip.shard_map.as_ref().map_or(0, |it| it.rotation.into()),
+        private_addresses: vip.private.iter().map(private).collect(),
     };
     resource(Kind::Vip, address.into(), &message)
 }

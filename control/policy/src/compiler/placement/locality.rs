@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use vipgate_dataplane::policy::spec::VipSpec;
+
 use super::Peer;
 use crate::compiler::Cluster;
 
@@ -22,6 +24,12 @@ impl GatewayLocality {
     /// A gateway on the node of the same name, without a zone.
     pub fn named(name: &str) -> Self {
         Self { name: name.into(), node: name.into(), zone: "".into(), cluster: Cluster::default() }
+    }
+
+    /// A VIP as this gateway has it: with its own private address alone.
+    pub fn vip(&self, vip: &VipSpec) -> VipSpec {
+        let private = vip.private.iter().filter(|private| private.gateway == self.name).cloned().collect();
+        VipSpec { private, ..vip.clone() }
     }
 
     /// With the zone of its manifest (`peer`), if its configuration has none.

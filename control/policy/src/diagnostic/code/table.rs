@@ -239,6 +239,12 @@ codes! {
          for Services of any namespace is a ClusterEgressPolicy, which platform teams write. Remove `namespace`, or \
          change the kind.",
         "EgressPolicy": "spec: {serviceRef: {name: s, namespace: a}}" => "spec: {serviceRef: {name: s}}";
+    ProviderField = 319, "Field doesn't fit the provider",
+        "The addresses of a pool with `provider` are found by their tags and attached to one gateway each. So it has no \
+         IPv4 ranges of its own and isn't announced by BGP, and some settings are only for some providers. The message \
+         says which. Remove the field.",
+        "AddressPool": "spec: {announce: BGP, provider: {aws: {region: eu-west-1, tags: {vipgate: public}}}}"
+            => "spec: {provider: {aws: {region: eu-west-1, tags: {vipgate: public}}}}";
 
     // VG04xx: egress policies, VIPs and pools.
     NoSuchService = 401, "Service does not exist",

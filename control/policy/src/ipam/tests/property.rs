@@ -147,11 +147,12 @@ impl World {
             }
             let namespaces = if *namespaced { ", namespaces: {matchLabels: {team: x}}" } else { "" };
             let selector = if *gold { ", serviceSelector: {matchLabels: {tier: gold}}" } else { "" };
-            // Without ranges it needs a provider.
+            // Without ranges it needs a provider, which has nothing here.
+            let provider = if ranges.is_empty() { "provider: {aws: {region: r, tags: {x: y}}}, " } else { "" };
             let _ = writeln!(
                 text,
                 "---\napiVersion: vipgate.io/v1alpha1\nkind: AddressPool\nmetadata: {{name: p{n}}}\n\
-                 spec: {{ranges: [{}], provider: {{x: 1}}, autoAssign: {auto}{namespaces}{selector}}}",
+                 spec: {{ranges: [{}], {provider}autoAssign: {auto}{namespaces}{selector}}}",
                 ranges.join(", ")
             );
         }

@@ -68,7 +68,7 @@ fn all_variants_of_custom_resources_are_accepted() {
         ("VipGateway", "{}"),
         ("VipGateway", "{zone: z, node: n, peerAddress: \"2001:db8::1\", maxAddresses: 1}"),
         ("AddressPool", "{ranges: [203.0.113.0/30, \"2001:db8::-2001:db8::2\", 203.0.113.4 - 203.0.113.9]}"),
-        ("AddressPool", "{provider: {cloud: {tags: [a, 7]}}}"),
+        ("AddressPool", "{provider: {aws: {region: eu-west-1, tags: {a: b}}}}"),
     ] {
         let text = manifest(kind, spec);
         let mut manifests = super::super::Manifests::default();

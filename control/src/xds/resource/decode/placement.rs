@@ -4,10 +4,12 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use vipgate_dataplane::policy::members::MAX_GATEWAYS;
-use vipgate_dataplane::policy::spec::{BlockSet, SLOTS, ShardMapRef, ShardMapSpec, ShardSpec, SlotRef};
+use vipgate_dataplane::policy::spec::{
+    BlockSet, PrivateAddressSpec, SLOTS, ShardMapRef, ShardMapSpec, ShardSpec, SlotRef,
+};
 use vipgate_policy::compiler::MAX_BACKUPS;
 
-use super::{ResourceError, check_len, check_name, field_error, parse_text};
+use super::{ResourceError, check_len, check_name, field_error, parse_address, parse_text};
 use crate::xds::proto;
 
 /// A shard map.
@@ -49,6 +51,32 @@ fn gateway_order(i: usize, order: &proto::GatewayOrder, all: &[Arc<str>]) -> Res
         }
     }
     if names.is_empty() { Err(field_error(field, "is empty")) } else { Ok(names) }
+}
+
+/// The private addresses of a VIP at gateways.
+pub(super) fn private_addresses(message: &proto::Vip) -> Result<Vec<PrivateAddressSpec>, ResourceError> {
+    check_len(&message.private_addresses, "private_addresses", MAX_GATEWAYS)?;
+    let vip = parse_address("address", &message.address)?;
+    let mut addresses: Vec<PrivateAddressSpec> = Vec::with_capacity(message.private_addresses.len());
+    for (i, private) in message.private_addresses.iter().enumerate() {
+        let field = |name: &str| format!("private_addresses[{i}].{name}");
+        let gateway = parse_text(&field("gateway"), &private.gateway)?;
+        if gateway.is_empty() {
+            return Err(field_error(field("gateway"), "is empty"));
+        }
+        if addresses.last().is_some_and(|previous| previous.gateway >= gateway) {
+            return Err(field_error(field("gateway"), format!("`{gateway}` is not in ascending order")));
+        }
+        let address = parse_address(&field("address"), &private.address)?;
+        if address.is_ipv4() != vip.is_ipv4() {
+            return Err(field_error(field("address"), format!("{address} is not of the family of {vip}")));
+        }
+        if address == vip {
+            return Err(field_error(field("address"), format!("{address} is the VIP itself")));
+        }
+        addresses.push(PrivateAddressSpec { gateway, address });
+    }
+    Ok(addresses)
 }
 
 /// The shard map of a VIP.

@@ -1,9 +1,10 @@
 //! Arbitrary placements, without consistency between resources.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
-use vipgate_dataplane::policy::spec::{NodeSpec, SLOTS, ShardMapRef, ShardMapSpec, SlotRef};
+use vipgate_dataplane::policy::spec::{NodeSpec, PrivateAddressSpec, SLOTS, ShardMapRef, ShardMapSpec, SlotRef};
 use vipgate_policy::manifest::{MAX_WEIGHT, unusable_address};
 
 use super::*;
@@ -73,14 +74,28 @@ fn vip(address: IpAddr) -> impl Strategy<Value = VipSpec> {
     let announce = prop::sample::select(vec![Announce::L2, Announce::Bgp]);
     let ports = prop::collection::btree_set(1..=u16::MAX, 0..6);
     let shard_map = prop::option::of((name(), 0..SLOTS as u16));
-    (text(), announce, ports, shares, shard_map).prop_map(move |(name, announce, ports, shares, map)| VipSpec {
+    let private = (any::<u16>(), name()).prop_map(move |(last, gateway)| PrivateAddressSpec {
+        gateway,
+        address: match address {
+            IpAddr::V4(_) => Ipv4Addr::from_bits(0x0a00_0000 | u32::from(last)).into(),
+            IpAddr::V6(_) => Ipv6Addr::from_bits(0xfd00 << 112 | u128::from(last)).into(),
+        },
+    });
+    let private = prop::collection::vec(private, 0..3).prop_map(move |mut all| {
+        all.sort_by(|a, b| a.gateway.cmp(&b.gateway));
+        all.dedup_by(|a, b| a.gateway == b.gateway);
+        all.retain(|private| private.address != address);
+        all
+    });
+    let parts = (text(), announce, ports, shares, shard_map, private);
+    parts.prop_map(move |(name, announce, ports, shares, map, private)| VipSpec {
         address,
         name,
         announce,
         reserved_ports: ports.into_iter().collect(),
         shards: shares,
         shard_map: map.map(|(map, rotation)| ShardMapRef { map, rotation }),
-        private: vec![],
+        private,
     })
 }
 

@@ -1,0 +1,118 @@
+//! VIPs in a cloud: their packets have private addresses outside, another one at each gateway, and a failover is a request to the cloud.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use vipgate_cloud_testkit::aws::{ACCESS_KEY, FakeAws};
+use vipgate_tests::cluster::{Captures, Cluster, Download, LineServer, SERVER, sleep_ms};
+use vipgate_tests::fake_cloud::FakeCloud;
+use vipgate_tests::verifier::Packet;
+use vipgate_tests::wait_for;
+
+/// The VIP, which no interface and no route of the testbed has.
+const VIP: &str = "192.0.2.40";
+/// The API.
+const API: &str = "10.3.0.254:8080";
+/// Private addresses of VIPs: of the segment of the gateways' outside interfaces.
+const PRIVATE: &str = "203.0.113.128/26";
+
+fn zone(number: usize) -> &'static str {
+    ["eu-west-1a", "eu-west-1b"][number]
+}
+
+/// A cluster of two gateways in a cloud, whose pod p4 is behind a Service with the VIP.
+fn start() -> (Cluster, FakeCloud) {
+    let mut cluster = Cluster::new("cloud", 2);
+    let mut cloud = FakeAws::new();
+    let mut manifests = String::new();
+    for number in 0..2 {
+        cloud.set_subnet(zone(number), "203.0.113.0/24".parse().unwrap());
+        let (instance, _) = cloud.add_instance("c7gn.xlarge", zone(number));
+        manifests.push_str(&gateway(number, &instance));
+    }
+    cloud.add_address(VIP.parse().unwrap(), &[("vipgate", "public")]);
+    manifests.push_str(&pool());
+    cluster.write_policy("gateways.yaml", &manifests);
+    cluster.write_policy("tenants.yaml", &tenant());
+    let folder = cluster.folder.path().to_owned();
+    let cloud = FakeCloud::start(cloud, &cluster.management, API.parse().unwrap(), &cluster.outside, folder);
+    let keys = ["env".to_owned(), format!("AWS_ACCESS_KEY_ID={ACCESS_KEY}"), "AWS_SECRET_ACCESS_KEY=secret".to_owned()];
+    cluster.start_policyd_with(&keys, &format!("cloud: {{cluster: test, endpoints: {{aws: \"http://{API}\"}}}}"));
+    cluster.start_gateways("");
+    (cluster, cloud)
+}
+
+fn gateway(number: usize, instance: &str) -> String {
+    format!(
+        "---\napiVersion: vipgate.io/v1alpha1\nkind: VipGateway\nmetadata: {{name: gw-{0}}}\n\
+         spec: {{peerAddress: 10.2.0.{0}, providerID: \"aws:///{1}/{instance}\"}}\n",
+        number + 1,
+        zone(number)
+    )
+}
+
+fn pool() -> String {
+    format!(
+        "---\napiVersion: vipgate.io/v1alpha1\nkind: AddressPool\nmetadata: {{name: public}}\n\
+         spec: {{provider: {{aws: {{region: eu-west-1, tags: {{vipgate: public}}}}, private: [{PRIVATE}]}}}}\n"
+    )
+}
+
+fn tenant() -> String {
+    format!(
+        "---\napiVersion: v1\nkind: Service\n\
+         metadata: {{name: web, namespace: tenant-c, annotations: {{vipgate.io/egress: \"true\"}}}}\n\
+         spec: {{type: LoadBalancer, ports: [{{name: tcp, port: 80, targetPort: 7700, protocol: TCP}}]}}\n\
+         status: {{loadBalancer: {{ingress: [{{ip: {VIP}}}]}}}}\n\
+         ---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
+         metadata: {{name: web-1, namespace: tenant-c, labels: {{kubernetes.io/service-name: web}}}}\n\
+         addressType: IPv4\nports: [{{name: tcp, port: 7700}}]\n\
+         endpoints: [{{addresses: [10.1.0.31], conditions: {{ready: true}}}}]\n"
+    )
+}
+
+/// The gateway whose NIC has the VIP.
+fn home(cloud: &FakeCloud) -> Option<usize> {
+    let (eni, _) = cloud.with(|cloud| cloud.routes()).get(&VIP.parse::<IpAddr>().unwrap())?.clone();
+    cloud.with(|cloud| (0..2).find(|number| cloud.zone_of(&eni).as_deref() == Some(zone(*number))))
+}
+
+fn wait_home(cloud: &FakeCloud, wanted: impl Fn(usize) -> bool) -> usize {
+    assert!(wait_for(Duration::from_secs(15), || home(cloud).is_some_and(&wanted)), "at {:?}", home(cloud));
+    home(cloud).unwrap()
+}
+
+#[test]
+fn a_download_goes_on_when_the_cloud_moves_the_vip_of_a_killed_gateway() {
+    let (mut cluster, cloud) = start();
+    let first = wait_home(&cloud, |_| true);
+    // Both gateways have a private address for it, so that the failover is one request.
+    assert!(wait_for(Duration::from_secs(10), || cloud.with(|cloud| cloud.prepared(VIP.parse().unwrap())) == 2));
+    sleep_ms(1_000);
+    let _server = LineServer::start(cluster.folder.path(), &cluster.server);
+    let place = (&cluster.server, "eth0".to_owned());
+    let capture = Captures::start(cluster.folder.path(), "server", &[place], "ip and tcp");
+    let download = Download::start(cluster.folder.path(), &cluster.pods[3], SERVER[0], 20_000_000, 4_000_000);
+    sleep_ms(1_500);
+    cloud.take_actions();
+    let killed = Instant::now();
+    cluster.gateways[first].kill();
+    cluster.route_via(&cluster.indices_except(first));
+    wait_home(&cloud, |number| number != first);
+    println!("moved after {:?}", killed.elapsed());
+    let actions = cloud.take_actions();
+    let gap = download.end(Duration::from_secs(40));
+    println!("longest gap {gap} s; requests: {actions:?}");
+    assert!(gap < 4.0, "{gap}");
+    let changes = actions.iter().filter(|action| !action.starts_with("Describe"));
+    assert_eq!(changes.collect::<Vec<_>>(), ["AssociateAddress"]);
+    let frames = capture.end();
+    let sources = frames.iter().filter_map(|frame| Some(Packet::in_frame(&frame.bytes)?.addresses[0].to_string()));
+    let sources: BTreeSet<String> = sources.collect();
+    assert_eq!(sources, [VIP.to_owned(), SERVER[0].to_owned()].into(), "the server sees the VIP alone");
+    let attached = cluster.policyd.as_ref().unwrap().metric("vipgate_cloud_attach_seconds", "");
+    println!("attached after {attached} s");
+    assert!(attached < 1.0, "{attached}");
+}
