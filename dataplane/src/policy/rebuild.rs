@@ -18,7 +18,7 @@ use super::members::MembersSpec;
 use super::overlay::Nodes;
 use super::prefixes::Prefixes;
 use super::spec::{Announce, ClusterSpec, EgressSpec, EndpointSpec, NodeSpec, PolicySet, VipSpec};
-use super::static_nat::StaticNat;
+use super::static_nat::{PrivateVip, StaticNat};
 use crate::flow::address::{Address, V6};
 use crate::flow::ids::{EgressId, MAX_VIPS, Owner, VipId};
 use crate::flow::tuple::{HashKey, Tuple};
@@ -58,8 +58,11 @@ impl<'a> Rebuild<'a> {
     /// Sessions know VIPs alone, so none is revalidated.
     fn update_static_nat(&mut self) {
         let this = self.policy.members.this_name();
-        let private = self.policy.live_vips().filter_map(|vip| Some((vip.address, vip.private_at(this)?)));
-        let private: Vec<(IpAddr, IpAddr)> = private.collect();
+        let private = |vip: &Vip| {
+            let private = vip.private_at(this)?;
+            Some(PrivateVip { vip: vip.address, private, retired: vip.ports.retired })
+        };
+        let private: Vec<PrivateVip> = self.policy.vips().filter_map(private).collect();
         if private.is_empty() && self.policy.static_nat.is_empty() {
             return;
         }
@@ -331,6 +334,7 @@ impl<'a> Rebuild<'a> {
         for (address, id) in free {
             Arc::make_mut(&mut self.policy.vips)[usize::from(id.0)] = None;
             self.references.free_vips.push(id);
+            self.affects_static_nat = true;
             self.touch_vip(address);
             self.index_vip(address, None);
         }

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use foldhash::{HashMap, HashMapExt, HashSet};
 
-use crate::flow::address::{Address, V6};
+use crate::flow::address::V6;
 use crate::wire::static_nat::{AddressMap, Side, translate};
 
 /// One direction: what replaces an address.
@@ -55,6 +55,15 @@ impl Map {
     }
 }
 
+/// A VIP with its private address at this gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PrivateVip {
+    pub vip: IpAddr,
+    pub private: IpAddr,
+    /// It is no longer in the policy, but a worker still holds ports of it.
+    pub retired: bool,
+}
+
 /// The private addresses of VIPs at this gateway; empty where there are none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StaticNat {
@@ -62,21 +71,34 @@ pub struct StaticNat {
     received: Map,
     /// Public to private.
     sent: Map,
+    /// Private and public addresses of the VIPs in the policy.
+    live: Vec<(IpAddr, IpAddr)>,
     is_empty: bool,
 }
 
 impl StaticNat {
-    /// The translation of VIPs to private addresses. A private address that is a VIP, or another VIP's private address, is left
-    /// out: the packets of one of them would be the other's.
-    pub(super) fn new(private: &[(IpAddr, IpAddr)], vips: &HashSet<IpAddr>) -> Self {
-        let mut used: HashMap<IpAddr, usize> = HashMap::new();
-        for (_, private) in private {
-            *used.entry(*private).or_default() += 1;
+    /// The translation of VIPs to private addresses. A private address that is a VIP of the policy, or another VIP's private
+    /// address, is left out: the packets of one of them would be the other's. A retired VIP keeps its private address, for packets
+    /// on their way, until a VIP of the policy has that.
+    pub(super) fn new(all: &[PrivateVip], vips: &HashSet<IpAddr>) -> Self {
+        let mut used: HashMap<IpAddr, (usize, usize)> = HashMap::new();
+        for it in all {
+            let (live, retired) = used.entry(it.private).or_default();
+            *(if it.retired { retired } else { live }) += 1;
         }
+        let is_unique = |it: &&PrivateVip| match used[&it.private] {
+            (live, retired) if it.retired => live == 0 && retired == 1,
+            (live, _) => live == 1,
+        };
         let mut nat = Self { is_empty: true, ..Self::default() };
-        for (vip, private) in private.iter().filter(|(_, private)| used[private] == 1 && !vips.contains(private)) {
-            let is_translated = nat.received.insert(*private, *vip) && nat.sent.insert(*vip, *private);
-            nat.is_empty &= !is_translated;
+        for it in all.iter().filter(is_unique).filter(|it| !vips.contains(&it.private)) {
+            if !nat.received.insert(it.private, it.vip) || !nat.sent.insert(it.vip, it.private) {
+                continue;
+            }
+            nat.is_empty = false;
+            if !it.retired {
+                nat.live.push((it.private, it.vip));
+            }
         }
         nat
     }
@@ -97,9 +119,11 @@ impl StaticNat {
         translate(frame, Side::Sent, &Maps(&self.sent, &self.received));
     }
 
-    /// The private addresses, with their VIPs.
+    /// The private addresses, with their VIPs; without retired ones, which are no longer captured either.
     pub fn addresses(&self) -> impl Iterator<Item = (IpAddr, IpAddr)> {
-        let v4 = self.received.v4.iter().map(|(private, vip)| (private.to_ip(), vip.to_ip()));
-        v4.chain(self.received.v6.iter().map(|(private, vip)| (private.to_ip(), vip.to_ip())))
+        self.live.iter().copied()
     }
 }
+
+#[cfg(test)]
+mod tests;

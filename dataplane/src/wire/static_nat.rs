@@ -11,7 +11,8 @@ use crate::flow::address::V6;
 /// Which way a frame goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// It was received: its destination is replaced, and the source of what it quotes, which was sent.
+    /// It was received: its destination is replaced, and the source of what it quotes, which was sent. Its source, too: only a
+    /// forged one is a private address, and the VIP is rejected as a source.
     Received,
     /// It is to be sent: its source is replaced, and the destination of what it quotes, which was received.
     Sent,
@@ -112,6 +113,11 @@ fn replace_v6(header: &mut [u8], at: usize, map: &impl AddressMap) -> Option<Del
     replace(header, at, new.to_bits().to_be_bytes())
 }
 
+/// The changes of one or both addresses.
+fn both(one: Option<Delta>, other: Option<Delta>) -> Option<Delta> {
+    one.zip(other).map(|(one, other)| one.and(other)).or(one).or(other)
+}
+
 /// Length of an IPv4 header with options, and whether it is of a later fragment, which has no transport header.
 fn header_v4(packet: &[u8]) -> Option<(usize, bool)> {
     let length = usize::from(packet.first()? & 0xf) * 4;
@@ -129,11 +135,12 @@ fn translate_v4(packet: &mut [u8], side: Side, map: &impl AddressMap) -> Option<
     };
     let number = packet[9];
     let outer = replace_v4(packet, outer_at, map);
+    let forged = if side == Side::Received { replace_v4(packet, V4_SOURCE, map) } else { None };
     if is_later {
         return Some(());
     }
     let payload = packet.get_mut(length..end)?;
-    if let Some(delta) = outer {
+    if let Some(delta) = both(outer, forged) {
         update_transport(payload, number, delta);
     }
     let may_quote = outer.is_some() || side == Side::Sent;
@@ -164,9 +171,10 @@ fn translate_v6(packet: &mut [u8], side: Side, map: &impl AddressMap) -> Option<
         Side::Sent => (V6_SOURCE, V6_DESTINATION),
     };
     let outer = replace_v6(packet, outer_at, map);
+    let forged = if side == Side::Received { replace_v6(packet, V6_SOURCE, map) } else { None };
     let is_later = header.fragment_header.is_some_and(|fragment| fragment.offset_units > 0);
     let payload = packet.get_mut(header.length.into()..header.total.into()).filter(|_| !is_later)?;
-    if let Some(delta) = outer {
+    if let Some(delta) = both(outer, forged) {
         update_transport(payload, header.protocol, delta);
     }
     if header.protocol != protocol::ICMPV6 {

@@ -71,7 +71,7 @@ impl<'a, Io: PacketIo> StaticNatIo<'a, Io> {
 
     fn is_inside<A: Family>(&self, address: A) -> bool {
         let policy = &self.snapshot.policy;
-        policy.is_cluster_address(address) || policy.endpoint_at(address.to_ip()).is_some()
+        policy.is_cluster_address(address) || policy.endpoint(address).is_some() || policy.is_backend(address)
     }
 }
 

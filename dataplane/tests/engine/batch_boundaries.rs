@@ -8,8 +8,8 @@
 //! reassembled at another worker; and which of the flows that compete for ports or a quota comes first: so scenarios
 //! with several workers have enough of both, and the two directions of a flow wait for each other, as between hosts.
 
-mod run;
-mod script;
+pub(crate) mod run;
+pub(crate) mod script;
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -149,7 +149,7 @@ fn compare(one: &ScenarioRun, other: &ScenarioRun, workers: u8) -> Result<(), Te
     Ok(())
 }
 
-fn count_coverage(scenario: &[Action], run: &ScenarioRun, coverage: &Coverage) {
+pub(crate) fn count_coverage(scenario: &[Action], run: &ScenarioRun, coverage: &Coverage) {
     for action in scenario {
         match action {
             Action::Packet { class, .. } => coverage.count(*class),
@@ -169,7 +169,7 @@ fn count_coverage(scenario: &[Action], run: &ScenarioRun, coverage: &Coverage) {
 }
 
 /// Classes that scenarios reach with any number of workers.
-const COMMON_CLASSES: [&str; 24] = [
+pub(crate) const COMMON_CLASSES: [&str; 24] = [
     "whole",
     "first fragment first",
     "first fragment later",
@@ -196,7 +196,7 @@ const COMMON_CLASSES: [&str; 24] = [
     "ended flushed",
 ];
 
-fn config(cases: u32, seeds: &'static str) -> ProptestConfig {
+pub(crate) fn config(cases: u32, seeds: &'static str) -> ProptestConfig {
     let seeds = FileFailurePersistence::Direct(seeds);
     let default = ProptestConfig::default();
     // The same scenarios in every run; PROPTEST_RNG_SEED selects others.
@@ -204,7 +204,7 @@ fn config(cases: u32, seeds: &'static str) -> ProptestConfig {
     ProptestConfig { cases, failure_persistence: Some(Box::new(seeds)), max_shrink_iters: 4_000, rng_seed, ..default }
 }
 
-fn batches() -> impl Strategy<Value = Batches> {
+pub(crate) fn batches() -> impl Strategy<Value = Batches> {
     prop::collection::vec((1..24_usize, 0..4_usize), 1..6).prop_map(Batches)
 }
 

@@ -1,5 +1,8 @@
 //! Static NAT: outside, packets have the private address of a VIP at the gateway; inside, in sessions and in tunnels, the VIP.
 
+pub(crate) mod cloud;
+mod equivalence;
+
 use std::net::{IpAddr, SocketAddr};
 
 use vipgate_dataplane::policy::spec::{PolicySet, PrivateAddressSpec};

@@ -173,6 +173,17 @@ proptest! {
     }
 
     #[test]
+    fn a_forged_private_source_is_received_as_the_vip(v6: bool, content in content(), to_private: bool) {
+        let (to, vip) = if to_private { (OWN_PRIVATE, OWN) } else { (OUTSIDE, OUTSIDE) };
+        let mut received = frame(v6, OWN_PRIVATE, to, content, &[3; 20]);
+        run(&mut received, Side::Received);
+        assert_checksums(&received);
+        if !matches!(content, Content::Error(..)) {
+            prop_assert_eq!(&received, &frame(v6, OWN, vip, content, &[3; 20]));
+        }
+    }
+
+    #[test]
     fn a_packet_that_is_cut_short_or_broken_is_translated_without_a_panic(
         v6: bool,
         content in content(),

@@ -22,6 +22,7 @@ use super::script::{
 };
 use crate::fragments::udp_fragments;
 use crate::icmp::error_about;
+use crate::static_nat::cloud::Cloud;
 
 /// Batch sizes, repeated cyclically: packets per batch, and turns before the next one (0: until idle).
 #[derive(Clone, Debug)]
@@ -46,7 +47,20 @@ pub(crate) struct ScenarioRun {
     /// Identity of each packet by its tag.
     pub(crate) packet_ids: HashMap<u32, PacketId>,
     process: usize,
+    /// Its number of policy changes, if the gateway is in a cloud; and the cloud.
+    cloud_policy: Option<usize>,
+    cloud: Cloud,
+    /// Packets that the cloud has translated.
+    pub(crate) translated: u64,
 }
+
+/// Private addresses of the VIPs, one after the other; without any at times.
+const PRIVATE: [&[[&str; 2]]; 4] = [
+    &[["192.0.2.10", "172.31.0.10"], ["192.0.2.11", "172.31.0.11"], ["2001:db8::10", "fd31::10"]],
+    &[["192.0.2.10", "172.31.0.11"], ["192.0.2.11", "172.31.0.10"], ["2001:db8::10", "fd31::11"]],
+    &[["192.0.2.11", "172.31.7.7"]],
+    &[],
+];
 
 /// Ages of sessions are sums of the scenario's delays: never within the second in which the expiry sweep may or may not
 /// have run.
@@ -72,20 +86,58 @@ fn policy_of(change: PolicyVariant) -> PolicySet {
     set
 }
 
+/// Gives the VIPs private addresses, if the gateway is in a cloud.
+fn enter_cloud(set: &mut PolicySet, number: Option<usize>) -> Cloud {
+    let mut cloud = Cloud::default();
+    for [vip, private] in number.map(|number| PRIVATE[number % PRIVATE.len()]).into_iter().flatten() {
+        let spec = set.vips.iter_mut().find(|it| it.address == ip(vip)).unwrap();
+        spec.private = vec![PrivateAddressSpec { gateway: "gw-a".into(), address: ip(private) }];
+        cloud.0.push((ip(vip), ip(private)));
+    }
+    cloud
+}
+
 impl ScenarioRun {
     /// Plays a scenario in these batches. `scarce_ports`: there are few ports, and limits apply; else more than enough.
     pub(crate) fn play(scenario: &[Action], batches: &Batches, workers: u8, scarce_ports: bool) -> Self {
+        Self::play_with(scenario, batches, workers, scarce_ports, None)
+    }
+
+    /// Plays a scenario with a gateway in a cloud, with private addresses outside. What is sent is what the cloud sends.
+    pub(crate) fn play_in_cloud(scenario: &[Action], batches: &Batches, workers: u8) -> Self {
+        Self::play_with(scenario, batches, workers, false, Some(0))
+    }
+
+    fn play_with(
+        scenario: &[Action],
+        batches: &Batches,
+        workers: u8,
+        scarce_ports: bool,
+        cloud_policy: Option<usize>,
+    ) -> Self {
         static FILES: AtomicU32 = AtomicU32::new(0);
         let restarts = scenario.iter().any(|action| matches!(action, Action::Event(GatewayEvent::Restart)));
         let file = || format!("vipgate-batches-{}-{}", std::process::id(), FILES.fetch_add(1, Relaxed));
         let state = restarts.then(|| std::env::temp_dir().join(file()));
         let range = PortRange::new(20_000, if scarce_ports { 20_001 } else { 20_255 }).unwrap();
         let setup = Setup { workers, range, timeouts: timeouts(), capacity: 256, state, ..Setup::default() };
-        let policy = policy_of(PolicyVariant::Whole);
+        let mut policy = policy_of(PolicyVariant::Whole);
+        let cloud = enter_cloud(&mut policy, cloud_policy);
         let mut gateway = Gateway::with(&setup, network(), &policy);
         gateway.skip_counter_check();
-        let (sent, counted, places) = Default::default();
-        let mut run = Self { gateway, setup, policy, sent, counter_changes: counted, packet_ids: places, process: 0 };
+        let (sent, counter_changes, packet_ids) = Default::default();
+        let mut run = Self {
+            gateway,
+            setup,
+            policy,
+            sent,
+            counter_changes,
+            packet_ids,
+            process: 0,
+            cloud_policy,
+            cloud,
+            translated: 0,
+        };
         let mut sizes = batches.0.iter().copied().cycle();
         let (mut size, mut turns) = sizes.next().unwrap();
         let (mut batch_size, mut pending_openers, mut pending_hairpins) = (0, HashSet::new(), HashSet::new());
@@ -119,7 +171,8 @@ impl ScenarioRun {
             }
             run.packet_ids.insert(id.tag, id);
             let worker = (id.flow & !REPLY_DIRECTION ^ id.flow >> 31) as usize % usize::from(workers);
-            assert!(run.gateway.workers[worker].io().inject(interface, &bytes), "a frame for each");
+            let received = if interface == OUTSIDE { run.cloud.to_gateway(&bytes) } else { bytes };
+            assert!(run.gateway.workers[worker].io().inject(interface, &received), "a frame for each");
             batch_size += 1;
             if batch_size >= size {
                 if turns == 0 {
@@ -145,7 +198,9 @@ impl ScenarioRun {
         for worker in &mut self.gateway.workers {
             while let Some((interface, bytes)) = worker.io().pop_sent() {
                 check_packet(&bytes);
-                self.sent.push(Sent { interface, bytes, epoch, process });
+                let seen = if interface == OUTSIDE { self.cloud.from_gateway(&bytes) } else { bytes.clone() };
+                self.translated += u64::from(seen != bytes);
+                self.sent.push(Sent { interface, bytes: seen, epoch, process });
             }
         }
         received > 0 || !self.gateway.workers.iter().all(Worker::is_idle)
@@ -212,6 +267,8 @@ impl ScenarioRun {
             GatewayEvent::Policy(PolicyVariant::Limited) if !scarce_ports => {}
             GatewayEvent::Policy(change) => {
                 self.policy = policy_of(change);
+                self.cloud_policy = self.cloud_policy.map(|number| number + 1);
+                self.cloud = enter_cloud(&mut self.policy, self.cloud_policy);
                 self.gateway.set_policy(&self.policy);
             }
             GatewayEvent::Flush => {
