@@ -57,7 +57,7 @@ pub(crate) fn udp_fragments(source: SocketAddr, destination: SocketAddr, payload
 
 /// Reassembles fragments as a host does: source, destination, identification. Panics unless the datagram is complete
 /// and valid. Repeated fragments of a complete datagram count as another datagram.
-fn reassemble(fragments: &[Vec<u8>], payload: usize) -> (SocketAddr, SocketAddr, u32) {
+pub(crate) fn reassemble(fragments: &[Vec<u8>], payload: usize) -> (SocketAddr, SocketAddr, u32) {
     let mut bytes = vec![None; payload + 8];
     let mut all = Vec::new();
     let complete = |id: u32| {
@@ -231,7 +231,7 @@ fn fragments_larger_than_the_mtu_are_fragmented_in_order() {
 }
 
 /// Packets sent when these are received on one queue in one turn.
-fn receive_batch(gateway: &mut Gateway, from: InterfaceId, packets: &[&[u8]]) -> Vec<Vec<u8>> {
+pub(crate) fn receive_batch(gateway: &mut Gateway, from: InterfaceId, packets: &[&[u8]]) -> Vec<Vec<u8>> {
     for packet in packets {
         assert!(gateway.workers[0].io().inject(from, packet));
     }

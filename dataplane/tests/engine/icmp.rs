@@ -35,7 +35,7 @@ pub(crate) fn error_about(packet: &[u8], router: &str, error: IcmpError, from_po
 }
 
 /// Outer source and destination of an ICMP error, and the packet that it quotes, after an Ethernet header.
-fn quoted(frame: &[u8]) -> (IpAddr, IpAddr, Vec<u8>) {
+pub(crate) fn quoted(frame: &[u8]) -> (IpAddr, IpAddr, Vec<u8>) {
     let parsed = SlicedPacket::from_ethernet(frame).unwrap();
     let (source, destination): (IpAddr, IpAddr) = match parsed.net.unwrap() {
         NetSlice::Ipv4(v4) => (v4.header().source_addr().into(), v4.header().destination_addr().into()),
@@ -50,7 +50,7 @@ fn quoted(frame: &[u8]) -> (IpAddr, IpAddr, Vec<u8>) {
     (source, destination, [&frame[..14], &payload].concat())
 }
 
-fn type_and_code(frame: &[u8]) -> (u8, u8) {
+pub(crate) fn type_and_code(frame: &[u8]) -> (u8, u8) {
     let parsed = SlicedPacket::from_ethernet(frame).unwrap();
     match parsed.transport.unwrap() {
         TransportSlice::Icmpv4(icmp) => (Icmpv4Slice::type_u8(&icmp), icmp.code_u8()),
@@ -59,7 +59,7 @@ fn type_and_code(frame: &[u8]) -> (u8, u8) {
     }
 }
 
-fn with_addresses() -> NetworkSpec {
+pub(crate) fn with_addresses() -> NetworkSpec {
     let mut network = network();
     network.interfaces[0].addresses = vec![ip("10.244.1.1"), ip("fe80::1"), ip("fd00:244:1::1")];
     network.interfaces[1].addresses = vec![ip("192.0.2.1"), ip("2001:db8::1")];

@@ -1,14 +1,20 @@
 //! Static NAT: outside, packets have the private address of a VIP at the gateway; inside, in sessions and in tunnels, the VIP.
 
+mod addresses;
 pub(crate) mod cloud;
 mod equivalence;
+mod fragments;
+mod gateways;
+mod icmp_errors;
+mod neighbors;
+mod one_armed;
+mod policy_changes;
 
 use std::net::{IpAddr, SocketAddr};
 
 use vipgate_dataplane::policy::spec::{PolicySet, PrivateAddressSpec};
 use vipgate_dataplane::wire::arp::{Arp, Operation};
 use vipgate_dataplane::wire::ethernet;
-use vipgate_testkit::cluster::*;
 use vipgate_testkit::services::*;
 use vipgate_testkit::*;
 
@@ -17,24 +23,27 @@ const PODS: [&str; 2] = ["10.244.1.5:4000", "[fd00:244:1::5]:4000"];
 const PRIVATE: [&str; 2] = ["172.31.0.10", "fd31::10"];
 const VIP: [&str; 2] = ["192.0.2.10", "2001:db8::10"];
 
+fn add_private(set: &mut PolicySet, gateway: &str, vip: &str, private: &str) {
+    let vip = set.vips.iter_mut().find(|it| it.address == ip(vip)).unwrap();
+    vip.private.push(PrivateAddressSpec { gateway: gateway.into(), address: ip(private) });
+}
+
 fn with_private(mut set: PolicySet, gateway: &str, addresses: [&str; 2]) -> PolicySet {
     for (vip, private) in VIP.into_iter().zip(addresses) {
-        let vip = set.vips.iter_mut().find(|it| it.address == ip(vip)).unwrap();
-        vip.private.push(PrivateAddressSpec { gateway: gateway.into(), address: ip(private) });
+        add_private(&mut set, gateway, vip, private);
     }
     set
 }
 
-fn gateway() -> Gateway {
+/// A gateway with this policy, whose VIPs have private addresses.
+fn in_cloud(set: PolicySet) -> Gateway {
     let mut gateway = Gateway::new(&Setup::default());
-    gateway.set_policy(&with_private(policy(), "gw-a", PRIVATE));
+    gateway.set_policy(&with_private(set, "gw-a", PRIVATE));
     gateway
 }
 
-/// The same packet to another address.
-fn redirected(to: IpAddr, protocol: Protocol, seen: &[u8]) -> Vec<u8> {
-    let (source, destination) = ends(seen);
-    packet(protocol, destination, SocketAddr::new(to, source.port()))
+fn gateway() -> Gateway {
+    in_cloud(policy())
 }
 
 #[test]
@@ -74,26 +83,6 @@ fn clients_reach_a_service_at_the_private_address() {
 }
 
 #[test]
-fn a_mapping_that_comes_goes_or_changes_leaves_sessions_open() {
-    let mut gateway = Gateway::new(&Setup::default());
-    gateway.set_policy(&policy());
-    let request = packet(Protocol::Udp, at(PODS[0]), at(REMOTES[0]));
-    let first = ends(&gateway.pod_sends(&request)).0;
-    assert_eq!(first.ip(), ip(VIP[0]));
-    for private in ["172.31.0.10", "172.31.0.99", "192.0.2.10"] {
-        let set =
-            if ip(private) == first.ip() { policy() } else { with_private(policy(), "gw-a", [private, "fd31::1"]) };
-        gateway.set_policy(&set);
-        let sent = gateway.pod_sends(&request);
-        assert_eq!(ends(&sent).0, SocketAddr::new(ip(private), first.port()));
-        let received = gateway.remote_sends(&reply_to(&sent, Protocol::Udp));
-        assert_eq!(ends(&received).1, at(PODS[0]));
-    }
-    assert_eq!(gateway.sessions(), 1);
-    gateway.assert_delta("egress 4, reply 3, created 1");
-}
-
-#[test]
 fn arp_for_the_private_address_is_answered_and_for_the_vip_is_not() {
     let mut gateway = gateway();
     let host = [0xc6, 0x33, 0x64, 0x01];
@@ -114,25 +103,4 @@ fn arp_for_the_private_address_is_answered_and_for_the_vip_is_not() {
         assert_eq!(gateway.receive(0, OUTSIDE, &request(other)), []);
     }
     gateway.assert_delta("drop not_ours 2, replies sent 1");
-}
-
-#[test]
-fn a_reply_at_a_gateway_with_another_private_address_reaches_the_owner_in_the_tunnel() {
-    let mut cluster = Cluster::new(2, &Setup::default());
-    let others = ["172.31.16.10", "fd31:16::10"];
-    cluster.change_policy(|set| *set = with_private(with_private(set.clone(), "gw-0", PRIVATE), "gw-1", others));
-    let request = packet(Protocol::Udp, at(PODS[0]), at(REMOTES[0]));
-    let sent = expect_one(cluster.receive(0, INSIDE, &request), 0, OUTSIDE, &cluster);
-    assert_eq!(ends(&sent).0.ip(), ip(PRIVATE[0]));
-    // The cloud has moved the address to the other gateway.
-    let reply = redirected(ip(others[0]), Protocol::Udp, &sent);
-    let received = expect_one(cluster.receive(1, OUTSIDE, &reply), 0, INSIDE, &cluster);
-    assert_eq!(ends(&received).1, at(PODS[0]));
-    cluster.advance(200);
-    cluster.kill(0);
-    let again = expect_one(cluster.receive(1, INSIDE, &request), 1, OUTSIDE, &cluster);
-    assert_eq!(ends(&again).0, SocketAddr::new(ip(others[0]), ends(&sent).0.port()), "the session goes on");
-    let received = expect_one(cluster.receive(1, OUTSIDE, &reply), 1, INSIDE, &cluster);
-    assert_eq!(ends(&received).1, at(PODS[0]));
-    cluster.assert_delta(&["egress 1, reply 1, peer_in 1, created 1", "egress 1, reply 1, peer_out 1, failed over 1"]);
 }
