@@ -6,6 +6,7 @@
 //!                  \-> StageError --------------------------------> discard   (nothing has changed)
 //! ```
 
+mod private_addresses;
 mod services;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,6 +21,7 @@ use vipgate_dataplane::policy::spec::{ClusterSpec, NodeSpec};
 use vipgate_policy::compiler::{Cluster, GatewayLocality, Peer};
 use vipgate_policy::fingerprint::{Fingerprint, mix};
 
+use self::private_addresses::PrivateAddresses;
 use super::proto;
 use super::resource::{CLUSTER, Content, Decoded, Key, Kind, ResourceError, SETTINGS, decode, printable};
 
@@ -90,6 +92,7 @@ pub struct ResourceStore {
     counts: [usize; Kind::ALL.len()],
     peers: BTreeMap<Arc<str>, Peer>,
     cluster: Option<Cluster>,
+    private_addresses: PrivateAddresses,
     version: String,
 }
 
@@ -385,6 +388,7 @@ impl ResourceStore {
         self.new_keys = 0;
         let mut changed = Vec::with_capacity(self.staged.len());
         for (key, staged) in std::mem::take(&mut self.staged) {
+            self.private_addresses.remove(self.resources.get(&key), &key);
             let Some(Staged { version, body, decoded }) = staged else {
                 if self.resources.remove(&key).is_some() {
                     match key.kind {
@@ -399,6 +403,7 @@ impl ResourceStore {
             match decoded {
                 Decoded::Gateway(peer) => drop(self.peers.insert(peer.name.clone(), peer)),
                 Decoded::Cluster(cluster) => self.cluster = Some(cluster),
+                Decoded::Vip(vip) => self.private_addresses.insert(&vip),
                 _ => {}
             }
             let resource = StoredResource { version, body };

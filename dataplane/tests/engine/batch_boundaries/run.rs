@@ -100,21 +100,15 @@ fn enter_cloud(set: &mut PolicySet, number: Option<usize>) -> Cloud {
 impl ScenarioRun {
     /// Plays a scenario in these batches. `scarce_ports`: there are few ports, and limits apply; else more than enough.
     pub(crate) fn play(scenario: &[Action], batches: &Batches, workers: u8, scarce_ports: bool) -> Self {
-        Self::play_with(scenario, batches, workers, scarce_ports, None)
+        Self::new(scenario, workers, scarce_ports, None).run(scenario, batches, scarce_ports)
     }
 
     /// Plays a scenario with a gateway in a cloud, with private addresses outside. What is sent is what the cloud sends.
     pub(crate) fn play_in_cloud(scenario: &[Action], batches: &Batches, workers: u8) -> Self {
-        Self::play_with(scenario, batches, workers, false, Some(0))
+        Self::new(scenario, workers, false, Some(0)).run(scenario, batches, false)
     }
 
-    fn play_with(
-        scenario: &[Action],
-        batches: &Batches,
-        workers: u8,
-        scarce_ports: bool,
-        cloud_policy: Option<usize>,
-    ) -> Self {
+    fn new(scenario: &[Action], workers: u8, scarce_ports: bool, cloud_policy: Option<usize>) -> Self {
         static FILES: AtomicU32 = AtomicU32::new(0);
         let restarts = scenario.iter().any(|action| matches!(action, Action::Event(GatewayEvent::Restart)));
         let file = || format!("vipgate-batches-{}-{}", std::process::id(), FILES.fetch_add(1, Relaxed));
@@ -126,7 +120,7 @@ impl ScenarioRun {
         let mut gateway = Gateway::with(&setup, network(), &policy);
         gateway.skip_counter_check();
         let (sent, counter_changes, packet_ids) = Default::default();
-        let mut run = Self {
+        Self {
             gateway,
             setup,
             policy,
@@ -137,7 +131,12 @@ impl ScenarioRun {
             cloud_policy,
             cloud,
             translated: 0,
-        };
+        }
+    }
+
+    fn run(mut self, scenario: &[Action], batches: &Batches, scarce_ports: bool) -> Self {
+        let run = &mut self;
+        let workers = run.setup.workers;
         let mut sizes = batches.0.iter().copied().cycle();
         let (mut size, mut turns) = sizes.next().unwrap();
         let (mut batch_size, mut pending_openers, mut pending_hairpins) = (0, HashSet::new(), HashSet::new());
@@ -188,7 +187,7 @@ impl ScenarioRun {
         }
         run.run_until_idle();
         run.counter_changes.push(run.gateway.take_delta());
-        run
+        self
     }
 
     fn turn(&mut self) -> bool {
@@ -198,7 +197,7 @@ impl ScenarioRun {
         for worker in &mut self.gateway.workers {
             while let Some((interface, bytes)) = worker.io().pop_sent() {
                 check_packet(&bytes);
-                let seen = if interface == OUTSIDE { self.cloud.from_gateway(&bytes) } else { bytes.clone() };
+                let seen = if interface == OUTSIDE { self.cloud.to_internet(&bytes) } else { bytes.clone() };
                 self.translated += u64::from(seen != bytes);
                 self.sent.push(Sent { interface, bytes: seen, epoch, process });
             }

@@ -117,7 +117,7 @@ impl Cloud {
     }
 
     /// The frame that the gateway sent, as the internet receives it. No VIP may be its source before.
-    pub(crate) fn from_gateway(&self, frame: &[u8]) -> Vec<u8> {
+    pub(crate) fn to_internet(&self, frame: &[u8]) -> Vec<u8> {
         let mut bytes = frame.to_vec();
         if self.0.is_empty() {
             return bytes;

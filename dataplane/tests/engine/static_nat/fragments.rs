@@ -1,7 +1,7 @@
 //! Fragments: every one has the private address outside, and the datagram's checksum is right for it.
 
 use proptest::prelude::*;
-use vipgate_testkit::services::{both_pods, service, with_services};
+use vipgate_testkit::services::{CLIENTS, both_pods, service, with_services};
 use vipgate_testkit::*;
 
 use super::{PODS, PRIVATE, REMOTES, gateway, in_cloud};
@@ -73,10 +73,9 @@ fn what_the_gateway_itself_fragments_has_the_private_address() {
 
 #[test]
 fn a_clients_fragments_reach_a_service_in_any_order() {
-    for i in 0..2 {
+    for (client, private) in CLIENTS.map(at).into_iter().zip(PRIVATE.map(ip)) {
         let mut gateway = in_cloud(with_services(&[service(&both_pods())]));
-        let client = at(services::CLIENTS[i]);
-        let mut all = udp_fragments(client, (ip(PRIVATE[i]), 53).into(), 1000, 5);
+        let mut all = udp_fragments(client, (private, 53).into(), 1000, 5);
         all.reverse();
         let received: Vec<_> =
             all.iter().flat_map(|it| gateway.receive(0, OUTSIDE, it)).map(|(_, bytes)| bytes).collect();
@@ -86,7 +85,7 @@ fn a_clients_fragments_reach_a_service_in_any_order() {
         all.reverse();
         let sent: Vec<_> = all.iter().flat_map(|it| gateway.receive(0, INSIDE, it)).map(|(_, bytes)| bytes).collect();
         let (source, destination, _) = reassemble(&sent, 1000);
-        assert_eq!((source, destination), ((ip(PRIVATE[i]), 53).into(), client));
+        assert_eq!((source, destination), ((private, 53).into(), client));
         gateway.assert_delta("inbound 3, service_reply 3, created 1");
     }
 }

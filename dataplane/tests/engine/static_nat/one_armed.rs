@@ -18,7 +18,7 @@ fn one_armed() -> NetworkSpec {
     network.interfaces[0].addresses = vec![ip("172.31.0.2"), ip("fd31::2")];
     for route in &mut network.routes {
         let RouteTarget::Via(hops) = &mut route.target else { continue };
-        let on_interface = |hop: &HopSpec| HopSpec { interface: INSIDE, ..hop.clone() };
+        let on_interface = |hop: &HopSpec| HopSpec { interface: INSIDE, ..*hop };
         *hops = hops.iter().map(on_interface).collect();
     }
     network.neighbors.iter_mut().for_each(|neighbor| neighbor.interface = INSIDE);
