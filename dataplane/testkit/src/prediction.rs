@@ -84,6 +84,10 @@ impl Gateway {
     /// Checks a prediction against the capture of the packet.
     pub fn check_prediction(&mut self, predicted: &TraceResult, worker: usize, packet: &[u8]) {
         let mut captured = self.captured();
+        // Captures show VIPs; only a packet from outside has a private address.
+        let mut translated = packet.to_vec();
+        predicted.snapshot.policy.static_nat().received(&mut translated);
+        let packet = &translated[..];
         let mut at = worker;
         let seen = loop {
             let Some(position) = captured.iter().position(|it| usize::from(it.worker.0) == at && it.before == packet)

@@ -8,7 +8,7 @@ use vipgate_dataplane::policy::spec::*;
 use vipgate_testkit::services::*;
 use vipgate_testkit::*;
 
-fn with_health_check(local_endpoints: u32) -> ServiceSpec {
+pub(crate) fn with_health_check(local_endpoints: u32) -> ServiceSpec {
     let health = Some(HealthSpec { port: 30_000, local_endpoints });
     ServiceSpec { health, external: Scope::Local, ..service(&both_pods()) }
 }
@@ -30,7 +30,7 @@ fn with_data(source: SocketAddr, destination: SocketAddr, sequence: u32, ack: u3
 }
 
 /// Runs a health check at a VIP; returns the HTTP response.
-fn probe(
+pub(crate) fn probe(
     gateway: &mut Gateway,
     interface: vipgate_dataplane::flow::ids::InterfaceId,
     prober: SocketAddr,

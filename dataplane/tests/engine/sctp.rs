@@ -9,15 +9,15 @@ use vipgate_dataplane::wire::sctp;
 use vipgate_testkit::cluster::{Cluster, expect_one, three_gateways};
 use vipgate_testkit::*;
 
-const INIT: u8 = 1;
-const INIT_ACK: u8 = 2;
+pub(crate) const INIT: u8 = 1;
+pub(crate) const INIT_ACK: u8 = 2;
 const DATA: u8 = 0;
 const ABORT: u8 = 6;
 const COOKIE_ECHO: u8 = 10;
 const SHUTDOWN_ACK: u8 = 8;
 const SHUTDOWN_COMPLETE: u8 = 14;
 
-fn packet(source: SocketAddr, destination: SocketAddr, tag: u32, chunk: u8) -> Vec<u8> {
+pub(crate) fn packet(source: SocketAddr, destination: SocketAddr, tag: u32, chunk: u8) -> Vec<u8> {
     handshake_packet(0x0707_0707, source, destination, tag, chunk)
 }
 

@@ -2,10 +2,13 @@
 
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::observe::capture::CaptureFilter;
+use vipgate_dataplane::observe::packet_summary::PacketSummary;
 use vipgate_testkit::services::*;
 use vipgate_testkit::*;
 
 use super::{PODS, PRIVATE, REMOTES, VIP, gateway, in_cloud};
+use crate::health_checks::{probe, with_health_check};
+use crate::sctp;
 
 /// The other tenant's VIP and its private address.
 const OTHER: [&str; 2] = ["192.0.2.11", "172.31.0.11"];
@@ -138,4 +141,33 @@ fn captures_and_their_filters_know_vips_alone() {
         }
         gateway.assert_delta("egress 2, reply 2, created 2");
     }
+}
+
+/// Probes of a cloud's load balancer are for the private address, too.
+#[test]
+fn health_checks_at_the_private_address_are_answered_from_it() {
+    let mut gateway = in_cloud(with_services(&[with_health_check(2)]));
+    for (client, private) in CLIENTS.into_iter().zip(PRIVATE) {
+        let response = probe(&mut gateway, OUTSIDE, at(client), (ip(private), 30_000).into());
+        assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response}");
+    }
+    gateway.assert_delta("replies sent 6, consumed 2");
+}
+
+/// The checksum of SCTP covers no addresses.
+#[test]
+fn sctp_associations_pass_both_ways_with_their_checksum() {
+    let mut gateway = in_cloud(with_services(&[service(&both_pods())]));
+    for (i, (pod, remote)) in PODS.into_iter().zip(REMOTES).enumerate() {
+        let sent = gateway.receive(0, INSIDE, &sctp::packet(at(pod), at(remote), 0, sctp::INIT)).remove(0).1;
+        let source = PacketSummary::of(&sent).unwrap();
+        assert_eq!(source.source, ip(PRIVATE[i]));
+        let own = (source.source, source.ports.unwrap()[0]).into();
+        let received = gateway.receive(0, OUTSIDE, &sctp::packet(at(remote), own, 0x0707_0707, sctp::INIT_ACK));
+        assert_eq!(PacketSummary::of(&received[0].1).unwrap().destination, at(pod).ip());
+        let to_service = sctp::packet(at(CLIENTS[i]), (ip(PRIVATE[i]), 3868).into(), 0, sctp::INIT);
+        let received = gateway.receive(0, OUTSIDE, &to_service);
+        assert_eq!(PacketSummary::of(&received[0].1).unwrap().source, at(CLIENTS[i]).ip());
+    }
+    gateway.assert_delta("egress 2, reply 2, inbound 2, created 4");
 }
