@@ -28,7 +28,8 @@ fn one_armed() -> NetworkSpec {
 fn gateway() -> Gateway {
     let mut backends = both_pods();
     backends.push(backend("10.244.1.7"));
-    let set = with_private(with_services(&[service(&backends)]), "gw-a", PRIVATE);
+    let mut set = with_private(with_services(&[service(&backends)]), "gw-a", PRIVATE);
+    super::add_private(&mut set, "gw-a", "192.0.2.11", "172.31.0.11");
     Gateway::with(&Setup { reject: true, ..Setup::default() }, one_armed(), &set)
 }
 

@@ -5,15 +5,17 @@ use vipgate_dataplane::policy::spec::PrivateAddressSpec;
 use super::*;
 use crate::xds::fixtures::sample_placement;
 
-/// VIPs with their private addresses at gateways.
-type Vips<'a> = &'a [(&'a str, &'a [(&'a str, &'a str)])];
+/// Gateways and the private addresses of a VIP there.
+type Private<'a> = &'a [(&'a str, &'a str)];
+/// VIPs with their private addresses.
+type Vips<'a> = &'a [(&'a str, Private<'a>)];
 
 fn server(vips: Vips<'_>) -> ServerPolicy {
     let mut placement = sample_placement(1);
     let template = placement.vips.iter().next().unwrap().clone();
     let private =
         |(gateway, address): &(&str, &str)| PrivateAddressSpec { gateway: (*gateway).into(), address: ip(address) };
-    let vip = |(address, all): &(&str, &[(&str, &str)])| VipSpec {
+    let vip = |(address, all): &(&str, Private<'_>)| VipSpec {
         address: ip(address),
         private: all.iter().map(private).collect(),
         ..template.clone()
@@ -52,11 +54,11 @@ const B: &str = "203.0.113.8";
 #[test]
 fn ambiguous_private_addresses_are_rejected_with_the_reason() {
     let at = |vip, private| (vip, private);
-    let first: &[(&str, &str)] = &[("g1", "10.0.9.1"), ("g2", "10.0.9.2")];
-    let same: &[(&str, &str)] = &[("g2", "10.0.9.2")];
+    let first: Private<'_> = &[("g1", "10.0.9.1"), ("g2", "10.0.9.2")];
+    let same: Private<'_> = &[("g2", "10.0.9.2")];
     let duplicate = "its private address 10.0.9.2 at gateway g2 is the one of VIP 203.0.113.7, too";
     let is_vip = "its private address 203.0.113.8 at gateway g1 is a VIP";
-    let to_vip: &[(&str, &str)] = &[("g1", B)];
+    let to_vip: Private<'_> = &[("g1", B)];
     let cases: [(&[Vips<'_>], String); 5] = [
         (&[&[at(A, first), at(B, same)]], format!("resource Vip {B}: {duplicate}")),
         (&[&[at(A, first)], &[at(A, first), at(B, same)]], format!("resource Vip {B}: {duplicate}")),
@@ -74,9 +76,9 @@ fn ambiguous_private_addresses_are_rejected_with_the_reason() {
 
 #[test]
 fn private_addresses_may_move_with_an_update_and_be_equal_at_two_gateways() {
-    let (first, second): (&[(&str, &str)], &[(&str, &str)]) = (&[("g1", "10.0.9.1")], &[("g1", "10.0.9.2")]);
-    let elsewhere: &[(&str, &str)] = &[("g2", "10.0.9.1")];
-    let of_b: &[(&str, &str)] = &[("g1", B)];
+    let (first, second): (Private<'_>, Private<'_>) = (&[("g1", "10.0.9.1")], &[("g1", "10.0.9.2")]);
+    let elsewhere: Private<'_> = &[("g2", "10.0.9.1")];
+    let of_b: Private<'_> = &[("g1", B)];
     let valid: [&[Vips<'_>]; 6] = [
         // Exchanged.
         &[&[(A, first), (B, second)], &[(A, second), (B, first)], &[(A, first), (B, second)]],
