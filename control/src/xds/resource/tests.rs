@@ -2,6 +2,7 @@
 
 mod arbitrary;
 mod invalid;
+mod invalid_private_addresses;
 mod invalid_services;
 mod round_trip;
 mod versions;

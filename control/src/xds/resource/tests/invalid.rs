@@ -160,34 +160,6 @@ fn invalid_shard_maps_are_rejected_with_field_and_reason() {
     assert!(decode(Kind::Endpoint, "10.0.0.1", &proto::Endpoint { slot: 1024, ..endpoint() }.encode_to_vec()).is_ok());
 }
 
-#[test]
-fn invalid_private_addresses_are_rejected_with_field_and_reason() {
-    let error_with = |all: &[(&str, &str)]| {
-        let private = |(gateway, address): &(&str, &str)| proto::PrivateAddress {
-            gateway: (*gateway).to_owned(),
-            address: (*address).to_owned(),
-        };
-        vip_error(|vip| vip.private_addresses = all.iter().map(private).collect())
-    };
-    let cases: [(&[(&str, &str)], &str); 12] = [
-        (&[("", "10.0.0.1")], "private_addresses[0].gateway: is empty"),
-        (&[("g2", "10.0.0.1"), ("g1", "10.0.0.2")], "private_addresses[1].gateway: `g1` is not in ascending order"),
-        (&[("g1", "10.0.0.1"), ("g1", "10.0.0.2")], "private_addresses[1].gateway: `g1` is not in ascending order"),
-        (&[("g1", "10.0.0")], "private_addresses[0].address: `10.0.0` is not an address"),
-        (&[("g1", "")], "private_addresses[0].address: `` is not an address"),
-        (&[("g1", "fd00::1")], "private_addresses[0].address: fd00::1 is not of the family of 203.0.113.1"),
-        (&[("g1", "203.0.113.1")], "private_addresses[0].address: 203.0.113.1 is the VIP itself"),
-        (&[("g1", "0.0.0.0")], "private_addresses[0].address: 0.0.0.0 is the unspecified address"),
-        (&[("g1", "224.0.0.5")], "private_addresses[0].address: 224.0.0.5 is a multicast address"),
-        (&[("g1", "127.0.0.1")], "private_addresses[0].address: 127.0.0.1 is a loopback address"),
-        (&[("g1", "255.255.255.255")], "private_addresses[0].address: 255.255.255.255 is not a valid host address"),
-        (&[("g1", "::")], "private_addresses[0].address: :: is the unspecified address"),
-    ];
-    for (all, expected) in cases {
-        assert_eq!(error_with(all), expected);
-    }
-}
-
 fn gateway_error(change: impl FnOnce(&mut proto::Gateway)) -> String {
     let mut message = gateway();
     change(&mut message);
