@@ -149,6 +149,22 @@ fn replace<'a>(sorted: &mut Vec<Arc<Object>>, objects: impl DoubleEndedIterator<
     }
     let mut added: Vec<Arc<Object>> = objects.chain(last).cloned().collect();
     added.sort_by(|a, b| inventory::order(a, b));
+    // Of objects with the same identity the first one counts, so what is next to them differs with them.
+    let is_same = |a: Option<&Arc<Object>>, b: &Arc<Object>| a.is_some_and(|a| a.id == b.id);
+    while start > 0
+        && let before = &sorted[start - 1]
+        && (is_same(added.first(), before) || is_same(sorted[start..end].first(), before))
+    {
+        added.insert(0, before.clone());
+        start -= 1;
+    }
+    while let Some(after) = sorted.get(end)
+        && (is_same(added.last(), after) || is_same(sorted[start..end].last(), after))
+    {
+        added.push(after.clone());
+        end += 1;
+    }
+    added.sort_by(|a, b| inventory::order(a, b));
     let at = start..start + added.len();
     let around = [start.checked_sub(1).map(|before| &sorted[before]), added.first(), added.last(), sorted.get(end)];
     if around.into_iter().flatten().is_sorted_by(|a, b| inventory::order(a, b).is_le()) {

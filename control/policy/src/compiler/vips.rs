@@ -1,5 +1,7 @@
 //! VIP table: owners, announce mode, shards and reserved ports of each VIP, and checks of conflicting claims.
 
+mod private_addresses;
+
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::net::IpAddr;
@@ -7,7 +9,7 @@ use std::sync::Arc;
 
 use foldhash::{HashMap, HashMapExt, HashSet};
 use vipgate_dataplane::policy::spec;
-use vipgate_dataplane::policy::spec::{PrivateAddressSpec, SLOTS, ShardMapRef, ShardSpec, VipSpec};
+use vipgate_dataplane::policy::spec::{SLOTS, ShardMapRef, ShardSpec, VipSpec};
 
 use super::claim::{Claim, Inputs};
 use super::gateways::{Assignment, Candidates, GatewayId, Gateways, Locality, VipRequest, address_key};
@@ -159,12 +161,14 @@ fn assign(
     let Assignment { owners, backups } = gateways.assign(&requests);
     let all = vips.iter().zip(modes).zip(requests.iter().zip(owners).zip(backups));
     let assigned = all.filter(|(_, ((_, owners), _))| gateways.is_empty() || !owners.is_empty());
-    assigned
+    let mut assigned: Vec<AssignedVip> = assigned
         .map(|(((address, vip), mode), ((request, owners), backups))| {
-            let spec = VipSpec { private: private_addresses(*address, sources), ..vip_spec(*address, vip, mode) };
+            let spec = VipSpec { private: private_addresses::of(*address, sources), ..vip_spec(*address, vip, mode) };
             AssignedVip { spec: place(spec, request, (&owners, &backups), gateways, shard_maps), owners }
         })
-        .collect()
+        .collect();
+    private_addresses::remove_ambiguous(&mut assigned, &vips.keys().copied().collect());
+    assigned
 }
 
 /// The gateways that may own a VIP: those of its policy; of a provider's address those with a NIC in its zone.
@@ -174,17 +178,6 @@ fn eligible(address: IpAddr, vip: &Vip<'_>, sources: &Inputs<'_>) -> Candidates 
     let Some(cloud) = sources.pools.cloud(address) else { return all };
     let fits = |id: &GatewayId| cloud.fits(address, gateways.name(*id));
     Candidates { ids: all.ids.iter().copied().filter(fits).collect(), name: all.name }
-}
-
-/// The private addresses of a VIP at gateways.
-fn private_addresses(address: IpAddr, sources: &Inputs<'_>) -> Vec<PrivateAddressSpec> {
-    let private = sources.pools.cloud(address).and_then(|cloud| cloud.addresses.get(&address)).map(|it| &it.private);
-    let spec = |(gateway, address): (&String, &IpAddr)| PrivateAddressSpec {
-        gateway: gateway.as_str().into(),
-        address: *address,
-    };
-    // One that is the VIP itself needs no translation.
-    private.into_iter().flatten().filter(|(_, private)| **private != address).map(spec).collect()
 }
 
 /// Places a VIP: as a whole on one gateway, or by a shard map on all.

@@ -312,6 +312,29 @@ fn an_incremental_compilation_equals_a_new_one() {
 }
 
 #[test]
+fn a_slice_that_precedes_its_duplicate_takes_it_out_of_force() {
+    let policy = "apiVersion: vipgate.io/v1alpha1\nkind: EgressPolicy\nmetadata: {name: p, namespace: a}\n\
+                  spec: {serviceRef: {name: s}}\n";
+    let slice = |service: &str| {
+        format!(
+            "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
+             metadata: {{name: x, namespace: a, labels: {{kubernetes.io/service-name: {service}}}}}\naddressType: IPv4\n\
+             endpoints: [{{addresses: [10.0.0.1], targetRef: {{kind: Pod, name: x}}}}]\n"
+        )
+    };
+    let parsed = |text: &str| Arc::new(objects(text).pop().unwrap());
+    let [policy, first, second] = [policy, &slice("t"), &slice("s")].map(parsed);
+    let mut compiler = Compiler::new(Tenancy::Strict);
+    let lists = [vec![&policy, &second], vec![&policy, &first, &second], vec![&policy, &second], vec![&policy, &first]];
+    for (list, endpoints) in lists.into_iter().zip([1, 0, 1, 0]) {
+        let compiled = compiler.compile(list.iter().copied());
+        let new = compile_for(Tenancy::Strict, list.iter().map(|object| &***object));
+        assert_eq!(compiled.placement.endpoints.len(), endpoints);
+        assert_eq!((&compiled.placement, &compiled.diagnostics), (&new.placement, &new.diagnostics));
+    }
+}
+
+#[test]
 fn a_changed_slice_concerns_its_service_alone() {
     let documents = |last: &str| {
         let each = (0..300).flat_map(|n| {
