@@ -1,5 +1,6 @@
 //! Failover: a gateway is killed, and restarted.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use vipgate_tests::cluster::{ClientConfig, ClientResults, Clients, Cluster, Download, SERVER, sleep_ms, sources_a};
@@ -38,7 +39,9 @@ fn a_killed_gateway_fails_over_within_a_second() {
     older.check_survived(99);
     assert!(younger.0.len() > 100, "{}", younger.summary());
     younger.check_all_succeeded();
-    scenario.end(&cluster).check_outage(died);
+    let kept: BTreeSet<&String> = older.0.iter().chain(&younger.0).map(|client| &client.identity).collect();
+    let lost = late.0.iter().map(|client| client.identity.clone()).filter(|identity| !kept.contains(identity));
+    scenario.end_with_lost(&cluster, &lost.collect()).check_outage(died);
 }
 
 /// Routers don't detect the failure and route a third of all packets to the dead gateway; the other packets are
