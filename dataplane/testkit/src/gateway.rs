@@ -69,6 +69,9 @@ pub struct Gateway {
     frames: u64,
 }
 
+/// Free frames of a worker below which it gets some of others.
+const MIN_FREE_FRAMES: u64 = 16;
+
 thread_local! {
     /// Frames of dropped gateways, for reuse: arenas are never freed, and fuzzers create many gateways.
     static FREE_FRAMES: RefCell<Vec<Frame>> = const { RefCell::new(Vec::new()) };
@@ -224,6 +227,7 @@ impl Gateway {
     pub fn receive(&mut self, worker: usize, interface: InterfaceId, packet: &[u8]) -> Vec<(InterfaceId, Vec<u8>)> {
         let predicted = self.predict(worker, interface, packet);
         let is_captured = matches!(self.capture_mode, CaptureMode::On(_));
+        self.balance_frames(worker);
         assert!(self.workers[worker].io().inject(interface, packet));
         let sent = self.run();
         match predicted {
@@ -232,6 +236,18 @@ impl Gateway {
             None => {}
         }
         sent
+    }
+
+    /// Gives a worker frames of others, as the shared pool of a real device does: those that it hands over are free at the other one.
+    fn balance_frames(&mut self, worker: usize) {
+        while self.workers[worker].io().audit().free < MIN_FREE_FRAMES {
+            let of_other = |other: &mut Worker<MemoryIo>| {
+                let io = other.io();
+                if io.audit().free > MIN_FREE_FRAMES { io.allocate() } else { None }
+            };
+            let Some(frame) = self.workers.iter_mut().find_map(of_other) else { return };
+            self.workers[worker].io().release(frame);
+        }
     }
 
     /// A pod's packet at worker 0 that must be forwarded outside; returns it as sent.
