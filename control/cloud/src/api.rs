@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use hyper::header::RETRY_AFTER;
 use hyper::{Request, Response};
+use serde::de::DeserializeOwned;
 use tokio::time::sleep;
 
 use crate::error::{CloudError, ErrorKind};
@@ -52,9 +53,7 @@ impl Operation {
             rate: Rate { interval: Duration::from_millis(200), burst: 100 },
         }
     }
-}
 
-impl Operation {
     /// The same without another attempt, except with new credentials.
     pub(crate) const fn once(self) -> Self {
         Self { attempts: 1, ..self }
@@ -212,6 +211,15 @@ impl<A: Authorize> Api<A> {
         self.meter.record(operation.name, code, began.elapsed());
         outcome
     }
+}
+
+/// Content of a response that was a success. Of a change it is not known what happened when it can't be read.
+pub(crate) fn decode<T: DeserializeOwned>(
+    operation: &'static str,
+    response: &Response<Bytes>,
+) -> Result<T, CloudError> {
+    serde_json::from_slice(response.body())
+        .map_err(|error| CloudError::new(ErrorKind::Unknown, operation, "Malformed", &error.to_string()))
 }
 
 /// `Retry-After` in seconds (RFC 9110 section 10.2.3); providers send no dates.

@@ -104,6 +104,14 @@ impl CloudError {
         }
     }
 
+    /// The same of a request about a change that was accepted: whatever keeps us from seeing its end, it may be carried out.
+    pub(crate) fn of_accepted_change(mut self) -> Self {
+        if !matches!(self.kind, ErrorKind::Denied | ErrorKind::Credentials) {
+            self.kind = ErrorKind::Unknown;
+        }
+        self
+    }
+
     /// With the time that the provider wants to pass.
     pub fn with_retry_after(mut self, after: Option<Duration>) -> Self {
         self.retry_after = after;

@@ -17,6 +17,8 @@ pub mod error;
 pub mod execute;
 pub mod gcp;
 mod http;
+mod name;
+mod oauth;
 pub mod plan;
 pub mod provider;
 pub mod reconciler;

@@ -2,20 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use ring::digest::{Context, SHA256};
 use serde_json::{Value, json};
 
 use super::claim::{attached_to, in_use, ip_of, used_by};
 use super::client::{Client, Condition, DELETE_ADDRESS, PUT_ADDRESS, is_repeatable};
 use super::interface::etag;
-use super::resource_id::{ResourceId, Type, hex};
+use super::resource_id::{ResourceId, Type};
 use super::{observe, tag};
 use crate::error::{CloudError, ErrorKind};
+use crate::name;
 use crate::provider::{AddressId, Allocation, PublicAddress};
 
 const NAME: &str = PUT_ADDRESS.name;
-/// Bytes of the digest in a name.
-const DIGEST: usize = 16;
 /// Times that a change is sent when somebody else's was first or no answer came.
 const MAX_ATTEMPTS: usize = 2;
 
@@ -23,7 +21,7 @@ const MAX_ATTEMPTS: usize = 2;
 pub(super) async fn allocate(client: &Client, allocation: &Allocation) -> Result<PublicAddress, CloudError> {
     let own = [&allocation.token, &allocation.claim.cluster, &allocation.claim.owner];
     tag::check_values(NAME, own.into_iter().chain(allocation.tags.values()).map(String::as_str))?;
-    let name = address_name(&allocation.claim.cluster, &allocation.token);
+    let name = name::of_allocation(allocation);
     let id = ResourceId::new(&client.subscription, &client.group, Type::PublicAddress, &name);
     let id = id.ok_or_else(|| CloudError::new(ErrorKind::Invalid, NAME, "ResourceId", &name))?;
     let mut found = client.address(&id).await?;
@@ -114,27 +112,5 @@ pub(super) async fn release(client: &Client, address: &PublicAddress) -> Result<
             Err(error) if is_repeatable(&error) && left > 0 => {}
             result => return result,
         }
-    }
-}
-
-/// Name of an allocated address: the same for the same token, another one in each cluster.
-fn address_name(cluster: &str, token: &str) -> String {
-    let mut digest = Context::new(&SHA256);
-    digest.update(&(cluster.len() as u64).to_be_bytes());
-    digest.update(cluster.as_bytes());
-    digest.update(token.as_bytes());
-    format!("vipgate-{}", hex(digest.finish().as_ref(), DIGEST))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_differ_by_cluster_and_token() {
-        let names = [address_name("a", "b"), address_name("ab", ""), address_name("", "ab"), address_name("a", "c")];
-        let different: std::collections::BTreeSet<_> = names.iter().collect();
-        assert_eq!(different.len(), names.len());
-        assert_eq!(names[0], address_name("a", "b"));
     }
 }

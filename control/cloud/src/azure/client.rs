@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::header::{ACCEPT, CONTENT_TYPE, IF_MATCH, IF_NONE_MATCH};
-use hyper::{Method, Request, Response};
+use hyper::{Method, Request};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::credentials::Credentials;
@@ -16,7 +15,7 @@ use super::operation::path_of;
 use super::resource_id::ResourceId;
 use super::{Config, error};
 use crate::CallMeter;
-use crate::api::{Api, Operation};
+use crate::api::{Api, Operation, decode};
 use crate::error::{CloudError, ErrorKind};
 use crate::provider::Associate;
 
@@ -253,13 +252,4 @@ pub(super) fn is_repeatable(error: &CloudError) -> bool {
         ErrorKind::Unknown => error.code != "OperationTimeout",
         _ => false,
     }
-}
-
-/// Content of a response that was a success. Of a change it is not known what happened when it can't be read.
-pub(super) fn decode<T: DeserializeOwned>(
-    operation: &'static str,
-    response: &Response<Bytes>,
-) -> Result<T, CloudError> {
-    serde_json::from_slice(response.body())
-        .map_err(|error| CloudError::new(ErrorKind::Unknown, operation, "Malformed", &error.to_string()))
 }

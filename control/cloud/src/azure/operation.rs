@@ -10,10 +10,10 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokio::time::{sleep, timeout};
 
-use super::client::{Client, decode};
+use super::client::Client;
 use super::error::{self, of_operation};
 use super::interface::is_busy;
-use crate::api::Operation;
+use crate::api::{Operation, decode};
 use crate::error::{CloudError, ErrorKind};
 
 const STATUS: Operation = Operation::read("Operations_Get");
@@ -70,7 +70,7 @@ impl Client {
     async fn is_done(&self, name: &'static str, poll: &Poll) -> Result<bool, CloudError> {
         let (Poll::Operation(path) | Poll::Location(path) | Poll::Resource(path)) = poll;
         let request = self.request(&Method::GET, path, None, None)?;
-        let response = self.api.call(STATUS, &request).await.map_err(unknown_unless_denied)?;
+        let response = self.api.call(STATUS, &request).await.map_err(CloudError::of_accepted_change)?;
         match poll {
             Poll::Location(_) => Ok(response.status() != StatusCode::ACCEPTED),
             Poll::Resource(_) => Ok(!is_busy(&decode::<Value>(name, &response)?)),
@@ -105,14 +105,6 @@ pub(super) fn path_of(name: &'static str, url: &str) -> Result<String, CloudErro
     let path = url.parse::<Uri>().ok().and_then(|uri| uri.path_and_query().map(ToString::to_string));
     path.filter(|path| path.starts_with('/'))
         .ok_or_else(|| CloudError::new(ErrorKind::Unknown, name, "Malformed", "a URL of the response can't be read"))
-}
-
-/// The change was accepted: whatever keeps us from seeing its end, it may be carried out.
-fn unknown_unless_denied(mut error: CloudError) -> CloudError {
-    if !matches!(error.kind, ErrorKind::Denied | ErrorKind::Credentials) {
-        error.kind = ErrorKind::Unknown;
-    }
-    error
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use std::fmt;
 use ring::digest::{SHA256, digest};
 
 use crate::error::{CloudError, ErrorKind};
+use crate::name::hex;
 use crate::provider::{AddressId, NicId};
 
 /// Longest name of a resource of Microsoft.Network, and of an IP configuration.
@@ -132,11 +133,6 @@ pub(super) fn configuration_name(address: &ResourceId) -> String {
     }
     let digest = hex(digest(&SHA256, address.name.as_bytes()).as_ref(), DIGEST);
     format!("{}-{digest}", &plain[..MAX_NAME - 1 - 2 * DIGEST])
-}
-
-/// The first bytes of a digest, in hexadecimal.
-pub(super) fn hex(digest: &[u8], count: usize) -> String {
-    digest.iter().take(count).fold(String::new(), |text, byte| format!("{text}{byte:02x}"))
 }
 
 #[cfg(test)]

@@ -4,16 +4,13 @@
 //! failure between the two requests, the next attempt with the same token finds the address and labels it.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 
 use super::claim::{in_use, not_found, swap};
 use super::client::{Client, DELETE, INSERT};
 use super::label;
 use crate::error::{CloudError, ErrorKind};
+use crate::name;
 use crate::provider::{AddressId, Allocation, PublicAddress};
-
-/// Bytes of the digest in a name.
-const DIGEST: usize = 16;
 
 /// Allocates an address, or finds the one of the same token.
 pub(super) async fn allocate(client: &Client, allocation: &Allocation) -> Result<PublicAddress, CloudError> {
@@ -26,7 +23,7 @@ pub(super) async fn allocate(client: &Client, allocation: &Allocation) -> Result
     }
     let labels = label::allocated(&allocation.tags, &allocation.claim, &allocation.token)
         .ok_or_else(|| error("Label", "the claim or the token is too long for labels"))?;
-    let name = address_name(&allocation.claim.cluster, &allocation.token);
+    let name = name::of_allocation(allocation);
     let description = format!("Allocated by vipgate, token {}", allocation.token);
     match client.insert(&name, &description).await {
         // 409 alreadyExists: an attempt before was successful until here.
@@ -81,17 +78,4 @@ pub(super) async fn release(client: &Client, address: &PublicAddress) -> Result<
         Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
         result => result,
     }
-}
-
-/// Name of an allocated address: the same for the same token, another one in each cluster.
-fn address_name(cluster: &str, token: &str) -> String {
-    let mut digest = ring::digest::Context::new(&ring::digest::SHA256);
-    digest.update(&(cluster.len() as u64).to_be_bytes());
-    digest.update(cluster.as_bytes());
-    digest.update(token.as_bytes());
-    digest.finish().as_ref().iter().take(DIGEST).fold("vipgate-".to_owned(), |mut name, byte| {
-        // Writing to a String can't fail.
-        let _ = write!(name, "{byte:02x}");
-        name
-    })
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::header::CONTENT_TYPE;
-use hyper::{Method, Request, Response};
+use hyper::{Method, Request};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -16,7 +16,7 @@ use super::operation::Location;
 use super::resource::{Address, AddressList, Instance};
 use super::{Config, error, label};
 use crate::CallMeter;
-use crate::api::{Api, Operation};
+use crate::api::{Api, Operation, decode};
 use crate::error::{CloudError, ErrorKind};
 
 const LIST: Operation = Operation::read("addresses.list");
@@ -215,15 +215,6 @@ impl Client {
 fn segment<'a>(operation: &'static str, name: &'a str) -> Result<&'a str, CloudError> {
     let error = || CloudError::new(ErrorKind::Invalid, operation, "Name", &format!("{name:?} can't be a name"));
     is_plain(name).then_some(name).ok_or_else(error)
-}
-
-/// Content of a response that was a success. Of a change it is not known what happened when it can't be read.
-pub(super) fn decode<T: DeserializeOwned>(
-    operation: &'static str,
-    response: &Response<Bytes>,
-) -> Result<T, CloudError> {
-    serde_json::from_slice(response.body())
-        .map_err(|error| CloudError::new(ErrorKind::Unknown, operation, "Malformed", &error.to_string()))
 }
 
 /// A random UUID (RFC 9562 section 5.4).

@@ -5,10 +5,10 @@ use std::time::Duration;
 use hyper::Method;
 use tokio::time::{sleep, timeout};
 
-use super::client::{Client, decode};
+use super::client::Client;
 use super::error::of_operation;
 use super::resource;
-use crate::api;
+use crate::api::{self, decode};
 use crate::error::{CloudError, ErrorKind};
 
 const WAIT_ZONE: api::Operation = api::Operation::read("zoneOperations.wait");
@@ -41,7 +41,7 @@ impl Client {
             while operation.status != "DONE" {
                 sleep(pause).await;
                 pause = (pause * 2).clamp(MIN_PAUSE, MAX_PAUSE);
-                operation = self.wait(location, &operation.name).await.map_err(unknown_unless_denied)?;
+                operation = self.wait(location, &operation.name).await.map_err(CloudError::of_accepted_change)?;
             }
             of_operation(name, &operation).map_or(Ok(()), Err)
         };
@@ -57,12 +57,4 @@ impl Client {
         let request = self.request(&Method::POST, &format!("{place}/operations/{operation}/wait"), &[], None)?;
         decode(call.name, &self.api.call(call, &request).await?)
     }
-}
-
-/// The change was accepted: whatever keeps us from seeing its end, it may be carried out.
-fn unknown_unless_denied(mut error: CloudError) -> CloudError {
-    if !matches!(error.kind, ErrorKind::Denied | ErrorKind::Credentials) {
-        error.kind = ErrorKind::Unknown;
-    }
-    error
 }

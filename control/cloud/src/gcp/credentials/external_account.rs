@@ -12,9 +12,10 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{SCOPE, Token, TokenResponse, exchange, form, post, read_file, refused};
+use super::{ISSUER, SCOPE, Token, TokenResponse, read_file};
 use crate::error::{CloudError, ErrorKind};
 use crate::http::{HttpClient, HttpError};
+use crate::oauth::{FORM, form};
 
 /// What the first token may do when it is only used to get a service account's.
 const IMPERSONATION_SCOPE: &str = "https://www.googleapis.com/auth/cloud-platform";
@@ -87,29 +88,30 @@ impl Account {
             ("subject_token_type", &self.subject_token_type),
             ("subject_token", &subject),
         ]);
-        let request = post(&self.token_url, "application/x-www-form-urlencoded", body)?;
-        let federated = exchange::<TokenResponse>(http, request).await?.token()?;
+        let request = ISSUER.post(&self.token_url, FORM, body)?;
+        let federated = ISSUER.exchange::<TokenResponse>(http, request).await?.token()?;
         let Some(url) = &self.service_account_impersonation_url else { return Ok(federated) };
         let lifetime = format!("{}s", self.service_account_impersonation.token_lifetime_seconds);
         let body = json!({ "scope": [SCOPE], "lifetime": lifetime }).to_string();
-        let mut request = post(url, "application/json", body)?;
+        let mut request = ISSUER.post(url, "application/json", body)?;
         request.headers_mut().insert(AUTHORIZATION, federated.value);
-        let token: Impersonated = exchange(http, request).await?;
-        let ends: Timestamp = token.expire_time.parse().map_err(|_| refused("Malformed", "expireTime isn't a time"))?;
+        let token: Impersonated = ISSUER.exchange(http, request).await?;
+        let ends: Timestamp =
+            token.expire_time.parse().map_err(|_| ISSUER.refused("Malformed", "expireTime isn't a time"))?;
         let left = ends.as_second() - Timestamp::now().as_second();
-        Token::new(&token.access_token, Duration::from_secs(u64::try_from(left).unwrap_or_default()))
+        ISSUER.token(&token.access_token, Duration::from_secs(u64::try_from(left).unwrap_or_default()))
     }
 }
 
 impl Source {
     async fn subject_token(&self, http: &HttpClient) -> Result<String, CloudError> {
         if self.environment_id.is_some() {
-            return Err(refused("Source", "credential_source with environment_id (AWS) is not supported"));
+            return Err(ISSUER.refused("Source", "credential_source with environment_id (AWS) is not supported"));
         }
         let content = match (&self.file, &self.url) {
             (Some(file), _) => Bytes::from(read_file(file).await?),
             (None, Some(url)) => self.get(http, url).await?,
-            (None, None) => return Err(refused("Source", "credential_source has neither file nor url")),
+            (None, None) => return Err(ISSUER.refused("Source", "credential_source has neither file nor url")),
         };
         let token = match &self.format {
             Format::Text => String::from_utf8(content.to_vec()).ok(),
@@ -119,22 +121,23 @@ impl Source {
             }
         };
         let token = token.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty());
-        token.ok_or_else(|| refused("Source", "credential_source has no token in the format that it says"))
+        token.ok_or_else(|| ISSUER.refused("Source", "credential_source has no token in the format that it says"))
     }
 
     /// Plain HTTP is allowed: sources are often servers of the same machine, such as 169.254.169.254.
     async fn get(&self, http: &HttpClient, url: &str) -> Result<Bytes, CloudError> {
         let request = self.headers.iter().fold(Request::builder().uri(url), |it, (key, value)| it.header(key, value));
-        let request =
-            request.body(Bytes::new()).map_err(|_| refused("Source", "the url of credential_source is malformed"))?;
+        let request = request
+            .body(Bytes::new())
+            .map_err(|_| ISSUER.refused("Source", "the url of credential_source is malformed"))?;
         match http.send(request).await {
             Ok(response) if response.status().is_success() => Ok(response.into_body()),
             Ok(response) => {
                 let text = format!("credential_source gives no token: HTTP status {}", response.status().as_u16());
-                Err(refused("Source", &text))
+                Err(ISSUER.refused("Source", &text))
             }
             Err(HttpError::NotSent(text) | HttpError::NoResponse(text)) => {
-                Err(CloudError::new(ErrorKind::Unavailable, super::NAME, "NotReachable", &text))
+                Err(CloudError::new(ErrorKind::Unavailable, ISSUER.operation, "NotReachable", &text))
             }
         }
     }

@@ -4,15 +4,16 @@
 use bytes::Bytes;
 use hyper::Request;
 
-use super::{SCOPE, Token, TokenResponse, exchange, refused};
+use super::{ISSUER, SCOPE, Token, TokenResponse};
 use crate::error::CloudError;
 use crate::http::HttpClient;
+use crate::oauth::form;
 
 pub(super) async fn token(http: &HttpClient, host: &str) -> Result<Token, CloudError> {
-    let query = super::form(&[("scopes", SCOPE)]);
+    let query = form(&[("scopes", SCOPE)]);
     let url = format!("http://{host}/computeMetadata/v1/instance/service-accounts/default/token?{query}");
     // The header keeps requests from being forged by pages and proxies.
     let request = Request::builder().uri(url).header("Metadata-Flavor", "Google").body(Bytes::new());
-    let request = request.map_err(|_| refused("Host", "the metadata server's host is malformed"))?;
-    exchange::<TokenResponse>(http, request).await?.token()
+    let request = request.map_err(|_| ISSUER.refused("Host", "the metadata server's host is malformed"))?;
+    ISSUER.exchange::<TokenResponse>(http, request).await?.token()
 }

@@ -9,9 +9,10 @@ use ring::signature::{RSA_PKCS1_SHA256, RsaKeyPair};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{SCOPE, Token, TokenResponse, exchange, form, post, refused};
+use super::{ISSUER, SCOPE, Token, TokenResponse};
 use crate::error::CloudError;
 use crate::http::HttpClient;
+use crate::oauth::{FORM, form};
 
 /// Seconds that an assertion is valid: the maximum.
 const LIFETIME: i64 = 3600;
@@ -32,8 +33,8 @@ impl Key {
     pub(super) async fn token(&self, http: &HttpClient) -> Result<Token, CloudError> {
         let assertion = self.assertion(Timestamp::now())?;
         let body = form(&[("grant_type", "urn:ietf:params:oauth:grant-type:jwt-bearer"), ("assertion", &assertion)]);
-        let request = post(&self.token_uri, "application/x-www-form-urlencoded", body)?;
-        exchange::<TokenResponse>(http, request).await?.token()
+        let request = ISSUER.post(&self.token_uri, FORM, body)?;
+        ISSUER.exchange::<TokenResponse>(http, request).await?.token()
     }
 
     /// A JSON Web Token with RS256 (RFC 7519, RFC 7518 section 3.3).
@@ -52,12 +53,12 @@ impl Key {
         let key = self.key_pair()?;
         let mut signature = vec![0; key.public().modulus_len()];
         key.sign(&RSA_PKCS1_SHA256, &SystemRandom::new(), signed.as_bytes(), &mut signature)
-            .map_err(|_| refused("Key", "private_key can't sign"))?;
+            .map_err(|_| ISSUER.refused("Key", "private_key can't sign"))?;
         Ok(format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature)))
     }
 
     fn key_pair(&self) -> Result<RsaKeyPair, CloudError> {
-        let error = || refused("Key", "private_key isn't an RSA key (PKCS #8, PEM)");
+        let error = || ISSUER.refused("Key", "private_key isn't an RSA key (PKCS #8, PEM)");
         let pem = self.pem.trim();
         let pem = pem.strip_prefix("-----BEGIN PRIVATE KEY-----").ok_or_else(error)?;
         let pem = pem.strip_suffix("-----END PRIVATE KEY-----").ok_or_else(error)?;
