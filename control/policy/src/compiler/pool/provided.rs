@@ -18,6 +18,7 @@ pub(super) fn allocate(
     allocated: &mut HashSet<IpAddr>,
 ) -> (Vec<IpAddr>, Option<Family>) {
     let (mut addresses, mut exhausted) = (Vec::new(), None);
+    let seed = Fingerprint::of(owner.as_bytes());
     for family in Family::ALL {
         let mut families = cloud.addresses.keys().map(|address| Family::of(*address));
         let is_missing = cloud.addresses.is_empty() && family == Family::V4;
@@ -26,7 +27,7 @@ pub(super) fn allocate(
         }
         let free = cloud.addresses.iter().filter(|(address, _)| Family::of(**address) == family);
         let free = free.filter(|(address, cloud)| !allocated.contains(address) && may_have(cloud, owner));
-        let mut free: Vec<_> = free.map(|(address, cloud)| (rank(*address, cloud, owner), *address)).collect();
+        let mut free: Vec<_> = free.map(|(address, cloud)| (rank(*address, cloud, seed), *address)).collect();
         free.sort_unstable();
         free.truncate(count as usize);
         if free.len() < count as usize {
@@ -48,9 +49,9 @@ fn may_have(address: &CloudAddress, owner: &str) -> bool {
     address.owner.is_none() || owners(address).any(|it| it == owner)
 }
 
-/// Lower ranks are taken first.
-fn rank(address: IpAddr, cloud: &CloudAddress, owner: &str) -> (bool, Reverse<u64>) {
-    let score = mix(Fingerprint::of(owner.as_bytes()) ^ super::super::gateways::address_key(address));
+/// Lower ranks are taken first. `seed`: fingerprint of the owner.
+fn rank(address: IpAddr, cloud: &CloudAddress, seed: u64) -> (bool, Reverse<u64>) {
+    let score = mix(seed ^ super::super::gateways::address_key(address));
     (cloud.owner.is_none(), Reverse(score))
 }
 
