@@ -36,7 +36,7 @@ pub fn xds(mut data: &[u8]) {
         if !book.is_complete() {
             continue;
         }
-        if book.check_services().is_err() {
+        if book.check_consistency().is_err() {
             book.discard();
             continue;
         }

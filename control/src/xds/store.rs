@@ -381,6 +381,15 @@ impl ResourceStore {
         Content::version_text(mix(all.map(hash).fold(0, u64::wrapping_add)))
     }
 
+    /// Checks that what is in force after the update fits together: Services with their backend slices, and private addresses of VIPs.
+    ///
+    /// # Errors
+    /// The resource that is missing, too many, or doesn't fit.
+    pub fn check_consistency(&self) -> Result<(), StageError> {
+        self.check_private_addresses()?;
+        self.check_services()
+    }
+
     /// Applies the staged changes. Returns the keys that changed, with their new resources, for the cache.
     pub fn commit(&mut self) -> Vec<(Key, Option<StoredResource>)> {
         self.version = self.version_after();

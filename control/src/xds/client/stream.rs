@@ -311,7 +311,7 @@ impl Stream<'_> {
 
     /// Sends the staged update, made of `updates` updates, to the gateway and waits for the outcome.
     async fn request_apply(&mut self, updates: u64) -> Result<Result<(), Rejection>, ClientStopped> {
-        if let Err(error) = self.client.store.check_services() {
+        if let Err(error) = self.client.store.check_consistency() {
             if updates == 1 {
                 self.report(&error.to_string()).await;
             }

@@ -11,12 +11,8 @@ use crate::xds::resource::slices::{BackendSlice, ServiceResource, parse_name, sl
 use crate::xds::resource::{Decoded, Key, Kind, field_error};
 
 impl ResourceStore {
-    /// Checks that the slices of each staged Service are there after the update, and fit; and the private addresses of VIPs.
-    ///
-    /// # Errors
-    /// The resource that is missing, too many, or doesn't fit.
-    pub fn check_services(&self) -> Result<(), StageError> {
-        self.check_private_addresses()?;
+    /// Checks that the slices of each staged Service are there after the update, and fit.
+    pub(super) fn check_services(&self) -> Result<(), StageError> {
         self.staged_services().iter().try_for_each(|name| {
             let service = self.service_resource(name);
             let slices = service.as_ref().map_or(0, |service| service.slices);

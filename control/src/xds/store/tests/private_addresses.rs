@@ -37,7 +37,7 @@ fn update(all: &[Vips<'_>]) -> Option<String> {
         for response in responses(&after.diff(&before)) {
             store.stage(response).unwrap();
         }
-        error = store.check_services().err().map(|error| error.to_string());
+        error = store.check_consistency().err().map(|error| error.to_string());
         if error.is_none() {
             store.commit();
         } else {

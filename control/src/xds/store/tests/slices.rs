@@ -45,7 +45,7 @@ fn updates_of_a_large_service_equal_a_whole_one() {
             }
             if store.has_staged() {
                 prop_assert!(store.is_complete());
-                prop_assert_eq!(store.check_services(), Ok(()));
+                prop_assert_eq!(store.check_consistency(), Ok(()));
                 let change = store.update_for(&GatewayLocality::named("g1")).change;
                 let set = after.policy_for(Some(&GatewayLocality::named("g1")), &next.version);
                 prop_assert_eq!(sum.apply(&change).2, set.services);
@@ -78,7 +78,7 @@ fn slices_that_do_not_fit_are_errors_with_the_name_of_the_resource() {
         change(&mut resources);
         let mut store = ResourceStore::default();
         store.stage_cached(resources).unwrap();
-        store.check_services().map_err(|error| error.to_string())
+        store.check_consistency().map_err(|error| error.to_string())
     };
     let slice = |number: u32, change: &dyn Fn(&mut Vec<PlacedBackend>)| {
         let mut slice = backend_slices(&service)[number as usize].clone();
