@@ -15,8 +15,6 @@ use vipgate_tests::wait_for;
 const VIP: &str = "192.0.2.40";
 /// The API.
 const API: &str = "10.3.0.254:8080";
-/// Private addresses of VIPs: of the segment of the gateways' outside interfaces.
-const PRIVATE: &str = "203.0.113.128/26";
 
 fn zone(number: usize) -> &'static str {
     ["eu-west-1a", "eu-west-1b"][number]
@@ -24,18 +22,27 @@ fn zone(number: usize) -> &'static str {
 
 /// A cluster of two gateways in a cloud, whose pod p4 is behind a Service with the VIP.
 fn start() -> (Cluster, FakeCloud) {
-    let mut cluster = Cluster::new("cloud", 2);
+    start_with("cloud", &[VIP], &pool(AT_NIC), &tenant())
+}
+
+/// A cluster of two gateways in a cloud that has these addresses.
+fn start_with(tag: &str, addresses: &[&str], pool: &str, tenant: &str) -> (Cluster, FakeCloud) {
+    let mut cluster = Cluster::new(tag, 2);
     let mut cloud = FakeAws::new();
     let mut manifests = String::new();
     for number in 0..2 {
         cloud.set_subnet(zone(number), "203.0.113.0/24".parse().unwrap());
-        let (instance, _) = cloud.add_instance("c7gn.xlarge", zone(number));
+        let (instance, eni) = cloud.add_instance("c7gn.xlarge", zone(number));
+        // That of the gateway's outside interface.
+        cloud.set_primary(&eni, [203, 0, 113, number as u8 + 1].into());
         manifests.push_str(&gateway(number, &instance));
     }
-    cloud.add_address(VIP.parse().unwrap(), &[("vipgate", "public")]);
-    manifests.push_str(&pool());
+    for address in addresses {
+        cloud.add_address(address.parse().unwrap(), &[("vipgate", "public")]);
+    }
+    manifests.push_str(pool);
     cluster.write_policy("gateways.yaml", &manifests);
-    cluster.write_policy("tenants.yaml", &tenant());
+    cluster.write_policy("tenants.yaml", tenant);
     let folder = cluster.folder.path().to_owned();
     let cloud = FakeCloud::start(cloud, &cluster.management, API.parse().unwrap(), &cluster.outside, folder);
     let keys = ["env".to_owned(), format!("AWS_ACCESS_KEY_ID={ACCESS_KEY}"), "AWS_SECRET_ACCESS_KEY=secret".to_owned()];
@@ -53,10 +60,13 @@ fn gateway(number: usize, instance: &str) -> String {
     )
 }
 
-fn pool() -> String {
+/// VIPs have private addresses of their own, of the segment of the gateways' outside interfaces.
+const AT_NIC: &str = "private: [203.0.113.128/26]";
+
+fn pool(options: &str) -> String {
     format!(
         "---\napiVersion: vipgate.io/v1alpha1\nkind: AddressPool\nmetadata: {{name: public}}\n\
-         spec: {{provider: {{aws: {{region: eu-west-1, tags: {{vipgate: public}}}}, private: [{PRIVATE}]}}}}\n"
+         spec: {{provider: {{aws: {{region: eu-west-1, tags: {{vipgate: public}}}}, {options}}}}}\n"
     )
 }
 
@@ -70,6 +80,16 @@ fn tenant() -> String {
          metadata: {{name: web-1, namespace: tenant-c, labels: {{kubernetes.io/service-name: web}}}}\n\
          addressType: IPv4\nports: [{{name: tcp, port: 7700}}]\n\
          endpoints: [{{addresses: [10.1.0.31], conditions: {{ready: true}}}}]\n"
+    )
+}
+
+/// A policy for a pod, with an address of the pool.
+fn policy(name: &str, pod: &str) -> String {
+    format!(
+        "---\napiVersion: v1\nkind: Pod\nmetadata: {{name: {name}-0, namespace: tenant-c, labels: {{app: {name}}}}}\n\
+         status: {{podIP: {pod}, podIPs: [{{ip: {pod}}}]}}\n\
+         ---\napiVersion: vipgate.io/v1alpha1\nkind: EgressPolicy\nmetadata: {{name: {name}, namespace: tenant-c}}\n\
+         spec: {{selectors: [{{podSelector: {{matchLabels: {{app: {name}}}}}}}], pools: [{{name: public}}]}}\n"
     )
 }
 
@@ -115,4 +135,50 @@ fn a_download_goes_on_when_the_cloud_moves_the_vip_of_a_killed_gateway() {
     let attached = cluster.policyd.as_ref().unwrap().metric("vipgate_cloud_attach_seconds", "");
     println!("attached after {attached} s");
     assert!(attached < 1.0, "{attached}");
+}
+
+/// Downloads from the server to pod p4; returns the addresses of its packets at the server.
+fn addresses_of_download(cluster: &Cluster) -> BTreeSet<String> {
+    let place = (&cluster.server, "eth0".to_owned());
+    let capture = Captures::start(cluster.folder.path(), "server", &[place], "ip and tcp");
+    let download = Download::start(cluster.folder.path(), &cluster.pods[3], SERVER[0], 100_000, 1_000_000);
+    download.end(Duration::from_secs(20));
+    let frames = capture.end();
+    let sources = frames.iter().filter_map(|frame| Some(Packet::in_frame(&frame.bytes)?.addresses[0].to_string()));
+    sources.collect()
+}
+
+/// The first address that the fake allocates.
+const ALLOCATED: &str = "192.0.2.100";
+
+#[test]
+fn an_address_is_allocated_for_a_policy_that_lacks_one_up_to_the_limit() {
+    let reserve = format!("{AT_NIC}, ownership: reserve, max: 1");
+    let (cluster, cloud) = start_with("reserve", &[], &pool(&reserve), &policy("first", "10.1.0.31"));
+    let policyd = cluster.policyd.as_ref().unwrap();
+    let addresses =
+        |state: &str| policyd.metric("vipgate_cloud_addresses", &format!("pool=\"public\",state=\"{state}\""));
+    assert!(wait_for(Duration::from_secs(20), || addresses("attached") > 0.0), "{}", policyd.log());
+    sleep_ms(1_000);
+    let _server = LineServer::start(cluster.folder.path(), &cluster.server);
+    let place = (&cluster.server, "eth0".to_owned());
+    let capture = Captures::start(cluster.folder.path(), "server", &[place], "ip and tcp");
+    Download::start(cluster.folder.path(), &cluster.pods[3], SERVER[0], 100_000, 1_000_000)
+        .end(Duration::from_secs(20));
+    let frames = capture.end();
+    let sources = frames.iter().filter_map(|frame| Some(Packet::in_frame(&frame.bytes)?.addresses[0].to_string()));
+    assert_eq!(sources.collect::<BTreeSet<_>>(), [ALLOCATED.to_owned(), SERVER[0].to_owned()].into());
+    // A second one is beyond the limit: nothing is allocated, and it is said.
+    cluster.write_policy("more.yaml", &policy("second", "10.1.0.21"));
+    assert!(wait_for(Duration::from_secs(10), || addresses("lacking") > 0.0), "{}", policyd.log());
+    let actions = cloud.take_actions();
+    assert_eq!(actions.iter().filter(|action| *action == "AllocateAddress").count(), 1, "{actions:?}");
+    // It gets the address when the first one is gone.
+    let first = policy("first", "10.1.0.31");
+    let (pod, _) = first[4..].split_once("---\n").unwrap();
+    cluster.write_policy("tenants.yaml", pod);
+    let owner = || cloud.with(|cloud| cloud.owner_of(ALLOCATED.parse().unwrap()));
+    let second = Some("EgressPolicy tenant-c/second".to_owned());
+    let is_second = || addresses("lacking") == 0.0 && addresses("attached") > 0.0 && owner() == second;
+    assert!(wait_for(Duration::from_secs(20), is_second), "{:?}: {}", owner(), policyd.log());
 }

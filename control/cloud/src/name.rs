@@ -12,6 +12,17 @@ pub(crate) fn of_allocation(allocation: &Allocation) -> String {
     address_name(&allocation.claim.cluster, &allocation.token)
 }
 
+/// Token of an allocation: the same for the same `slot` of an owner in a pool, and no other.
+pub(crate) fn token(cluster: &str, pool: &str, owner: &str, is_ipv6: bool, slot: usize) -> String {
+    let mut digest = Context::new(&SHA256);
+    let family = if is_ipv6 { "IPv6" } else { "IPv4" };
+    for part in [cluster, pool, owner, family, &slot.to_string()] {
+        digest.update(&(part.len() as u64).to_be_bytes());
+        digest.update(part.as_bytes());
+    }
+    hex(digest.finish().as_ref(), DIGEST)
+}
+
 fn address_name(cluster: &str, token: &str) -> String {
     let mut digest = Context::new(&SHA256);
     digest.update(&(cluster.len() as u64).to_be_bytes());

@@ -30,8 +30,10 @@ pub struct Desired {
     pub vips: BTreeMap<IpAddr, DesiredVip>,
     /// The gateways, by name.
     pub gateways: BTreeMap<String, GatewayState>,
-    /// Addresses to allocate; none where the pool has only addresses that exist.
+    /// Addresses to allocate; none where the pool has only addresses that exist. One whose token is observed exists.
     pub allocations: Vec<Allocation>,
+    /// Allocated addresses that a VIP is expected to use soon: they keep their claims without one.
+    pub expected: BTreeSet<AddressId>,
     /// Addresses that were long enough without use to be released.
     pub releasable: BTreeSet<AddressId>,
 }
@@ -147,7 +149,9 @@ pub fn plan(desired: &Desired, observed: &Observation) -> AddressPlan {
     let mut steps: Vec<Step> = Vec::new();
     vip::plan(&world, &mut steps, &mut plan);
     surplus::plan(&world, &mut steps);
-    steps.extend(desired.allocations.iter().map(|allocation| Step::Allocate(allocation.clone())));
+    let tokens: BTreeSet<&str> = observed.addresses.iter().filter_map(|it| it.token.as_deref()).collect();
+    let missing = desired.allocations.iter().filter(|allocation| !tokens.contains(allocation.token.as_str()));
+    steps.extend(missing.map(|allocation| Step::Allocate(allocation.clone())));
     schedule::schedule(steps, &mut plan);
     plan
 }

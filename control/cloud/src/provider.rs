@@ -91,8 +91,8 @@ pub struct PublicAddress {
     pub has_tags: bool,
     /// The claim that its tags have; `None`: nobody's.
     pub claim: Option<Claim>,
-    /// Whether vipgate allocated it (tag `vipgate.io/allocated`), so that it may release it.
-    pub is_allocated: bool,
+    /// Token that vipgate allocated it with (tag `vipgate.io/allocated`), so that it may release it; `None`: somebody else did.
+    pub token: Option<String>,
     /// Where it is attached.
     pub attachment: Option<Attachment>,
     /// Private addresses that are bound to it, by NIC: reserved for it, whether or not it is attached there.

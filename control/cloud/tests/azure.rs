@@ -18,3 +18,7 @@ mod instance;
 mod observe;
 #[path = "azure/prepare.rs"]
 mod prepare;
+#[path = "azure/smoke.rs"]
+mod smoke;
+#[path = "../examples/cloud-smoke/flow.rs"]
+mod smoke_flow;

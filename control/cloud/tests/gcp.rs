@@ -16,3 +16,7 @@ mod credentials;
 mod fault;
 #[path = "gcp/observe.rs"]
 mod observe;
+#[path = "gcp/smoke.rs"]
+mod smoke;
+#[path = "../examples/cloud-smoke/flow.rs"]
+mod smoke_flow;

@@ -51,6 +51,7 @@ use self::slices::Slices;
 pub use self::tenancy::Tenancy;
 use crate::diagnostic::{Diagnostic, Diagnostics};
 use crate::manifest::Object;
+use crate::shortage::Shortage;
 
 /// Result of a compilation: the policy and its diagnostics.
 #[derive(Clone, Debug, Default)]
@@ -61,6 +62,8 @@ pub struct Compiled {
     pub diagnostics: Vec<Diagnostic>,
     /// VIPs that policies have of their own, not from a Service, sorted.
     pub policy_addresses: Vec<IpAddr>,
+    /// What policies lack, and providers of pools can allocate; in the order in which policies get addresses.
+    pub shortages: Vec<Shortage>,
 }
 
 impl Compiled {

@@ -17,6 +17,7 @@ use self::planner::Planner;
 use self::pools::Pools;
 use crate::compiler::{Tenancy, namespace_labels};
 use crate::manifest::{Body, Family, Object, ServiceRequest};
+use crate::shortage::Shortage;
 
 /// What Services get addresses from, and what they have, at one time.
 #[derive(Clone, Debug, Default)]
@@ -112,6 +113,8 @@ pub struct AllocationPlan {
     pub decisions: Vec<Decision>,
     /// The pools, by name.
     pub usage: Vec<PoolUsage>,
+    /// What Services lack, and providers of pools can allocate; oldest Service first.
+    pub shortages: Vec<Shortage>,
 }
 
 impl AllocationPlan {

@@ -13,4 +13,7 @@ pub mod fingerprint;
 pub mod ipam;
 pub mod manifest;
 pub mod schema;
+mod shortage;
 pub mod yaml;
+
+pub use self::shortage::Shortage;

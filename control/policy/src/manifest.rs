@@ -29,7 +29,7 @@ use k8s_openapi::api::networking::v1::ServiceCIDR;
 pub use self::address::{Family, unusable as unusable_address};
 pub use self::address_pool::{AddressPool, AddressPoolSpec, Announce};
 pub(crate) use self::annotation::{ANNOUNCE_FIELD, EGRESS_FIELD, TABLE_SIZE_FIELD};
-pub use self::cloud_pool::{CloudAddress, CloudNic, CloudPool};
+pub use self::cloud_pool::{CloudAddress, CloudNic, CloudPool, claim_owner};
 pub use self::custom_resources::{
     AddressSelection, ClusterEgressPolicySpec, Distribution, EgressPolicy, EgressPolicySpec, Gateway, GatewayRef,
     GatewaySpec, Limits, OnExhaustion, PodSelector, PoolRef, ServiceRef, UncoveredAction, ZoneAffinity,

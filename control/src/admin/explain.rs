@@ -20,7 +20,8 @@ pub(super) async fn explain(text: &str, state: &GatewayState, workers: &Workers)
     let address: IpAddr =
         text.parse().map_err(|_| Status::invalid_argument(format!("\"{text}\" is not an IP address")))?;
     let policy = state.compiled.load_full();
-    let vip = policy.vip_at(address);
+    let of_private = || policy.static_nat().addresses().find(|(private, _)| *private == address);
+    let vip = policy.vip_at(address).or_else(|| policy.vip_at(of_private()?.1));
     let vip = match vip {
         None => None,
         Some(vip) => {

@@ -165,6 +165,7 @@ pub(super) fn vip(vip: &Vip, endpoints: u64, policy: &Policy, state: &GatewaySta
         shares: membership::shards(policy, vip, state),
         sessions: vip.ports.pool.sessions(),
         table_sessions: 0,
+        private: vip.private_at(policy.members().this_name()).map(|it| it.to_string()).unwrap_or_default(),
     }
 }
 

@@ -126,6 +126,13 @@ fn plan(reply: &CloudReply) -> String {
         for action in &pool.actions {
             let _ = writeln!(out, "  {:<10}{}", action.kind, action.description);
         }
+        if pool.lacking > 0 {
+            let limit = match pool.beyond_limit {
+                0 => String::new(),
+                beyond => format!(", {beyond} of them beyond the pool's `max`"),
+            };
+            let _ = writeln!(out, "  LACKING: {} addresses{limit}", pool.lacking);
+        }
         for failure in &pool.failures {
             let _ = writeln!(out, "  FAILED: {}: {}: {}", failure.kind, failure.code, failure.message);
         }
@@ -171,6 +178,8 @@ mod tests {
                 code: "RequestLimitExceeded".to_owned(),
                 message: "slow down".to_owned(),
             }],
+            lacking: 3,
+            beyond_limit: 1,
         };
         CloudReply { cluster: "prod".to_owned(), dry_run: false, leads: true, pools: vec![pool] }
     }
@@ -189,7 +198,12 @@ mod tests {
     fn plan_shows_what_would_be_done_and_what_failed() {
         let mut reply = reply();
         let text = plan(&reply);
-        for part in ["attach    203.0.113.2 to gw-a", "RequestLimitExceeded", "PROBLEM: 203.0.113.2: no room"] {
+        for part in [
+            "attach    203.0.113.2 to gw-a",
+            "RequestLimitExceeded",
+            "no room",
+            "LACKING: 3 addresses, 1 of them beyond",
+        ] {
             assert!(text.contains(part), "{part}: {text}");
         }
         reply.dry_run = true;

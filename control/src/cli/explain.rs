@@ -15,7 +15,7 @@ use crate::output::{json, print, sanitize};
 /// Arguments of `vipgate explain`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Explain {
-    /// Address of a pod or a VIP
+    /// Address of a pod or a VIP, or the private address of a VIP in a cloud
     #[arg(value_name = "ADDR")]
     address: IpAddr,
     #[command(flatten)]
@@ -97,6 +97,9 @@ fn vip_lines(explained: &VipExplained, lines: &mut Vec<(&'static str, String)>) 
     let retired = explained.ports.as_ref().is_some_and(|ports| ports.retired);
     let retired = if retired { ", RETIRED: no longer in the policy, existing sessions continue" } else { "" };
     lines.push(("vip", format!("{}, of {}, announced by {}{retired}", vip.address, vip.name, vip.announce)));
+    if !vip.private.is_empty() {
+        lines.push(("private", format!("{} at this gateway, which packets outside have in place of it", vip.private)));
+    }
     if !vip.shares.is_empty() {
         lines.push(("owner", owners(&vip.shares)));
     }

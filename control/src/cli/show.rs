@@ -40,6 +40,8 @@ pub(super) fn vips(args: &QueryArgs) -> Result<(), CommandError> {
         word("reserved ports"),
     ];
     columns.splice(2..2, has_shards.then(|| word("owner")));
+    let has_private = reply.vips.iter().any(|vip| !vip.private.is_empty());
+    columns.splice(1..1, has_private.then(|| word("private")));
     let mut table = Table::new(columns);
     for vip in &reply.vips {
         let mut ports: Vec<String> = vip.reserved_ports.iter().take(MAX_PORTS_SHOWN).map(u32::to_string).collect();
@@ -50,6 +52,7 @@ pub(super) fn vips(args: &QueryArgs) -> Result<(), CommandError> {
         let [endpoints, used, sessions] = [vip.endpoints, vip.sessions, vip.table_sessions].map(|it| it.to_string());
         let mut row = vec![address, announce, endpoints, used, sessions, vip.name.clone(), ports.join(" ")];
         row.splice(2..2, has_shards.then(|| owners(&vip.shares)));
+        row.splice(1..1, has_private.then(|| vip.private.clone()));
         table.row(row);
     }
     print_table(table, "no VIPs")?;

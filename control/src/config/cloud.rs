@@ -1,5 +1,7 @@
 //! `cloud` of `policyd.yaml`: public addresses of cloud providers.
 
+use std::path::PathBuf;
+
 use schemars::JsonSchema;
 use serde::Deserialize;
 use vipgate_policy::schema::{NAME_PATTERN, URL_PATTERN};
@@ -14,6 +16,8 @@ pub struct CloudConfig {
     /// Whether nothing is changed at providers; `vipgate cloud plan` shows what would be. Default: `false`.
     #[serde(default)]
     pub dry_run: bool,
+    /// File with the last observations, for a start while a provider isn't reachable. Default: none.
+    pub cache: Option<PathBuf>,
     /// URLs of the providers' APIs, such as private endpoints. Default: the public ones.
     #[serde(default)]
     pub endpoints: CloudEndpoints,

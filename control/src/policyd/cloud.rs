@@ -8,6 +8,8 @@
 //!   compiler <--------------- inventory <---------------- observations --+
 //! ```
 
+mod cache;
+mod demand;
 mod desired;
 mod inventory;
 mod provider;
@@ -24,16 +26,20 @@ use futures::future::select_all;
 use ipnet::IpNet;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use vipgate_cloud::reconciler::{Inputs, PoolState};
 use vipgate_cloud::{CallMeter, GatewayNic, Scope};
 use vipgate_membership::MembershipView;
+use vipgate_policy::Shortage;
 use vipgate_policy::manifest::CloudPool;
 
-pub(super) use self::report::{PoolFacts, PoolReport};
+use self::demand::DemandTracker;
+pub(super) use self::report::{AllocationFacts, PoolFacts, PoolReport};
 use super::leader::{Leadership, leads_for};
 use super::publication::Publication;
 use crate::config::CloudConfig;
 use crate::metric::Family;
+use crate::source::ingest::join_result;
 use crate::source::store::{CloudObjects, ProviderPool};
 use crate::xds::proto::CloudReply;
 
@@ -48,6 +54,8 @@ pub(super) type Inventory = BTreeMap<String, Arc<CloudPool>>;
 pub struct CloudState {
     config: Option<CloudConfig>,
     objects: watch::Sender<Arc<CloudObjects>>,
+    /// What Services lack of pools.
+    service_shortages: watch::Sender<Arc<[Shortage]>>,
     inventory: watch::Sender<Arc<Inventory>>,
     /// State of the pools, by name.
     pools: ArcSwap<BTreeMap<String, PoolReport>>,
@@ -58,6 +66,7 @@ impl CloudState {
         Self {
             config,
             objects: watch::Sender::default(),
+            service_shortages: watch::Sender::default(),
             inventory: watch::Sender::default(),
             pools: ArcSwap::default(),
         }
@@ -74,6 +83,17 @@ impl CloudState {
         });
     }
 
+    /// Sets what Services lack, as address management has found.
+    pub(super) fn set_service_shortages(&self, shortages: &[Shortage]) {
+        self.service_shortages.send_if_modified(|current| {
+            let is_new = **current != *shortages;
+            if is_new {
+                *current = shortages.into();
+            }
+            is_new
+        });
+    }
+
     /// Whether a pool's provider hasn't been observed yet, though it is to be.
     pub(super) fn awaits_observation(&self) -> bool {
         self.config.is_some() && self.objects.borrow().pools.values().any(|pool| !pool.is_known)
@@ -82,6 +102,14 @@ impl CloudState {
     /// What providers have, for the compiler.
     pub(super) fn inventory(&self) -> watch::Receiver<Arc<Inventory>> {
         self.inventory.subscribe()
+    }
+
+    /// What was observed before this server started, of pools that it hasn't observed yet.
+    pub(super) async fn cached(&self) -> Inventory {
+        let Some(path) = self.config.as_ref().and_then(|config| config.cache.clone()) else { return Inventory::new() };
+        let mut cached = join_result(tokio::task::spawn_blocking(move || cache::read(&path)).await);
+        cached.retain(|name, _| !self.inventory.borrow().contains_key(name));
+        cached
     }
 
     /// State of the pools, by name.
@@ -133,8 +161,11 @@ pub(super) struct Watches {
 /// Runs the reconcilers of all pools until `stop` is set.
 pub(super) async fn run(state: Arc<CloudState>, watches: Watches, mut stop: watch::Receiver<bool>) {
     let Some(config) = state.config.clone() else { return };
-    let objects = state.objects.subscribe();
-    let mut manager = Manager { config, state, watches, objects, pools: BTreeMap::new() };
+    if let Some(path) = config.cache.clone() {
+        tokio::spawn(cache::run(path, state.inventory(), stop.clone()));
+    }
+    let (objects, shortages) = (state.objects.subscribe(), state.service_shortages.subscribe());
+    let mut manager = Manager { config, state, watches, objects, shortages, pools: BTreeMap::new() };
     while !*stop.borrow() {
         manager.update();
         tokio::select! {
@@ -150,6 +181,7 @@ struct Pool {
     inputs: watch::Sender<Inputs>,
     states: watch::Receiver<Arc<PoolState>>,
     meter: Arc<CallMeter>,
+    demand: DemandTracker,
     task: JoinHandle<()>,
 }
 
@@ -164,6 +196,7 @@ struct Manager {
     state: Arc<CloudState>,
     watches: Watches,
     objects: watch::Receiver<Arc<CloudObjects>>,
+    shortages: watch::Receiver<Arc<[Shortage]>>,
     pools: BTreeMap<String, Result<Pool, Box<FailedPool>>>,
 }
 
@@ -198,6 +231,7 @@ impl Manager {
             () = of_pools => {}
             () = lead => {}
             Ok(()) = self.objects.changed() => {}
+            Ok(()) = self.shortages.changed() => {}
             Ok(()) = published.changed() => {}
             Ok(()) = view.changed() => {}
         }
@@ -211,6 +245,7 @@ impl Manager {
     /// Brings the inputs of all reconcilers, and what follows from their states, up to date.
     fn update(&mut self) {
         let objects = self.objects.borrow_and_update().clone();
+        let shortages = [&objects.shortages, &**self.shortages.borrow_and_update()].concat();
         self.pools.retain(|name, pool| {
             let spec = objects.pools.get(name);
             let current = pool.as_ref().map_or_else(|failed| &failed.spec, |pool| &pool.spec);
@@ -236,14 +271,19 @@ impl Manager {
             };
             let state = pool.states.borrow_and_update().clone();
             let observation = state.observation.clone();
+            let mut beyond_limit = 0;
             let desired = observation.as_ref().zip(published.as_ref()).map(|(observation, published)| {
-                Arc::new(desired::desired(&self.config.cluster, &published.placement, &view, observation))
+                let mut desired = desired::desired(&self.config.cluster, &published.placement, &view, observation);
+                let of_pool = (name.as_str(), &pool.spec.spec);
+                beyond_limit = pool.demand.update(of_pool, &shortages, &mut desired, observation, Instant::now());
+                Arc::new(desired)
             });
             if let Some(observation) = &observation {
                 let cloud = inventory::cloud_pool(&self.config.cluster, observation);
                 inventory.insert(name.clone(), Arc::new(cloud));
             }
-            let report = PoolReport { desired: desired.clone(), ..PoolReport::of(&pool.spec.spec, state, &pool.meter) };
+            let of_state = PoolReport::of(&pool.spec.spec, state, &pool.meter);
+            let report = PoolReport { desired: desired.clone(), beyond_limit, ..of_state };
             reports.insert(name.clone(), report);
             let candidates: Arc<[IpNet]> = pool.spec.spec.private.prefixes().iter().map(|cidr| cidr.0).collect();
             let inputs = Inputs { scope: scope(&pool.spec, &objects), desired, candidates, leads };
@@ -270,24 +310,19 @@ impl Manager {
         let leads = move || leadership.as_ref().is_none_or(|it| leads_for(*it.borrow(), Duration::ZERO));
         let task = provider::spawn(&spec.spec, &self.config, meter.clone(), (of_reconciler, states), leads);
         let task = task.map_err(|error| Box::new(FailedPool { spec: spec.clone(), error }))?;
-        Ok(Pool { spec: spec.clone(), inputs, states: of_manager, meter, task })
+        let demand = DemandTracker::default();
+        Ok(Pool { spec: spec.clone(), inputs, states: of_manager, meter, demand, task })
     }
 }
 
 /// What the provider of a pool is asked for.
 fn scope(pool: &ProviderPool, objects: &CloudObjects) -> Scope {
-    let spec = &pool.spec;
-    let tags = [
-        spec.aws.as_ref().map(|aws| &aws.tags),
-        spec.azure.as_ref().map(|azure| &azure.tags),
-        spec.gcp.as_ref().map(|gcp| &gcp.labels),
-    ];
     let gateways = objects.gateways.iter().filter_map(|gateway| {
         let (gateway, instance, nic) = (gateway.name.clone(), gateway.instance.clone()?, gateway.nic.clone());
         Some(GatewayNic { gateway, instance, nic })
     });
     Scope {
-        tags: tags.into_iter().flatten().next().cloned().unwrap_or_default(),
+        tags: pool.spec.tags().cloned().unwrap_or_default(),
         prefixes: pool.prefixes.clone(),
         gateways: gateways.collect(),
     }

@@ -22,6 +22,7 @@ use vipgate_policy::manifest::ServiceRequest;
 
 use self::api::{ListedService, ServiceApi, WRITE_TIMEOUT, WriteError};
 use self::report::{Report, Reporter};
+use super::cloud::CloudState;
 use super::leader::{Leadership, leads_for};
 use super::object_state::ObjectState;
 use super::rate_limit::TokenBucket;
@@ -83,13 +84,14 @@ impl IpamState {
 /// Gives addresses while this server leads, until `stop` is set.
 pub(super) async fn run(
     source: KubernetesSource,
-    (state, objects): (Arc<IpamState>, Arc<ObjectState>),
+    (state, objects, cloud): (Arc<IpamState>, Arc<ObjectState>, Arc<CloudState>),
     leadership: watch::Receiver<Leadership>,
     stop: watch::Receiver<bool>,
 ) {
     let allocator = Allocator {
         api: ServiceApi::new(source),
         state,
+        cloud,
         leadership,
         bucket: TokenBucket::default(),
         started: Instant::now(),
@@ -112,6 +114,7 @@ enum Rest {
 struct Allocator {
     api: ServiceApi,
     state: Arc<IpamState>,
+    cloud: Arc<CloudState>,
     leadership: watch::Receiver<Leadership>,
     bucket: TokenBucket,
     started: Instant,
@@ -134,6 +137,7 @@ impl Allocator {
             } else {
                 self.reporter.clear();
                 self.state.report.store(Arc::default());
+                self.cloud.set_service_shortages(&[]);
                 Rest::Nothing
             };
             let delay = match rest {
@@ -161,7 +165,7 @@ impl Allocator {
     async fn round(&mut self, snapshot: &Arc<Snapshot>, stop: &watch::Receiver<bool>) -> Rest {
         let (services, plan) = plan_for(snapshot, Snapshot::services).await;
         if plan.changes().is_empty() && self.uncertain.is_empty() {
-            self.state.report.store(Arc::new(self.reporter.report(&services, &plan)));
+            self.report(&services, &plan);
             return Rest::Nothing;
         }
         let listed = match self.api.list().await {
@@ -173,7 +177,7 @@ impl Allocator {
         };
         let services = self.with_uncertain(&listed);
         let (services, plan) = plan_for(snapshot, move |_| services).await;
-        self.state.report.store(Arc::new(self.reporter.report(&services, &plan)));
+        self.report(&services, &plan);
         let changes = plan.changes();
         let mut rest = if changes.len() > MAX_WRITES { Rest::More } else { Rest::Nothing };
         for decision in changes.into_iter().take(MAX_WRITES) {
@@ -191,6 +195,11 @@ impl Allocator {
             self.reported = None;
         }
         rest
+    }
+
+    fn report(&mut self, services: &[ServiceRequest], plan: &AllocationPlan) {
+        self.state.report.store(Arc::new(self.reporter.report(services, plan)));
+        self.cloud.set_service_shortages(&plan.shortages);
     }
 
     /// The listed Services. One that is as it was at a write without a response may still get that write.

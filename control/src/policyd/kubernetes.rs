@@ -60,8 +60,9 @@ impl KubernetesState {
     ) -> JoinHandle<()> {
         let source = || self.source.clone();
         let (objects, ipam) = (self.objects.clone(), self.ipam.clone());
-        let sources = InputSources { objects: objects.clone(), ipam: ipam.clone(), cloud, registry, membership };
-        let allocator = ipam::run(source(), (ipam, objects), self.leadership(), stop.clone());
+        let allocator = (ipam.clone(), objects.clone(), cloud.clone());
+        let sources = InputSources { objects, ipam, cloud, registry, membership };
+        let allocator = ipam::run(source(), allocator, self.leadership(), stop.clone());
         let status = object_status::run(source(), sources, self.leadership(), stop.clone());
         tokio::spawn(events::run(source(), self.objects.events.clone(), stop.clone()));
         let writers = [tokio::spawn(allocator), tokio::spawn(status)];

@@ -102,7 +102,12 @@ impl Publisher {
                 Next::Publish(self.intake.set_cloud((*observed).clone()).await)
             }
             () = sleep_until(self.began + CLOUD_TIMEOUT), if is_first && self.began.elapsed() < CLOUD_TIMEOUT => {
-                Next::Publish(Duration::ZERO)
+                let cached = self.state.cloud.cached().await;
+                if !cached.is_empty() {
+                    let pools = cached.keys().cloned().collect::<Vec<_>>().join(", ");
+                    tracing::warn!(event = "cloud_cached", pools, "not observed yet: what was observed before is used");
+                }
+                Next::Publish(self.intake.set_cloud(cached).await)
             }
             _ = no_policy.tick(), if is_first => {
                 let reason = self.state.source.health.load().waiting_reason().unwrap_or_default();

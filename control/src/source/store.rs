@@ -319,7 +319,7 @@ impl ManifestStore {
         if self.has_ipam && self.initialized {
             self.prepare_ipam(&last_good, std::mem::take(&mut compiled.policy_addresses));
         }
-        let cloud = CloudObjects::of(&self.entries, &last_good);
+        let cloud = CloudObjects::of(&self.entries, &last_good, std::mem::take(&mut compiled.shortages));
         let objects = self.entries.set_in_force(&last_good);
         #[cfg(test)]
         self.entries.check();

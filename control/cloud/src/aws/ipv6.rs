@@ -41,7 +41,7 @@ fn public_address(address: IpAddr, interfaces: &[NetworkInterface], gateways: &B
         zone: None,
         has_tags: false,
         claim: None,
-        is_allocated: false,
+        token: None,
         attachment: nic.map(|nic| Attachment { nic: Some(nic), private: Some(address), id: None }),
         // It is its own private address wherever it is assigned.
         private: gateways.iter().map(|nic| (nic.clone(), address)).collect(),

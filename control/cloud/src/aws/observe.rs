@@ -129,7 +129,7 @@ fn public_address(
         zone: address.network_border_group.clone().filter(|group| *group != aws.config.region),
         has_tags: true,
         claim: tags::claim(address),
-        is_allocated: address.tag(tags::ALLOCATED).is_some(),
+        token: address.tag(tags::ALLOCATED).map(str::to_owned),
         attachment,
         private,
         version: String::new(),

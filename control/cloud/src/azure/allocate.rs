@@ -81,7 +81,7 @@ fn allocated(id: &ResourceId, allocation: &Allocation, read: &Value) -> Result<P
         zone: observe::zone_of(read),
         has_tags: true,
         claim,
-        is_allocated: true,
+        token: Some(allocation.token.clone()),
         attachment: None,
         private: BTreeMap::new(),
         version: etag(read).to_owned(),

@@ -145,7 +145,7 @@ fn public_address(client: &Client, id: &ResourceId, read: &Value, interfaces: &I
         zone: zone_of(read),
         has_tags: true,
         claim: tag::claim(read),
-        is_allocated: tag::get(read, tag::ALLOCATED).is_some(),
+        token: tag::get(read, tag::ALLOCATED).map(str::to_owned),
         attachment: attachment(id, read, interfaces),
         private: bound.collect(),
         version: etag(read).to_owned(),

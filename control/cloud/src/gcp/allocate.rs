@@ -49,7 +49,7 @@ pub(super) async fn allocate(client: &Client, allocation: &Allocation) -> Result
         zone: None,
         has_tags: true,
         claim: Some(allocation.claim.clone()),
-        is_allocated: true,
+        token: Some(allocation.token.clone()),
         attachment: None,
         private: BTreeMap::new(),
         version: read.label_fingerprint,

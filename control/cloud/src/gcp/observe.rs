@@ -79,7 +79,7 @@ fn public_address(read: &Address, address: IpAddr, gateways: &[Gateway]) -> Opti
         zone: None,
         has_tags: true,
         claim: label::claim_of(&read.labels),
-        is_allocated: label::token_of(&read.labels).is_some(),
+        token: label::token_of(&read.labels),
         attachment: attachment(read, address, gateways),
         private: BTreeMap::new(),
         version: read.label_fingerprint.clone(),

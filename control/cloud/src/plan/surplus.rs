@@ -12,7 +12,9 @@ const UNUSED: &str = "-/unused";
 /// what is half done is still known to be ours.
 pub(super) fn plan(world: &World<'_>, steps: &mut Vec<Step>) {
     for address in &world.observed.addresses {
-        if !world.desired.vips.contains_key(&address.address) && !world.is_others(address) {
+        let is_wanted =
+            world.desired.vips.contains_key(&address.address) || world.desired.expected.contains(&address.id);
+        if !is_wanted && !world.is_others(address) {
             steps.extend(next_steps(world, address));
         }
     }
@@ -34,7 +36,7 @@ fn next_steps(world: &World<'_>, address: &PublicAddress) -> Vec<Step> {
             let unprepare =
                 |(nic, private)| Step::Unprepare(Clone::clone(nic), Binding { address: address.clone(), private });
             let steps: Vec<Step> = bound.map(unprepare).collect();
-            let is_releasable = address.is_allocated && world.desired.releasable.contains(&address.id);
+            let is_releasable = address.token.is_some() && world.desired.releasable.contains(&address.id);
             if !steps.is_empty() {
                 steps
             } else if address.claim.is_some() {

@@ -36,7 +36,7 @@ fn free(last: u8) -> PublicAddress {
         zone: None,
         has_tags: true,
         claim: None,
-        is_allocated: false,
+        token: None,
         attachment: None,
         private: BTreeMap::new(),
         version: String::new(),
@@ -160,12 +160,26 @@ fn a_vip_that_is_none_any_more_is_given_up_in_order() {
 
 #[test]
 fn only_what_was_allocated_and_long_unused_is_released() {
-    let allocated = PublicAddress { is_allocated: true, ..free(1) };
+    let allocated = PublicAddress { token: Some("t".to_owned()), ..free(1) };
     let mut desired = desired(&[]);
     assert_eq!(plan(&desired, &observed(vec![allocated.clone()])).actions, []);
     desired.releasable = [free(1).id, free(2).id].into();
     let observed = observed(vec![allocated.clone(), free(2)]);
     assert_eq!(plan(&desired, &observed).actions, [Action::Release(allocated)]);
+}
+
+#[test]
+fn what_was_allocated_is_not_allocated_again_and_keeps_its_claim_until_a_vip_uses_it() {
+    let mut desired = desired(&[]);
+    let allocation =
+        Allocation { tags: crate::Tags::new(), claim: claim(), is_ipv6: false, zone: None, token: "t".to_owned() };
+    desired.allocations = vec![allocation.clone()];
+    assert_eq!(plan(&desired, &observed(vec![free(2)])).actions, [Action::Allocate(allocation)]);
+    let allocated = PublicAddress { token: Some("t".to_owned()), claim: Some(claim()), ..free(1) };
+    let observed = observed(vec![allocated.clone()]);
+    assert_eq!(plan(&desired, &observed).actions, [Action::Unclaim(allocated)]);
+    desired.expected = [free(1).id].into();
+    assert_eq!(plan(&desired, &observed).actions, []);
 }
 
 #[test]

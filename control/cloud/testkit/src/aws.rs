@@ -59,6 +59,13 @@ impl FakeAws {
         self.state.subnets.insert(state::subnet_id(zone), net);
     }
 
+    /// Sets the primary private address of an ENI.
+    pub fn set_primary(&mut self, eni: &str, address: IpAddr) {
+        if let Some(eni) = self.state.enis.get_mut(eni) {
+            eni.private[0] = address;
+        }
+    }
+
     /// Removes an instance with its ENI.
     pub fn terminate(&mut self, instance: &str) {
         self.state.terminate(instance);
@@ -85,6 +92,12 @@ impl FakeAws {
     /// Tags of an address.
     pub fn tags(&self, allocation: &str) -> BTreeMap<String, String> {
         self.state.eips.get(allocation).map(|eip| eip.tags.clone()).unwrap_or_default()
+    }
+
+    /// The owner in the claim on an address.
+    pub fn owner_of(&self, public: IpAddr) -> Option<String> {
+        let eip = self.state.eips.values().find(|eip| eip.public == public)?;
+        eip.tags.get("vipgate.io/vip").cloned()
     }
 
     /// Sets a tag of an address by somebody else's hand.

@@ -5,4 +5,7 @@ mod credentials;
 mod faults;
 mod flow;
 mod rules;
+mod smoke;
+#[path = "../../examples/cloud-smoke/flow.rs"]
+mod smoke_flow;
 mod world;

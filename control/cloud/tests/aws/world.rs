@@ -31,14 +31,18 @@ fn keys() -> CredentialSource {
     CredentialSource::Keys { access_key: ACCESS_KEY.to_owned(), secret_key: "secret".to_owned(), session_token: None }
 }
 
-pub(crate) fn provider(url: &str, associate: Associate, credentials: CredentialSource) -> Aws {
-    let config = Config {
+pub(crate) fn config(url: &str) -> Config {
+    Config {
         region: "eu-west-1".to_owned(),
-        associate,
+        associate: Associate::Nic,
         cluster: "prod".to_owned(),
         endpoint: Some(url.to_owned()),
-        credentials,
-    };
+        credentials: keys(),
+    }
+}
+
+pub(crate) fn provider(url: &str, associate: Associate, credentials: CredentialSource) -> Aws {
+    let config = Config { associate, credentials, ..config(url) };
     Aws::new(config, Arc::new(CallMeter::default())).unwrap()
 }
 

@@ -14,8 +14,8 @@ async fn addresses_are_those_with_all_labels_and_nics_those_of_gateways() {
     assert_eq!(names, ["vip-1", "vip-2"]);
     let first = &observed.addresses[0];
     assert_eq!(
-        (first.address, &first.claim, first.is_allocated, &first.attachment),
-        (ip("203.0.113.1"), &None, false, &None)
+        (first.address, &first.claim, &first.token, &first.attachment),
+        (ip("203.0.113.1"), &None, &None, &None)
     );
     assert!(first.private.is_empty(), "nobody has claimed it");
     let nics: Vec<_> = observed.nics.iter().map(|nic| (nic.id.0.as_str(), nic.capacity, nic.missing.len())).collect();

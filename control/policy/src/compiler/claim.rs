@@ -21,9 +21,10 @@ use super::slices::Slices;
 use crate::compiler::tenancy::Tenancy;
 use crate::diagnostic::{Code, Diagnostic, Severity};
 use crate::manifest::{
-    AddressSelection, Cidr, Distribution, EGRESS_FIELD, EgressPolicy, EgressPolicySpec, GatewayRef, OnExhaustion,
-    Origin, PodSelector, Service, ZoneAffinity,
+    AddressSelection, Cidr, Distribution, EGRESS_FIELD, EgressPolicy, EgressPolicySpec, Family, GatewayRef,
+    OnExhaustion, Origin, PodSelector, Service, ZoneAffinity,
 };
+use crate::shortage::Shortage;
 
 /// Precedence by kind of policy, highest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -80,11 +81,26 @@ pub(super) struct Claim<'a> {
     pub(super) zone_affinity: ZoneAffinity,
     /// Whether its VIPs are missing for a reason that was already reported.
     pub(super) is_invalid: bool,
+    /// Addresses that it lacks, and that a provider can allocate.
+    pub(super) shortages: Vec<Shortage>,
 }
 
 impl Claim<'_> {
     pub(super) fn diagnostic(&self, severity: Severity, code: Code, field: &str, reason: String) -> Diagnostic {
         self.origin.diagnostic(severity, code, field, reason)
+    }
+
+    /// Adds what it lacks of a pool, where it may have addresses of an earlier entry of `spec.pools` already.
+    fn add_shortage(&mut self, pool: &str, family: Family, missing: usize, pools: &Pools<'_>) {
+        let is_same = |other: &&mut Shortage| other.pool == pool && other.family == family;
+        if let Some(other) = self.shortages.iter_mut().find(is_same) {
+            other.wanted += missing;
+            return;
+        }
+        let is_its = |vip: &IpAddr| Family::of(*vip) == family && pools.of(*vip).is_some_and(|of| of.id.name == pool);
+        let given = self.vips.iter().filter(|(_, vip)| is_its(vip)).count();
+        let (pool, owner) = (pool.to_owned(), self.name.to_string());
+        self.shortages.push(Shortage { pool, owner, family, wanted: given + missing });
     }
 
     /// The policy for the engine.
@@ -161,6 +177,7 @@ impl<'a> Inputs<'a> {
             distribution: Distribution::default(),
             zone_affinity: ZoneAffinity::default(),
             is_invalid: body.no_vip_reason.is_some(),
+            shortages: Vec::new(),
         }
     }
 
@@ -191,6 +208,7 @@ impl<'a> Inputs<'a> {
             distribution: spec.distribution,
             zone_affinity: spec.zone_affinity,
             is_invalid: false,
+            shortages: Vec::new(),
         };
         if let Some(key) = service_of(&policy) {
             claim.service = Some(key);
@@ -261,13 +279,22 @@ impl<'a> Inputs<'a> {
                 diagnostics.push(policy.error(code, &format!("{field}.name"), reason));
                 continue;
             }
-            let (vips, exhausted) = self.pools.allocate(&pool.name, &policy, pool.count.get(), allocated);
-            if let Some(family) = exhausted {
-                let reason = format!("AddressPool {} has fewer than {} free {family} addresses", pool.name, pool.count);
+            let count = pool.count.get();
+            let (vips, exhausted) = self.pools.allocate(&pool.name, &policy, count, allocated);
+            let of_family = |family| vips.iter().filter(|vip| Family::of(**vip) == family).count();
+            let missing = exhausted.map(|family| (family, count as usize - of_family(family)));
+            let vips_field: Arc<str> = field.as_str().into();
+            claim.vips.to_mut().extend(vips.into_iter().map(|vip| (vips_field.clone(), vip)));
+            let Some((family, missing)) = missing else { continue };
+            let reason = format!("AddressPool {} has fewer than {count} free {family} addresses", pool.name);
+            if self.pools.may_grow(&pool.name, family) {
+                let reason = format!("{reason}: vipgate allocates more at its provider, up to `max`");
+                diagnostics.push(policy.warning(Code::PoolExhausted, &field, reason));
+                claim.is_invalid = true;
+                claim.add_shortage(&pool.name, family, missing, self.pools);
+            } else {
                 diagnostics.push(policy.error(Code::PoolExhausted, &field, reason));
             }
-            let field: Arc<str> = field.into();
-            claim.vips.to_mut().extend(vips.into_iter().map(|vip| (field.clone(), vip)));
         }
     }
 

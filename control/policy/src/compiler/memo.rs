@@ -106,6 +106,7 @@ impl Memo {
         let own = claims.iter().filter(|claim| claim.service.is_none()).flat_map(|claim| claim.vips.iter());
         let mut policy_addresses: Vec<IpAddr> = own.map(|(_, vip)| *vip).collect();
         policy_addresses.sort_unstable();
+        let shortages = claims.iter().flat_map(|claim| claim.shortages.iter().cloned()).collect();
         let differences = Differences { changes, vips: &vip_changes };
         let previous = (&self.placement, &mut self.shard_maps);
         let (policies, endpoints) =
@@ -125,7 +126,7 @@ impl Memo {
         (self.order, self.precedence) = (Some(inventory.into_order()), Some(precedence));
         self.placement = placement.clone();
         sort_and_dedup(&mut diagnostics);
-        Compiled { placement, diagnostics, policy_addresses }
+        Compiled { placement, diagnostics, policy_addresses, shortages }
     }
 
     /// The shard maps of the placement; forgets the others.

@@ -75,6 +75,12 @@ impl<'a> Pools<'a> {
         self.by_name.get(name).copied()
     }
 
+    /// Whether addresses of a family can be allocated at the provider of a pool, which was observed.
+    pub(super) fn may_grow(&self, name: &str, family: Family) -> bool {
+        let pool = self.by_name.get(name).map(|pool| pool.body);
+        pool.is_some_and(|pool| pool.cloud.is_some() && pool.spec.provider.allocates(family))
+    }
+
     /// Allocates `count` addresses of each family of the pool for the policy `owner`. If a family has too few free
     /// addresses, returns fewer, and the family.
     pub(super) fn allocate(

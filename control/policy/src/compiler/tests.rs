@@ -10,6 +10,7 @@ mod invalid;
 mod placement_diff;
 mod rebalancing;
 mod shard_moves;
+mod shortages;
 mod stability;
 mod tenancy;
 mod valid;
@@ -53,7 +54,7 @@ struct Outcome {
 
 impl Outcome {
     fn accept(self) -> Result<(Placement, Vec<Diagnostic>), Diagnostics> {
-        Compiled { placement: self.placement, diagnostics: self.diagnostics, policy_addresses: Vec::new() }.accept()
+        Compiled { placement: self.placement, diagnostics: self.diagnostics, ..Compiled::default() }.accept()
     }
 }
 

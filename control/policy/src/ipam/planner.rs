@@ -8,6 +8,7 @@ use foldhash::HashMap;
 use super::pools::Pools;
 use super::{AllocationPlan, Decision, PoolUsage, Reason, Refusal};
 use crate::manifest::{Family, FamilyPolicy, ServiceRequest};
+use crate::shortage::Shortage;
 
 pub(super) struct Planner<'a> {
     services: &'a [ServiceRequest],
@@ -17,11 +18,19 @@ pub(super) struct Planner<'a> {
     users: HashMap<IpAddr, Vec<usize>>,
     /// Addresses by namespace and sharing key.
     shared: HashMap<(&'a str, &'a str), BTreeSet<IpAddr>>,
+    shortages: Vec<Shortage>,
 }
 
 impl<'a> Planner<'a> {
     pub(super) fn new(services: &'a [ServiceRequest], pools: Pools<'a>, policy_addresses: &'a [IpAddr]) -> Self {
-        Self { services, pools, policy_addresses, users: HashMap::default(), shared: HashMap::default() }
+        Self {
+            services,
+            pools,
+            policy_addresses,
+            users: HashMap::default(),
+            shared: HashMap::default(),
+            shortages: Vec::new(),
+        }
     }
 
     pub(super) fn plan(mut self) -> AllocationPlan {
@@ -42,7 +51,7 @@ impl<'a> Planner<'a> {
             decisions.extend(self.decide(index, &kept[index]));
         }
         let usage = self.usage();
-        AllocationPlan { decisions, usage }
+        AllocationPlan { decisions, usage, shortages: self.shortages }
     }
 
     fn add_user(&mut self, address: IpAddr, index: usize) {
@@ -116,7 +125,7 @@ impl<'a> Planner<'a> {
             let text = format!("{address} is not of its families: check `spec.ipFamilies` and `spec.ipFamilyPolicy`");
             return (kept.to_vec(), Some(Refusal { reason: Reason::Family, text }));
         }
-        let (mut addresses, mut refusal) = (Vec::new(), None);
+        let (mut addresses, mut refusal, mut exhausted) = (Vec::new(), None, Vec::new());
         for family in families {
             let of_family = |all: &[IpAddr]| all.iter().find(|address| Family::of(**address) == family).copied();
             let kept = of_family(kept);
@@ -133,6 +142,7 @@ impl<'a> Planner<'a> {
                 }
                 Err(why) => {
                     addresses.extend(kept);
+                    exhausted.extend((why.reason == Reason::Exhausted).then_some(family));
                     refusal.get_or_insert(why);
                 }
             }
@@ -141,7 +151,24 @@ impl<'a> Planner<'a> {
         if service.policy == FamilyPolicy::PreferDualStack && !addresses.is_empty() {
             refusal = refusal.filter(|refusal| !is_optional(refusal));
         }
+        if refusal.is_some() {
+            if service.policy != FamilyPolicy::RequireDualStack {
+                exhausted.truncate(1);
+            }
+            self.add_shortages(service, &exhausted);
+        }
         (addresses, refusal)
+    }
+
+    /// Notes families of which a Service lacks an address that the provider of a pool can allocate.
+    fn add_shortages(&mut self, service: &ServiceRequest, families: &[Family]) {
+        for family in families {
+            let candidates = self.pools.candidates(service);
+            if let Some(pool) = candidates.into_iter().find(|pool| self.pools.may_grow(*pool, *family)) {
+                let (pool, owner) = (self.pools.all[pool].name.to_owned(), service.owner());
+                self.shortages.push(Shortage { pool, owner, family: *family, wanted: 1 });
+            }
+        }
     }
 
     /// The families of a Service, in order.
@@ -247,7 +274,15 @@ impl<'a> Planner<'a> {
                 return Some(*address);
             }
         }
-        candidates.iter().find_map(|pool| self.free(*pool, family))
+        candidates.iter().find_map(|pool| self.claimed(index, *pool, family).or_else(|| self.free(*pool, family)))
+    }
+
+    /// An address of a pool that is claimed for a Service at the pool's provider, such as one that was allocated for it.
+    fn claimed(&self, index: usize, pool: usize, family: Family) -> Option<IpAddr> {
+        let claimed = self.pools.claimed_for(pool, &self.services[index], family);
+        claimed.into_iter().find(|address| {
+            self.policy_addresses.binary_search(address).is_err() && self.other_user(index, *address).is_none()
+        })
     }
 
     /// An address of a family.

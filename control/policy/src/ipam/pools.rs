@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use crate::compiler::Tenancy;
-use crate::manifest::{AddressPool, AddressPoolSpec, AddressRange, Family, ServiceRequest, unusable_address};
+use crate::manifest::{
+    AddressPool, AddressPoolSpec, AddressRange, CloudAddress, CloudPool, Family, ServiceRequest, unusable_address,
+};
 
 /// Maximum addresses that are tried for one Service; those in use before are not tried again.
 const MAX_PROBES: u32 = 1 << 20;
@@ -14,6 +16,8 @@ const MAX_PROBES: u32 = 1 << 20;
 pub(super) struct Pool<'a> {
     pub(super) name: &'a str,
     spec: &'a AddressPoolSpec,
+    /// What its provider has.
+    cloud: Option<&'a CloudPool>,
     /// Its ranges that overlap none of another pool, by family.
     ranges: [Vec<AddressRange>; 2],
     /// The range and the offset in it where the search for a free address goes on.
@@ -45,6 +49,7 @@ impl<'a> Pools<'a> {
         let pool = |(name, pool): (&'a str, &'a AddressPool)| Pool {
             name,
             spec: &pool.spec,
+            cloud: pool.cloud.as_deref(),
             ranges: Default::default(),
             cursors: [(0, 0); 2],
         };
@@ -86,14 +91,33 @@ impl<'a> Pools<'a> {
         (0..self.all.len()).filter(is_candidate).collect()
     }
 
-    /// Whether a pool has addresses of a family.
+    /// Whether a pool has addresses of a family, or can get some.
     pub(super) fn has(&self, pool: usize, family: Family) -> bool {
-        !self.all[pool].ranges[family as usize].is_empty()
+        !self.all[pool].ranges[family as usize].is_empty() || self.may_grow(pool, family)
     }
 
-    /// The lowest free address of a pool. Addresses that were in use at an earlier call are not tried again.
+    /// Whether addresses of a family can be allocated at the provider of a pool, which was observed.
+    pub(super) fn may_grow(&self, pool: usize, family: Family) -> bool {
+        let Pool { spec, cloud, .. } = &self.all[pool];
+        cloud.is_some() && spec.provider.allocates(family)
+    }
+
+    /// The addresses of a pool that are claimed at its provider for a Service.
+    pub(super) fn claimed_for(&self, pool: usize, service: &ServiceRequest, family: Family) -> Vec<IpAddr> {
+        let claimed = self.all[pool].cloud.into_iter().flat_map(|cloud| &cloud.addresses);
+        let claimed = claimed.filter(|(address, cloud)| cloud.owner.is_some() && Family::of(**address) == family);
+        let owner = service.owner();
+        let is_its =
+            |address: &IpAddr, cloud: &CloudAddress| self.of(*address) == Some(pool) && cloud.is_claimed_for(&owner);
+        claimed.filter(|(address, cloud)| is_its(address, cloud)).map(|(address, _)| *address).collect()
+    }
+
+    /// The lowest free address of a pool, which nobody has claimed at its provider. Addresses that were in use at an earlier call are not tried again.
     pub(super) fn free(&mut self, pool: usize, family: Family, is_used: impl Fn(&IpAddr) -> bool) -> Option<IpAddr> {
-        let Pool { ranges, cursors, .. } = &mut self.all[pool];
+        let Pool { ranges, cursors, cloud, .. } = &mut self.all[pool];
+        let is_claimed = |address: &IpAddr| {
+            cloud.is_some_and(|cloud| cloud.addresses.get(address).is_some_and(|cloud| cloud.owner.is_some()))
+        };
         let (ranges, (index, offset)) = (&ranges[family as usize], &mut cursors[family as usize]);
         for _ in 0..MAX_PROBES {
             let range = ranges.get(*index)?;
@@ -102,7 +126,7 @@ impl<'a> Pools<'a> {
                 continue;
             }
             let address = range.nth(*offset);
-            if !is_used(&address) && unusable_address(address).is_none() {
+            if !is_used(&address) && !is_claimed(&address) && unusable_address(address).is_none() {
                 return Some(address);
             }
             *offset += 1;

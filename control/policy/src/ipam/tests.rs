@@ -1,3 +1,4 @@
+mod clouds;
 mod property;
 
 use std::sync::Arc;

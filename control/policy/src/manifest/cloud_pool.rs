@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use serde::{Deserialize, Serialize};
+
 /// Addresses and NICs of a pool.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct CloudPool {
     /// The addresses that VIPs can have: those that nobody else uses.
     pub addresses: BTreeMap<IpAddr, CloudAddress>,
@@ -13,7 +15,7 @@ pub struct CloudPool {
 }
 
 /// A public address.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct CloudAddress {
     /// The object that it is claimed for, `namespace/name`.
     pub owner: Option<String>,
@@ -24,13 +26,29 @@ pub struct CloudAddress {
 }
 
 /// The NIC of a gateway.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct CloudNic {
     /// VIPs that it can have.
     pub capacity: usize,
     /// Its zone.
     pub zone: Option<String>,
 }
+
+impl CloudAddress {
+    /// Whether it is claimed for an object, alone or with others that share it; `name`: `Service namespace/name`.
+    pub fn is_claimed_for(&self, name: &str) -> bool {
+        let owner = claim_owner(name);
+        self.owner.as_ref().is_some_and(|owners| *owners == owner || owners.split(", ").any(|it| it == owner))
+    }
+}
+
+/// The owner in the claim on a VIP with this name. Tags have at most 256 characters (AWS, Azure).
+pub fn claim_owner(name: &str) -> String {
+    name.chars().take(MAX_OWNER).collect()
+}
+
+/// Characters of an owner.
+const MAX_OWNER: usize = 200;
 
 impl CloudPool {
     /// Whether a gateway can have an address.

@@ -8,8 +8,8 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::Cidr;
 use super::custom_resources::ReportError;
+use super::{Cidr, Family};
 use crate::diagnostic::Code;
 
 /// Where the addresses of a pool are, and how they are attached to gateways. Exactly one of `aws`, `azure` and `gcp`.
@@ -169,6 +169,20 @@ impl ProviderSpec {
     pub fn name(&self) -> Option<&'static str> {
         let named = [("aws", self.aws.is_some()), ("azure", self.azure.is_some()), ("gcp", self.gcp.is_some())];
         named.into_iter().find_map(|(name, is_set)| is_set.then_some(name))
+    }
+
+    /// Tags, or labels, that an address has.
+    pub fn tags(&self) -> Option<&BTreeMap<String, String>> {
+        let aws = self.aws.as_ref().map(|aws| &aws.tags);
+        let azure = || self.azure.as_ref().map(|azure| &azure.tags);
+        let gcp = || self.gcp.as_ref().map(|gcp| &gcp.labels);
+        aws.or_else(azure).or_else(gcp)
+    }
+
+    /// Whether vipgate may allocate addresses of a family: those of AWS that are IPv6 are no objects there, and Google Cloud
+    /// attaches none to NICs.
+    pub fn allocates(&self, family: Family) -> bool {
+        self.ownership == Ownership::Reserve && (family == Family::V4 || self.azure.is_some())
     }
 
     pub(super) fn validate(&self, report: &mut ReportError<'_>) {

@@ -126,6 +126,11 @@ impl ServiceRequest {
         format!("{}/{}", self.namespace, self.name)
     }
 
+    /// Its name in claims at cloud providers.
+    pub fn owner(&self) -> String {
+        format!("Service {}", self.path())
+    }
+
     /// The addresses that it has, as far as is known.
     pub(crate) fn held(&self) -> &[IpAddr] {
         if self.assumed.is_empty() { &self.current } else { &self.assumed }

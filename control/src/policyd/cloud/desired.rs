@@ -9,9 +9,7 @@ use vipgate_cloud::plan::{Desired, DesiredVip, GatewayState};
 use vipgate_dataplane::policy::spec::VipSpec;
 use vipgate_membership::MembershipView;
 use vipgate_policy::compiler::Placement;
-
-/// Longest name of an owner in a claim: tags have at most 256 characters (AWS, Azure).
-const MAX_OWNER: usize = 200;
+use vipgate_policy::manifest::claim_owner;
 
 /// The VIPs of a pool, each with the gateway that owns it now, and the states of gateways.
 pub(super) fn desired(
@@ -43,7 +41,7 @@ fn desired_vip(vip: &VipSpec, is_active: &impl Fn(&Arc<str>) -> bool) -> Desired
     // An active one takes over first.
     standbys.sort_by_key(|name| !is_active(name));
     DesiredVip {
-        owner: vip.name.chars().take(MAX_OWNER).collect(),
+        owner: claim_owner(&vip.name),
         gateway: gateway.map(ToString::to_string),
         standbys: standbys.into_iter().map(ToString::to_string).collect(),
     }
@@ -94,7 +92,7 @@ mod tests {
             zone: None,
             has_tags: true,
             claim: None,
-            is_allocated: false,
+            token: None,
             attachment: None,
             private: BTreeMap::new(),
             version: String::new(),

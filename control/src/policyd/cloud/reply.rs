@@ -31,6 +31,8 @@ pub(super) fn pool(name: &str, report: &PoolReport) -> CloudPool {
         nics: observation.map(|observation| observation.nics.iter().map(nic).collect()).unwrap_or_default(),
         actions: state.plan.actions.iter().map(action).collect(),
         failures: state.failures.iter().map(failure).collect(),
+        lacking: report.lacking() as u64,
+        beyond_limit: report.beyond_limit as u64,
     }
 }
 

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use vipgate_cloud::execute::ActionKind;
 use vipgate_cloud::plan::Desired;
 use vipgate_cloud::reconciler::PoolState;
 use vipgate_cloud::{CallMeter, CallSample};
-use vipgate_policy::manifest::ProviderSpec;
+use vipgate_policy::manifest::{Ownership, ProviderSpec};
 
 use crate::metric::Family;
 use crate::metrics::definitions::policy_server as defined;
@@ -18,6 +19,10 @@ pub(in crate::policyd) struct PoolReport {
     pub(in crate::policyd) provider: &'static str,
     /// What there is to be.
     pub(in crate::policyd) desired: Option<Arc<Desired>>,
+    /// Addresses that are lacking beyond those that may be allocated.
+    pub(in crate::policyd) beyond_limit: usize,
+    /// Whether addresses are allocated on demand.
+    pub(in crate::policyd) allocates: bool,
     /// What there is, and what is done.
     pub(in crate::policyd) state: Arc<PoolState>,
     /// Why the provider isn't used at all.
@@ -29,20 +34,36 @@ pub(in crate::policyd) struct PoolReport {
 impl PoolReport {
     pub(super) fn of(spec: &ProviderSpec, state: Arc<PoolState>, meter: &CallMeter) -> Self {
         let provider = spec.name().unwrap_or_default();
-        Self { provider, desired: None, state, error: None, calls: meter.samples() }
+        let allocates = spec.ownership == Ownership::Reserve;
+        Self { provider, allocates, state, calls: meter.samples(), ..Self::default() }
     }
 
     pub(super) fn failed(spec: &ProviderSpec, error: &str) -> Self {
         Self { provider: spec.name().unwrap_or_default(), error: Some(error.to_owned()), ..Self::default() }
     }
 
-    /// Numbers of addresses by state: attached as they are to be, not yet or not any more, free.
-    fn addresses(&self) -> [(&'static str, u64); 3] {
+    /// Addresses that are to be allocated.
+    fn missing(&self) -> usize {
+        self.desired.as_ref().map_or(0, |desired| desired.allocations.len())
+    }
+
+    /// Addresses that Services and policies lack.
+    pub(super) fn lacking(&self) -> usize {
+        self.missing() + self.beyond_limit
+    }
+
+    /// Numbers of addresses by state: attached as they are to be, not yet or not any more, free, and those that there aren't.
+    fn addresses(&self) -> [(&'static str, u64); 4] {
         let plan = &self.state.plan;
         let wanted = self.desired.as_ref().map_or(0, |desired| desired.vips.len());
         let free = self.state.observation.as_ref().map_or(0, |observation| observation.free().count());
         let attached = plan.attached.len().min(wanted);
-        [("attached", attached as u64), ("pending", (wanted - attached) as u64), ("free", free as u64)]
+        [
+            ("attached", attached as u64),
+            ("pending", (wanted - attached) as u64),
+            ("free", free as u64),
+            ("lacking", self.lacking() as u64),
+        ]
     }
 }
 
@@ -61,6 +82,19 @@ pub(in crate::policyd) struct PoolFacts {
     pub(in crate::policyd) attached: usize,
     /// Why the first of the others isn't: reason and message.
     pub(in crate::policyd) problem: Option<(String, String)>,
+    /// What it lacks; `None`: nothing is allocated for it.
+    pub(in crate::policyd) allocation: Option<AllocationFacts>,
+}
+
+/// What a pool lacks whose addresses are allocated on demand.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(in crate::policyd) struct AllocationFacts {
+    /// Addresses that are to be allocated.
+    pub(in crate::policyd) missing: usize,
+    /// Those that are lacking beyond `max`.
+    pub(in crate::policyd) beyond_limit: usize,
+    /// Why the last allocation failed: reason and message.
+    pub(in crate::policyd) failure: Option<(String, String)>,
 }
 
 impl PoolFacts {
@@ -68,6 +102,11 @@ impl PoolFacts {
         let state = &report.state;
         let fault = report.error.clone().map(|error| ("NotConfigured".to_owned(), error));
         let of_error = |error: &vipgate_cloud::CloudError| (camel_case(error.kind.as_str()), error.to_string());
+        let allocation = report.allocates.then(|| AllocationFacts {
+            missing: report.missing(),
+            beyond_limit: report.beyond_limit,
+            failure: state.failures.get(&ActionKind::Allocate).map(of_error),
+        });
         let problem = state.plan.problems.iter().next();
         let problem = problem.map(|(vip, problem)| (problem.reason().to_owned(), format!("{vip}: {problem}")));
         Self {
@@ -77,6 +116,7 @@ impl PoolFacts {
             vips: report.desired.as_ref().map_or(0, |desired| desired.vips.len()),
             attached: state.plan.attached.len(),
             problem: state.failures.values().next().map(of_error).or(problem),
+            allocation,
         }
     }
 }
@@ -114,7 +154,7 @@ pub(super) fn families(pools: &BTreeMap<String, PoolReport>) -> Vec<Family> {
         defined::CLOUD_ACTIONS.family(per_pool(|report| {
             let counts = report.state.counts.iter();
             let results = |(kind, [done, failed]): (_, &[u64; 2])| {
-                let kind: &vipgate_cloud::execute::ActionKind = kind;
+                let kind: &ActionKind = kind;
                 [("done", *done), ("failed", *failed)].map(|(result, count)| {
                     (vec![("action", kind.as_str().to_owned()), ("result", result.to_owned())], count)
                 })

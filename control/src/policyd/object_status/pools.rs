@@ -7,14 +7,18 @@ use vipgate_policy::ipam::PoolUsage;
 
 use super::accepted::Acceptance;
 use super::condition::{Condition, DesiredStatus, Truth};
-use crate::policyd::cloud::PoolFacts;
+use crate::policyd::cloud::{AllocationFacts, PoolFacts};
 
 /// The condition's type.
 pub(super) const EXHAUSTED: &str = "Exhausted";
 /// The condition's type: whether its provider can be observed.
-const PROVIDER_READY: &str = "ProviderReady";
+pub(super) const PROVIDER_READY: &str = "ProviderReady";
 /// The condition's type: whether its VIPs are attached to their gateways.
-const ATTACHED: &str = "Attached";
+pub(super) const ATTACHED: &str = "Attached";
+/// The condition's type: whether what it lacks can be allocated.
+pub(super) const ALLOCATED: &str = "Allocated";
+/// The reason of a condition that will be true by itself.
+pub(super) const IN_PROGRESS: &str = "InProgress";
 /// Maximum namespaces in a status: those with the most addresses.
 const MAX_NAMESPACES: usize = 32;
 
@@ -65,10 +69,32 @@ fn provider_conditions(facts: &PoolFacts) -> Vec<Condition> {
         let left = format!("{} of {} VIPs aren't attached to their gateways", facts.vips - facts.attached, facts.vips);
         match &facts.problem {
             Some((reason, message)) => Condition::new(ATTACHED, false, reason, &format!("{left}: {message}")),
-            None => Condition::new(ATTACHED, false, "InProgress", &left),
+            None => Condition::new(ATTACHED, false, IN_PROGRESS, &left),
         }
     };
-    vec![ready, attached]
+    let allocated = facts.allocation.as_ref().map(allocated_condition);
+    [ready, attached].into_iter().chain(allocated).collect()
+}
+
+/// Whether the provider has allocated what Services and policies lack.
+fn allocated_condition(facts: &AllocationFacts) -> Condition {
+    let AllocationFacts { missing, beyond_limit, failure } = facts;
+    if let Some((reason, message)) = failure {
+        return Condition::new(
+            ALLOCATED,
+            false,
+            reason,
+            &format!("{missing} addresses are to be allocated: {message}"),
+        );
+    }
+    if *beyond_limit > 0 {
+        let message = format!("{beyond_limit} addresses are lacking, and `max` is reached");
+        return Condition::new(ALLOCATED, false, "LimitReached", &message);
+    }
+    if *missing > 0 {
+        return Condition::new(ALLOCATED, false, IN_PROGRESS, &format!("{missing} addresses are being allocated"));
+    }
+    Condition::new(ALLOCATED, true, "Allocated", "no Service or policy lacks an address")
 }
 
 /// A count, which the API has as a signed integer of 64 bits: more is cut off.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use vipgate_policy::Shortage;
 use vipgate_policy::manifest::{AddressPool, Body, Kind, Object, ProviderSpec};
 
 use super::entries::Entries;
@@ -15,6 +16,8 @@ pub struct CloudObjects {
     pub pools: BTreeMap<String, ProviderPool>,
     /// The gateways, by name.
     pub gateways: Vec<CloudGateway>,
+    /// What policies lack of these pools.
+    pub shortages: Vec<Shortage>,
 }
 
 /// A pool with a provider.
@@ -41,7 +44,7 @@ pub struct CloudGateway {
 
 impl CloudObjects {
     /// Those of the objects in force.
-    pub(super) fn of(entries: &Entries, last_good: &LastGood) -> Self {
+    pub(super) fn of(entries: &Entries, last_good: &LastGood, shortages: Vec<Shortage>) -> Self {
         let of_kind = |kind| entries.of_kind(kind).filter_map(|object| last_good.substitute(object));
         let pool = |object: &Arc<Object>| match &object.body {
             Body::AddressPool(pool) if pool.has_provider() => Some((object.id.name.clone(), provider_pool(pool))),
@@ -63,7 +66,7 @@ impl CloudObjects {
             let instance = spec.provider_id.clone().or_else(of_node);
             Some(CloudGateway { instance, nic: spec.nic.clone(), name })
         };
-        Self { pools, gateways: of_kind(Kind::Gateway).filter_map(gateway).collect() }
+        Self { pools, gateways: of_kind(Kind::Gateway).filter_map(gateway).collect(), shortages }
     }
 }
 

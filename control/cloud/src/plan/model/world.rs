@@ -140,7 +140,7 @@ impl Truth {
             zone: address.zone.clone(),
             has_tags: address.has_tags,
             claim: address.claim.clone(),
-            is_allocated: address.token.is_some(),
+            token: address.token.clone(),
             attachment: address.attachment.as_ref().map(attachment),
             private,
             version: String::new(),

@@ -39,14 +39,9 @@ pub(super) fn allocate(
     (addresses, exhausted)
 }
 
-/// The objects that an address is claimed for: several Services may share it.
-fn owners(address: &CloudAddress) -> impl Iterator<Item = &str> {
-    address.owner.iter().flat_map(|owners| owners.split(", "))
-}
-
 /// An address that is claimed for another policy may be about to be given up: then it is free in the next compilation.
 fn may_have(address: &CloudAddress, owner: &str) -> bool {
-    address.owner.is_none() || owners(address).any(|it| it == owner)
+    address.owner.is_none() || address.is_claimed_for(owner)
 }
 
 /// Lower ranks are taken first. `seed`: fingerprint of the owner.
