@@ -148,6 +148,24 @@ fn addresses_of_download(cluster: &Cluster) -> BTreeSet<String> {
     sources.collect()
 }
 
+#[test]
+fn a_vip_can_have_the_address_of_the_nic_itself() {
+    let (mut cluster, cloud) = start_with("instance", &[VIP], &pool("associate: instance"), &tenant());
+    let first = wait_home(&cloud, |_| true);
+    sleep_ms(1_000);
+    let _server = LineServer::start(cluster.folder.path(), &cluster.server);
+    let expected: BTreeSet<String> = [VIP, SERVER[0]].map(str::to_owned).into();
+    cluster.route_via(&[first]);
+    assert_eq!(addresses_of_download(&cluster), expected);
+    // Pods may reach any gateway: the other one tunnels to the VIP's owner.
+    cluster.route_via(&cluster.indices_except(first));
+    assert_eq!(addresses_of_download(&cluster), expected);
+    cluster.gateways[first].kill();
+    wait_home(&cloud, |number| number != first);
+    sleep_ms(1_000);
+    assert_eq!(addresses_of_download(&cluster), expected);
+}
+
 /// The first address that the fake allocates.
 const ALLOCATED: &str = "192.0.2.100";
 

@@ -16,7 +16,8 @@ use vipgate_xdp::steering::{Listener, SteeringTables};
 pub(super) fn for_policy(policy: &Policy, locals: &[IpAddr], tunnels: &[SocketAddr]) -> SteeringTables {
     SteeringTables {
         endpoints: policy.endpoints().map(|(address, endpoint)| (address, policy.egress_of(endpoint).id.0)).collect(),
-        vips: policy.live_vips().map(|vip| vip.address).chain(private_addresses(policy)).collect(),
+        vips: policy.live_vips().map(|vip| vip.address).collect(),
+        private_addresses: private_addresses(policy),
         listeners: policy.services().flat_map(listeners).collect(),
         local_addresses: locals.iter().copied().collect::<BTreeSet<_>>(),
         tunnels: tunnels.iter().map(|tunnel| (tunnel.ip(), tunnel.port())).collect(),
@@ -93,7 +94,8 @@ impl PreviousTables {
         let named = change.policies.iter().filter_map(|policy| builder.egress(&policy.name));
         let added = SteeringTables {
             endpoints: change.endpoints.iter().filter_map(|it| Some((it.address, id(&it.policy)?))).collect(),
-            vips: change.vips.iter().map(|vip| vip.address).chain(&private - &self.private).collect(),
+            vips: change.vips.iter().map(|vip| vip.address).collect(),
+            private_addresses: &private - &self.private,
             listeners: change.services.iter().filter_map(|it| builder.service(&it.name)).flat_map(listeners).collect(),
             local_addresses: BTreeSet::new(),
             tunnels: BTreeSet::new(),
@@ -108,13 +110,8 @@ impl PreviousTables {
         let (pods, inside) = (removed_cidrs(pods), removed_cidrs(inside));
         let removed = SteeringTables {
             endpoints: change.removed.endpoints.iter().map(|address| (*address, 0)).collect(),
-            // An address may be a VIP and then a private address, or the other way around.
-            vips: {
-                let is_live =
-                    |vip: &IpAddr| builder.snapshot().policy.vip_at(*vip).is_some_and(|vip| !vip.ports.retired);
-                let gone = change.removed.vips.iter().copied().chain(&self.private - &private);
-                gone.filter(|vip| !is_live(vip) && !private.contains(vip)).collect()
-            },
+            vips: change.removed.vips.iter().copied().collect(),
+            private_addresses: &self.private - &private,
             // Another Service may have the same backend.
             listeners: self.listeners.into_iter().filter(|it| !builder.is_backend_port(*it)).collect(),
             local_addresses: BTreeSet::new(),
@@ -171,7 +168,7 @@ mod tests {
             &[],
         ];
         let mut builder = Builder::new(NetworkSpec::default());
-        let (mut vips, mut last): (BTreeSet<IpAddr>, &[_]) = (BTreeSet::new(), &[]);
+        let (mut vips, mut private, mut last): (BTreeSet<IpAddr>, BTreeSet<IpAddr>, &[_]) = Default::default();
         for step in steps {
             let change = change(last, step);
             last = step;
@@ -179,10 +176,11 @@ mod tests {
             builder.with_change(&change).unwrap();
             let (added, removed) = before.difference(&change, &builder);
             vips = &(&vips | &added.vips) - &removed.vips;
-            let mut expected: BTreeSet<IpAddr> = step.iter().map(|(vip, _)| ip(vip)).collect();
-            expected.extend(step.iter().filter_map(|(_, private)| private.map(ip)));
-            assert_eq!(vips, expected, "{step:?}");
-            assert_eq!(vips, for_policy(&builder.snapshot().policy, &[], &[]).vips, "{step:?}");
+            private = &(&private | &added.private_addresses) - &removed.private_addresses;
+            assert_eq!(vips, step.iter().map(|(vip, _)| ip(vip)).collect(), "{step:?}");
+            assert_eq!(private, step.iter().filter_map(|(_, private)| private.map(ip)).collect(), "{step:?}");
+            let full = for_policy(&builder.snapshot().policy, &[], &[]);
+            assert_eq!((&vips, &private), (&full.vips, &full.private_addresses), "{step:?}");
         }
     }
 }

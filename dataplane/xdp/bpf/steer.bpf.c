@@ -4,6 +4,8 @@
 //   ARP request or neighbor solicitation for a VIP          -> socket
 //   ARP from a VIP, or neighbor advertisement of it         -> socket: address conflict
 //   to a VIP                                                -> socket
+//   to the private address of a VIP in a cloud              -> socket, and its ARP and neighbor discovery; if the kernel
+//                                                              has the address, too, these and DHCP go there
 //   from a tunnel to this gateway                           -> socket
 //   from an endpoint, neither to a local address nor
 //   with link-local scope                                   -> socket
@@ -36,6 +38,7 @@
 #define LOCAL    4    // an address of the gateway's kernel
 #define BACKEND  8    // an address of a Service's backend
 #define TUNNEL   16   // a tunnel endpoint; its UDP ports are in `listeners`
+#define PRIVATE  32   // the private address of a VIP in a cloud
 
 struct host {
 	__u32 policy; // of an endpoint: ID of its policy
@@ -191,6 +194,35 @@ static __always_inline __u32 roles(const struct host *host)
 	return host ? host->roles : 0;
 }
 
+// Whether an address is resolved by userspace. The kernel answers for what it has, and gets what it asks for.
+static __always_inline int is_resolved_by_socket(__u32 roles)
+{
+	return (roles & VIP) || (roles & (PRIVATE | LOCAL)) == PRIVATE;
+}
+
+// Whether a packet to an address that the kernel and a VIP have is for the kernel: DHCP keeps the address there.
+static __always_inline int is_dhcp4(const __u8 *l3, void *end)
+{
+	__u16 fragment, ports[2];
+	__builtin_memcpy(&fragment, l3 + 6, 2);
+	if ((fragment & bpf_htons(0x3fff)) || l3[0] != 0x45 || l3[9] != IPPROTO_UDP || l3 + 24 > (__u8 *)end)
+		return 0;
+	__builtin_memcpy(ports, l3 + 20, 4);
+	return ports[0] == bpf_htons(67) && ports[1] == bpf_htons(68);
+}
+
+// The same, and neighbor discovery (ICMPv6 types 133 to 137), which IPv6 sends to addresses.
+static __always_inline int is_dhcp_or_nd6(const __u8 *l3, void *end)
+{
+	__u16 ports[2];
+	if (l3 + 44 > (__u8 *)end)
+		return 0;
+	if (l3[6] == IPPROTO_ICMPV6)
+		return l3[40] >= 133 && l3[40] <= 137;
+	__builtin_memcpy(ports, l3 + 40, 4);
+	return l3[6] == IPPROTO_UDP && ports[0] == bpf_htons(547) && ports[1] == bpf_htons(546);
+}
+
 static __always_inline int has_ports(__u8 protocol)
 {
 	return protocol == IPPROTO_TCP || protocol == IPPROTO_UDP || protocol == IPPROTO_SCTP;
@@ -325,9 +357,14 @@ static __always_inline int captures4(const __u8 *l3, void *end, __u32 ifindex)
 	__builtin_memcpy(&source, l3 + 12, 4);
 	__builtin_memcpy(&destination, l3 + 16, 4);
 	struct host *to = bpf_map_lookup_elem(&hosts4, &destination);
-	if (roles(to) & (VIP | TUNNEL))
-		if ((roles(to) & VIP) || is_tunnel4(l3, end))
+	if (roles(to) & (VIP | PRIVATE | TUNNEL)) {
+		if (roles(to) & VIP)
 			return 1;
+		if (roles(to) & PRIVATE)
+			return !((roles(to) & LOCAL) && is_dhcp4(l3, end));
+		if (is_tunnel4(l3, end))
+			return 1;
+	}
 	struct host *from = bpf_map_lookup_elem(&hosts4, &source);
 	if ((roles(from) & ENDPOINT) || ((roles(from) & BACKEND) && may_be_reply4(l3, end)))
 		return !is_on_link4(destination) && !(roles(to) & LOCAL);
@@ -345,9 +382,14 @@ static __always_inline int captures6(const __u8 *l3, void *end, __u32 ifindex)
 	__builtin_memcpy(&source, l3 + 8, 16);
 	__builtin_memcpy(&destination, l3 + 24, 16);
 	struct host *to = bpf_map_lookup_elem(&hosts6, &destination);
-	if (roles(to) & (VIP | TUNNEL))
-		if ((roles(to) & VIP) || is_tunnel6(l3, end))
+	if (roles(to) & (VIP | PRIVATE | TUNNEL)) {
+		if (roles(to) & VIP)
 			return 1;
+		if (roles(to) & PRIVATE)
+			return !((roles(to) & LOCAL) && is_dhcp_or_nd6(l3, end));
+		if (is_tunnel6(l3, end))
+			return 1;
+	}
 	struct host *from = bpf_map_lookup_elem(&hosts6, &source);
 	if ((roles(from) & ENDPOINT) || ((roles(from) & BACKEND) && may_be_reply6(l3, end)))
 		return !is_on_link6(&destination) && !(roles(to) & LOCAL);
@@ -379,7 +421,7 @@ static __always_inline int captures(void *data, void *end, __u32 ifindex)
 		if (l3[6] == IPPROTO_ICMPV6 && l3 + 64 <= (__u8 *)end && (l3[40] == 135 || l3[40] == 136)) {
 			struct v6 target;
 			__builtin_memcpy(&target, l3 + 48, 16);
-			if (roles(bpf_map_lookup_elem(&hosts6, &target)) & VIP)
+			if (is_resolved_by_socket(roles(bpf_map_lookup_elem(&hosts6, &target))))
 				return 1;
 		}
 		return captures6(l3, end, ifindex);
@@ -390,7 +432,8 @@ static __always_inline int captures(void *data, void *end, __u32 ifindex)
 		__u32 sender, target;
 		__builtin_memcpy(&sender, l3 + 14, 4);
 		__builtin_memcpy(&target, l3 + 24, 4);
-		return (roles(bpf_map_lookup_elem(&hosts4, &target)) | roles(bpf_map_lookup_elem(&hosts4, &sender))) & VIP;
+		return is_resolved_by_socket(roles(bpf_map_lookup_elem(&hosts4, &target)))
+		    || is_resolved_by_socket(roles(bpf_map_lookup_elem(&hosts4, &sender)));
 	}
 	return 0;
 }

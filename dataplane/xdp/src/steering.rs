@@ -34,6 +34,8 @@ pub struct SteeringTables {
     pub endpoints: BTreeMap<IpAddr, u32>,
     /// VIPs.
     pub vips: BTreeSet<IpAddr>,
+    /// Private addresses of VIPs in a cloud. One may be a local address, too: what resolves and keeps it is the kernel's.
+    pub private_addresses: BTreeSet<IpAddr>,
     /// Listening addresses of Services' backends.
     pub listeners: BTreeSet<Listener>,
     /// Addresses of the gateway's kernel: packets from pods to them are not captured.
@@ -119,6 +121,7 @@ const ENDPOINT: u32 = 2;
 const LOCAL: u32 = 4;
 const BACKEND: u32 = 8;
 const TUNNEL: u32 = 16;
+const PRIVATE: u32 = 32;
 /// IP protocol of tunnels.
 const UDP: u8 = 17;
 /// Map keys of listeners: address, port, protocol.
@@ -497,7 +500,8 @@ impl Entries {
     fn of(tables: SteeringTables) -> Self {
         let mut hosts: BTreeMap<IpAddr, Host> =
             tables.endpoints.into_iter().map(|(address, policy)| (address, [policy, ENDPOINT])).collect();
-        for (addresses, role) in [(tables.vips, VIP), (tables.local_addresses, LOCAL)] {
+        let of_roles = [(tables.vips, VIP), (tables.private_addresses, PRIVATE), (tables.local_addresses, LOCAL)];
+        for (addresses, role) in of_roles {
             for address in addresses {
                 hosts.entry(address).or_default()[1] |= role;
             }

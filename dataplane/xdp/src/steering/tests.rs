@@ -95,6 +95,9 @@ fn add_address(tables: &mut SteeringTables, address: IpAddr, roles: u32) {
     if roles & LOCAL != 0 {
         tables.local_addresses.insert(address);
     }
+    if roles & PRIVATE != 0 {
+        tables.private_addresses.insert(address);
+    }
 }
 
 /// Model of the verdict: the table in `steer.bpf.c`.
@@ -136,6 +139,52 @@ fn the_verdict_equals_the_model_for_all_roles_of_both_addresses() {
                 assert_eq!(actual, expected(&tables, source, destination), "{source} -> {destination} by {tables:?}");
             }
         }
+    }
+}
+
+#[test]
+fn of_a_private_address_that_the_kernel_has_what_resolves_and_keeps_it_is_the_kernels() {
+    for (remote, private, [server, client]) in
+        [("198.51.100.9", "10.0.1.5", [67, 68]), ("2001:db8:2::9", "fd00:1::5", [547, 546])]
+    {
+        let (remote, private) = (ip(remote), ip(private));
+        for (roles, resolves) in
+            [(PRIVATE, Socket), (PRIVATE | LOCAL, Kernel), (VIP, Socket), (PRIVATE | VIP, Socket), (LOCAL, Kernel)]
+        {
+            let mut tables = SteeringTables::default();
+            add_address(&mut tables, private, roles);
+            let mut steering = loaded(tables);
+            let data = if roles == LOCAL { Kernel } else { Socket };
+            assert_eq!(verdict(&mut steering, &packet(remote, private)), data, "{private}, roles {roles}");
+            let resolution = match private {
+                IpAddr::V4(_) => arp_request(private),
+                IpAddr::V6(_) => solicitation(remote, remote, private),
+            };
+            assert_eq!(verdict(&mut steering, &resolution), resolves, "{private}, roles {roles}");
+            let ports = if private.is_ipv4() { 34 } else { 54 };
+            let mut dhcp = packet(remote, private);
+            dhcp[ports..ports + 2].copy_from_slice(&u16::to_be_bytes(server));
+            dhcp[ports + 2..ports + 4].copy_from_slice(&u16::to_be_bytes(client));
+            assert_eq!(verdict(&mut steering, &dhcp), resolves, "{private}, roles {roles}");
+            if private.is_ipv6() {
+                let mut advertisement = solicitation(remote, private, remote);
+                advertisement[14 + 40] = 136;
+                assert_eq!(verdict(&mut steering, &advertisement), resolves, "{private}, roles {roles}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_arp_reply_to_a_private_address_of_the_kernel_is_the_kernels() {
+    let (router, private) = (ip("10.0.1.1"), ip("10.0.1.5"));
+    let mut reply = arp_request(private);
+    let IpAddr::V4(sender) = router else { panic!("{router} is resolved by neighbor discovery") };
+    reply[14 + 14..14 + 18].copy_from_slice(&sender.octets());
+    for (roles, expected) in [(PRIVATE, Socket), (PRIVATE | LOCAL, Kernel)] {
+        let mut tables = SteeringTables::default();
+        add_address(&mut tables, private, roles);
+        assert_eq!(verdict(&mut loaded(tables), &reply), expected);
     }
 }
 
