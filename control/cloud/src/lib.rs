@@ -13,6 +13,7 @@
 mod api;
 pub mod aws;
 pub mod azure;
+mod candidates;
 pub mod error;
 pub mod execute;
 pub mod gcp;
