@@ -25,7 +25,7 @@ use ipnet::IpNet;
 use tokio::sync::Mutex;
 
 use self::capacity::InstanceTypes;
-pub use self::credentials::CredentialSource;
+pub use self::credentials::{ContainerToken, CredentialSource};
 use self::query::Query;
 use crate::api::{CallMeter, Operation};
 use crate::error::CloudError;
@@ -76,7 +76,7 @@ impl Aws {
     /// # Errors
     /// If the endpoint is no URL.
     pub fn new(config: Config, meter: Arc<CallMeter>) -> Result<Self, hyper::http::uri::InvalidUri> {
-        let url = config.endpoint.clone().unwrap_or_else(|| format!("https://ec2.{}.amazonaws.com", config.region));
+        let url = config.endpoint.clone().unwrap_or_else(|| endpoint("ec2", &config.region));
         let endpoint: Uri = format!("{}/", url.trim_end_matches('/')).parse()?;
         let credentials = credentials::Credentials::new(config.credentials.clone());
         let query = Query::new(endpoint, &config.region, credentials, meter);
@@ -87,6 +87,12 @@ impl Aws {
 impl Provider for Aws {
     async fn observe(&self, scope: &Scope) -> Result<Observation, CloudError> {
         observe::observe(self, scope).await
+/// URL of a service in a region.
+fn endpoint(service: &str, region: &str) -> String {
+    let domain = if region.starts_with("cn-") { "amazonaws.com.cn" } else { "amazonaws.com" };
+    format!("https://{service}.{region}.{domain}")
+}
+
     }
 
     async fn claim(&self, address: &PublicAddress, claim: &Claim) -> Result<(), CloudError> {
@@ -123,5 +129,16 @@ impl Provider for Aws {
 
     async fn release(&self, address: &PublicAddress) -> Result<(), CloudError> {
         addresses::release(self, address).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_partition_has_its_domain() {
+        assert_eq!(endpoint("ec2", "eu-west-1"), "https://ec2.eu-west-1.amazonaws.com");
+        assert_eq!(endpoint("ec2", "cn-northwest-1"), "https://ec2.cn-northwest-1.amazonaws.com.cn");
     }
 }

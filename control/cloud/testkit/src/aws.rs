@@ -13,7 +13,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-pub use self::credentials::ACCESS_KEY;
+pub use self::credentials::{ACCESS_KEY, AGENT_TOKEN};
 use self::state::{Association, Eip, State};
 use crate::request::{RecordedRequest, Reply};
 use crate::server::FakeCloud;
@@ -198,3 +198,4 @@ impl FakeCloud for FakeAws {
         }
     }
 }
+            ("GET", "/v1/credentials") => self.credentials.of_container(request),
