@@ -186,7 +186,8 @@ pub(super) async fn detach(aws: &Aws, from: &NicId, addresses: &[PublicAddress])
 pub(super) async fn allocate(aws: &Aws, allocation: &Allocation) -> Result<PublicAddress, CloudError> {
     let by_token = filters([(format!("tag:{}", tags::ALLOCATED), vec![allocation.token.as_str()])]);
     let reply: DescribeAddresses = aws.query.call(DESCRIBE_ADDRESSES, &by_token).await?;
-    if let Some(address) = reply.addresses_set.items.first() {
+    let has_token = |address: &&Address| address.tag(tags::ALLOCATED) == Some(&*allocation.token);
+    if let Some(address) = reply.addresses_set.items.iter().find(has_token) {
         return Ok(observe::allocated(aws, address));
     }
     let own = [
