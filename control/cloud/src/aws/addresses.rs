@@ -71,8 +71,8 @@ pub(super) async fn unclaim(aws: &Aws, address: &PublicAddress) -> Result<(), Cl
     if is_ours(aws, &current) {
         let mut parameters = list("ResourceId", [address.id.0.as_str()]);
         // With their values: a claim that was written meanwhile stays.
-        let tags = [tags::CLUSTER, tags::VIP, tags::PRIVATE];
-        let values = tags.into_iter().filter_map(|key| Some((key, Some(current.tag(key)?))));
+        let values = keys.iter().filter_map(|key| Some((key.as_str(), Some(current.tag(key)?))));
+        let mut parameters = list("ResourceId", [address.id.0.as_str()]);
         parameters.extend(tag_parameters("Tag", values));
         aws.query.send(DELETE_TAGS, &parameters).await?;
     }
@@ -133,6 +133,7 @@ async fn associate(
     };
     let other = private.association.as_ref().and_then(|it| it.allocation_id.as_deref());
     if private.association.is_some() && other != Some(&*address.id.0) {
+    check_binding(aws, interface, binding, current)?;
         let text = format!("{} has another public address already", binding.private);
         return Err(CloudError::new(ErrorKind::InUse, ASSOCIATE.name, "InUse", &text));
     }
