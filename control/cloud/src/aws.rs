@@ -2,8 +2,8 @@
 //!
 //! A claim is two tags. Tags have no compare-and-swap: who claims reads, writes, and reads again, so of two clusters that claim the same
 //! address within a fraction of a second both may believe that they have it; then one can't attach it, since it is attached. Private
-//! addresses have no tags, so which ones belong to a VIP is a tag of its address, written before they are assigned: a process that
-//! dies in between leaves nothing that isn't known to be vipgate's.
+//! addresses have no tags, so which ones belong to a VIP are tags of its address, one for each ENI, written before they are assigned and
+//! deleted after they are unassigned: a process that dies in between leaves nothing that isn't known to be vipgate's.
 //!
 //! IPv6 addresses have no objects and no tags: those of a pool are listed, and are their own private addresses.
 
@@ -17,6 +17,7 @@ mod query;
 mod reply;
 mod signature;
 mod tags;
+mod unmodifiable;
 
 use std::sync::Arc;
 
@@ -27,6 +28,7 @@ use tokio::sync::Mutex;
 use self::capacity::InstanceTypes;
 pub use self::credentials::{ContainerToken, CredentialSource};
 use self::query::Query;
+use self::unmodifiable::Unmodifiable;
 use crate::api::{CallMeter, Operation};
 use crate::error::CloudError;
 use crate::provider::{Allocation, Associate, Binding, Claim, Nic, NicId, Observation, Provider, PublicAddress, Scope};
@@ -68,6 +70,7 @@ pub struct Aws {
     config: Config,
     query: Query,
     types: Mutex<InstanceTypes>,
+    unmodifiable: Unmodifiable,
 }
 
 impl Aws {
@@ -80,19 +83,19 @@ impl Aws {
         let endpoint: Uri = format!("{}/", url.trim_end_matches('/')).parse()?;
         let credentials = credentials::Credentials::new(config.credentials.clone());
         let query = Query::new(endpoint, &config.region, credentials, meter);
-        Ok(Self { config, query, types: Mutex::default() })
+        Ok(Self { config, query, types: Mutex::default(), unmodifiable: Unmodifiable::default() })
     }
 }
 
-impl Provider for Aws {
-    async fn observe(&self, scope: &Scope) -> Result<Observation, CloudError> {
-        observe::observe(self, scope).await
 /// URL of a service in a region.
 fn endpoint(service: &str, region: &str) -> String {
     let domain = if region.starts_with("cn-") { "amazonaws.com.cn" } else { "amazonaws.com" };
     format!("https://{service}.{region}.{domain}")
 }
 
+impl Provider for Aws {
+    async fn observe(&self, scope: &Scope) -> Result<Observation, CloudError> {
+        observe::observe(self, scope).await
     }
 
     async fn claim(&self, address: &PublicAddress, claim: &Claim) -> Result<(), CloudError> {

@@ -64,7 +64,7 @@ async fn private_addresses_of_others_at_the_same_eni_are_left_alone() {
     for pod in &pods {
         world.fake.with(|cloud| cloud.assign_by_hand(&eni, *pod));
     }
-    assert_eq!(world.nic("a").await.capacity, 9, "fifteen, without the primary and those of pods");
+    assert_eq!(world.nic("a").await.capacity.v4, 9, "fifteen, without the primary and those of pods");
     world.converge().await;
     world.assert_home();
     world.desired.vips.clear();
@@ -95,7 +95,7 @@ async fn a_private_address_with_another_public_one_is_neither_used_nor_unassigne
 async fn a_small_instance_has_room_for_one_vip() {
     let mut world = World::with(2, vipgate_cloud::Associate::Nic, "t3.nano").await;
     world.desired.vips.values_mut().for_each(|vip| vip.standbys.clear());
-    assert_eq!(world.nic("a").await.capacity, 1);
+    assert_eq!(world.nic("a").await.capacity.v4, 1);
     world.converge().await;
     assert_eq!(world.homes().len(), 1);
     let problems = plan(&world.desired, &world.observe().await).problems;
@@ -141,5 +141,5 @@ async fn many_gateways_are_read_in_pages() {
     let observed = world.observe().await;
     assert_eq!(observed.nics.len(), 14);
     assert!(observed.nics.iter().all(|nic| nic.zone.as_deref() == Some("eu-west-1")));
-    assert_eq!(observed.nic_of("g03").unwrap().capacity, 5);
+    assert_eq!(observed.nic_of("g03").unwrap().capacity.v4, 5);
 }
