@@ -25,7 +25,9 @@ pub(super) async fn observe(aws: &Aws, scope: &Scope) -> Result<Observation, Clo
     } else {
         let by_tags = scope.tags.iter().map(|(key, value)| (format!("tag:{key}"), vec![value.as_str()]));
         let reply: DescribeAddresses = aws.query.call(DESCRIBE_ADDRESSES, &filters(by_tags)).await?;
-        reply.addresses_set.items.iter().map(|address| public_address(aws, address, &by_id, &of_gateways)).collect()
+        // A filter that the API understands in another way must not widen the pool.
+        let of_pool = reply.addresses_set.items.iter().filter(|address| tags::has_all(address, &scope.tags));
+        of_pool.map(|address| public_address(aws, address, &by_id, &of_gateways)).collect()
     };
     addresses.extend(ipv6::observe(aws, &scope.prefixes, &of_gateways).await?);
     addresses.sort_by_key(|address| address.address);

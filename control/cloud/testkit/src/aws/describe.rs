@@ -185,9 +185,16 @@ fn interface(state: &State, id: &str, eni: &Eni) -> String {
         element("sourceDestCheck", if eni.source_dest_check { "true" } else { "false" }),
         format!("<attachment>{attachment}</attachment>"),
         set("privateIpAddressesSet", private),
+        prefixes("ipv4Prefix", eni, false),
+        prefixes("ipv6Prefix", eni, true),
         set("ipv6AddressesSet", eni.ipv6.iter().map(|address| element("ipv6Address", &address.to_string()))),
     ]
     .concat()
+}
+
+fn prefixes(name: &str, eni: &Eni, is_ipv6: bool) -> String {
+    let of_family = eni.prefixes.iter().filter(|prefix| prefix.addr().is_ipv6() == is_ipv6);
+    set(&format!("{name}Set"), of_family.map(|prefix| element(name, &prefix.to_string())))
 }
 
 fn instances(state: &State, parameters: &Parameters) -> Result<String, Refusal> {
