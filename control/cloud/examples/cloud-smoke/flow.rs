@@ -71,7 +71,7 @@ impl<P: Provider> Flow<P> {
             let ids = observed.addresses.iter().filter(|it| it.address == vip).map(|it| it.id.clone());
             nothing.releasable.extend(ids);
         }
-        let ended = self.settle("give up", &nothing, &mut report).await;
+        let ended = self.converge("give up", &nothing, &mut report).await;
         outcome.and(ended)
     }
 
@@ -90,11 +90,11 @@ impl<P: Provider> Flow<P> {
             };
             Desired { vips: [(vip, vip_at)].into(), ..self.desired(&gateways) }
         };
-        self.settle("attach", &at(first, second), report).await?;
+        self.converge("attach", &at(first, second), report).await?;
         let mut dead = at(second, first);
         dead.gateways.insert(first.to_owned(), GatewayState::Dead);
-        self.settle("fail over", &dead, report).await?;
-        self.settle("hand back", &at(first, second), report).await
+        self.converge("fail over", &dead, report).await?;
+        self.converge("hand back", &at(first, second), report).await
     }
 
     async fn allocate(&self, report: &mut impl FnMut(&StepReport)) -> Result<IpAddr, String> {
@@ -119,7 +119,7 @@ impl<P: Provider> Flow<P> {
     }
 
     /// Plans and executes until the plan is empty, twice: a read may be old.
-    async fn settle(
+    async fn converge(
         &self,
         name: &'static str,
         desired: &Desired,

@@ -11,7 +11,7 @@ use super::label;
 use super::name::{ANY_NIC, InstanceName, interface_of, nic_id};
 use super::resource::{Address, Instance};
 use crate::error::{CloudError, ErrorKind};
-use crate::provider::{AddressId, Associate, Attachment, GatewayNic, Nic, Observation, PublicAddress, Scope};
+use crate::provider::{AddressId, Associate, Attachment, Capacity, GatewayNic, Nic, Observation, PublicAddress, Scope};
 
 /// A gateway that exists, or that can't have addresses of this pool.
 struct Gateway {
@@ -37,7 +37,7 @@ pub(super) async fn observe(client: &Arc<Client>, scope: &Scope) -> Result<Obser
     nics.sort_by(|a, b| a.gateway.cmp(&b.gateway));
     // What nobody has claimed is at a NIC by somebody else's hand.
     for address in observed.iter_mut().filter(|address| address.claim.is_some()) {
-        address.private = nics.iter().filter(|it| it.capacity > 0).filter_map(|it| primary(it, &gateways)).collect();
+        address.private = nics.iter().filter(|it| it.capacity.v4 > 0).filter_map(|it| primary(it, &gateways)).collect();
     }
     Ok(Observation { addresses: observed, nics })
 }
@@ -111,9 +111,11 @@ fn nic(gateway: &Gateway, addresses: &[PublicAddress]) -> Option<Nic> {
         id: nic_id(&gateway.instance, &gateway.interface),
         gateway: gateway.name.clone(),
         zone: Some(gateway.instance.zone.clone()),
-        capacity: 0,
+        capacity: Capacity::default(),
         associate: Associate::Instance,
         is_busy: false,
+        // What it lacks no change of the NIC gives it.
+        is_ready: true,
         missing: Vec::new(),
         version: String::new(),
     };
@@ -124,7 +126,7 @@ fn nic(gateway: &Gateway, addresses: &[PublicAddress]) -> Option<Nic> {
     let interface = instance.interface(&gateway.interface)?;
     let is_ours =
         |address: Option<IpAddr>| addresses.iter().any(|it| it.claim.is_some() && Some(it.address) == address);
-    nic.capacity = usize::from(interface.access_configs.iter().all(|config| is_ours(config.address())));
+    nic.capacity = Capacity::ipv4(interface.access_configs.iter().all(|config| is_ours(config.address())).into());
     if !instance.can_ip_forward {
         // It can be changed only by stopping the instance, with instances.update.
         nic.missing.push("canIpForward".to_owned());

@@ -86,7 +86,7 @@ mod tests {
         let address: IpAddr = [203, 0, 113, last].into();
         let private = [("gw-a".to_owned(), IpAddr::from([10, 0, 1, last]))].into();
         let cloud = CloudAddress { owner: Some("Service a/b".to_owned()), zone: Some("z1".to_owned()), private };
-        let nic = CloudNic { capacity: 9, zone: None };
+        let nic = CloudNic { capacity: 9, ..CloudNic::default() };
         Arc::new(CloudPool { addresses: [(address, cloud)].into(), nics: [("gw-a".to_owned(), nic)].into() })
     }
 
