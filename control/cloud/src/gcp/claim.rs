@@ -13,7 +13,7 @@ const MAX_ATTEMPTS: usize = 3;
 
 type Labels = BTreeMap<String, String>;
 
-/// Claims a free address.
+/// Claims a free address, or replaces a claim of the same cluster.
 pub(super) async fn claim(client: &Client, address: &PublicAddress, claim: &Claim) -> Result<(), CloudError> {
     let changed = label::with_claim(&Labels::new(), Some(claim));
     changed.ok_or_else(|| {
@@ -21,7 +21,10 @@ pub(super) async fn claim(client: &Client, address: &PublicAddress, claim: &Clai
     })?;
     swap(client, &address.id.0, |read| match label::claim_of(&read.labels) {
         Some(found) if found == *claim => Ok(None),
-        Some(_) => Err(in_use(SET_LABELS.name, read, "another claim was first")),
+        Some(found) if found.cluster != claim.cluster => {
+            Err(in_use(SET_LABELS.name, read, &format!("the cluster {} has claimed it", found.cluster)))
+        }
+        Some(_) => Ok(label::with_claim(&read.labels, Some(claim))),
         None if read.is_used() => Err(in_use(SET_LABELS.name, read, "something uses it that has no claim")),
         None => match read.status.as_str() {
             "RESERVING" => {

@@ -31,14 +31,24 @@ async fn an_address_with_another_claim_is_in_use() {
     let free = bench.address("vip-1").await;
     let other_owner = Claim { owner: "shop/mail".to_owned(), ..our_claim() };
     let other_cluster = Claim { cluster: "test".to_owned(), ..our_claim() };
+    assert_eq!(kind(bench.provider.claim(&free, &other_cluster).await), ErrorKind::InUse);
     for claim in [other_owner, other_cluster] {
-        assert_eq!(kind(bench.provider.claim(&free, &claim).await), ErrorKind::InUse);
         let mut stale = free.clone();
         stale.claim = Some(claim);
         assert_eq!(kind(bench.provider.unclaim(&stale).await), ErrorKind::InUse);
     }
     assert_eq!(bench.writes(), [""; 0]);
     assert_eq!(bench.address("vip-1").await.claim, Some(our_claim()));
+}
+
+/// A VIP that another Service gets, or whose Service has another name now.
+#[tokio::test]
+async fn a_claim_of_another_owner_of_the_cluster_is_replaced() {
+    let bench = Bench::attached().await;
+    let claim = Claim { owner: "shop/mail".to_owned(), ..our_claim() };
+    bench.provider.claim(&bench.address("vip-1").await, &claim).await.expect("claimed");
+    assert_eq!(bench.address("vip-1").await.claim, Some(claim));
+    assert!(bench.route().is_some(), "it is still attached");
 }
 
 #[tokio::test]
