@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use tokio::task::JoinSet;
 
+use super::attach::is_own;
 use super::client::Client;
 use super::label;
 use super::name::{ANY_NIC, InstanceName, interface_of, nic_id};
-use super::resource::{Address, Instance};
+use super::resource::{AccessConfig, Address, Instance};
 use crate::error::{CloudError, ErrorKind};
 use crate::provider::{AddressId, Associate, Attachment, GatewayNic, Nic, Observation, PublicAddress, Scope};
 
@@ -93,7 +94,8 @@ fn attachment(read: &Address, address: IpAddr, gateways: &[Gateway]) -> Option<A
         if let Some((interface, config)) = instance.attachment_of(address) {
             return Some(Attachment {
                 nic: Some(nic_id(&gateway.instance, &interface.name)),
-                private: interface.network_ip.parse().ok(),
+                // Without it, it isn't where vipgate attaches it.
+                private: interface.network_ip.parse().ok().filter(|_| is_own(config)),
                 id: Some(config.name.clone()),
             });
         }
@@ -122,9 +124,10 @@ fn nic(gateway: &Gateway, addresses: &[PublicAddress]) -> Option<Nic> {
         return Some(nic);
     };
     let interface = instance.interface(&gateway.interface)?;
-    let is_ours =
+    let is_claimed =
         |address: Option<IpAddr>| addresses.iter().any(|it| it.claim.is_some() && Some(it.address) == address);
-    nic.capacity = usize::from(interface.access_configs.iter().all(|config| is_ours(config.address())));
+    let is_ours = |config: &AccessConfig| is_own(config) && is_claimed(config.address());
+    nic.capacity = usize::from(interface.access_configs.iter().all(is_ours));
     if !instance.can_ip_forward {
         // It can be changed only by stopping the instance, with instances.update.
         nic.missing.push("canIpForward".to_owned());
