@@ -68,7 +68,11 @@ pub(super) async fn attach(
     owned(NAME, &address, &binding.address)?;
     let ip = address.external_ipv4().ok_or_else(|| unsupported(&address))?;
     if let Some((_, config)) = target.attachment_of(ip).filter(|(interface, _)| interface.name == to.nic) {
-        return if is_own(config) { Ok(()) } else { Err(in_use(NAME, &address, "somebody else has attached it there")) };
+        return if config.is_own() {
+            Ok(())
+        } else {
+            Err(in_use(NAME, &address, "somebody else has attached it there"))
+        };
     }
     let interface = target.interface(&to.nic).ok_or_else(|| not_found(NAME, &nic.id.0))?;
     check_vacant(interface, ip)?;
@@ -80,7 +84,7 @@ pub(super) async fn attach(
     if let (Some(from), Some(source)) = (&from, &source) {
         detach_at(client, from, source, &address, ip).await?;
     }
-    match client.add_access_config(&to, &access_config_name(ip), &address).await {
+    match client.add_access_config(&to, &AccessConfig::name_of(ip), &address).await {
         Err(error) if is_refusal(&error) => explain(client, error, &address.name, &to, from.as_ref()).await,
         result => result,
     }
@@ -116,7 +120,7 @@ async fn detach_at(
     if !from.is(&interface.name) {
         return Err(in_use(DELETE_ACCESS_CONFIG.name, address, "it is at another NIC of the instance"));
     }
-    if !is_own(config) {
+    if !config.is_own() {
         return Err(in_use(DELETE_ACCESS_CONFIG.name, address, "somebody else has attached it there"));
     }
     let at = NicName { nic: interface.name.clone(), ..from.clone() };
@@ -132,16 +136,6 @@ async fn detach_at(
         return Err(CloudError::new(ErrorKind::Conflict, error.operation, &error.code, &error.message));
     }
     Ok(())
-}
-
-/// Name of an access config: it has the address, so that a deletion by name never removes another one.
-fn access_config_name(ip: IpAddr) -> String {
-    format!("vipgate-{}", ip.to_string().replace('.', "-"))
-}
-
-/// Whether vipgate made an access config: it has the name that vipgate gives it.
-pub(super) fn is_own(config: &AccessConfig) -> bool {
-    config.address().is_some_and(|ip| config.name == access_config_name(ip))
 }
 
 async fn target<'a>(client: &Client, to: &'a NicName) -> Result<(&'a NicName, Instance), CloudError> {
@@ -202,7 +196,7 @@ async fn explain(
     let (address, target) = tokio::join!(client.address(name), target(client, to));
     let (address, (_, target)) = (address?.ok_or_else(|| not_found(NAME, name))?, target?);
     let ip = address.external_ipv4().ok_or_else(|| unsupported(&address))?;
-    if target.attachment_of(ip).is_some_and(|(interface, config)| interface.name == to.nic && is_own(config)) {
+    if target.attachment_of(ip).is_some_and(|(interface, config)| interface.name == to.nic && config.is_own()) {
         return Ok(());
     }
     if let Some(interface) = target.interface(&to.nic) {

@@ -1,10 +1,10 @@
 //! Claims.
 
 use serde_json::json;
-use vipgate_cloud::{Claim, ErrorKind, Provider};
+use vipgate_cloud::{Claim, ErrorKind, NicId, Provider, PublicAddress};
 use vipgate_cloud_testkit::{Fault, Reply};
 
-use crate::bench::{Bench, kind, our_claim};
+use crate::bench::{Bench, NIC_1, kind, our_claim};
 
 fn conflict() -> Fault {
     let error = json!({ "message": "m", "domain": "global", "reason": "conditionNotMet" });
@@ -59,6 +59,24 @@ async fn an_address_that_somebody_else_uses_is_in_use() {
     bench.log();
     assert_eq!(kind(bench.provider.claim(&address, &our_claim()).await), ErrorKind::InUse);
     assert_eq!(bench.log(), ["GET vip-1"]);
+}
+
+/// Somebody removed the claim of a VIP: its access config still has vipgate's name.
+#[tokio::test]
+async fn an_address_that_vipgate_has_attached_is_claimed_again() {
+    let bench = Bench::attached().await;
+    let claimed = bench.address("vip-1").await;
+    bench.provider.unclaim(&claimed).await.expect("given up");
+    let observed = bench.address("vip-1").await;
+    assert_eq!(observed.private.keys().collect::<Vec<_>>(), [&NicId(NIC_1.to_owned())]);
+    assert_eq!(bench.nic(NIC_1).await.capacity, 1);
+    bench.provider.claim(&observed, &our_claim()).await.expect("claimed");
+    assert_eq!(bench.address("vip-1").await, claimed_again(claimed, &bench).await);
+}
+
+/// The same with the version that it has now.
+async fn claimed_again(claimed: PublicAddress, bench: &Bench) -> PublicAddress {
+    PublicAddress { version: bench.address("vip-1").await.version, ..claimed }
 }
 
 #[tokio::test]
