@@ -1,7 +1,7 @@
 //! Access tokens (OAuth 2.0, RFC 6749): got for a proof of identity, and kept until they end.
 
 use std::fmt;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::Request;
@@ -9,6 +9,7 @@ use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::Mutex;
+use tokio::time::Instant;
 
 use crate::error::{CloudError, ErrorKind};
 use crate::http::{HttpClient, HttpError, is_trusted_url};
