@@ -11,7 +11,7 @@ use vipgate_cloud::{Allocation, Binding, Claim, CloudError, Nic, NicId, Observat
 
 use crate::cloud::OURS;
 use crate::log::Log;
-use crate::tally::Tally;
+use crate::reached::Reached;
 
 /// The last two inputs of a server: an action may be of the former.
 pub(crate) type Views = Arc<Mutex<[Inputs; 2]>>;
@@ -23,7 +23,7 @@ pub(crate) struct Checked<P> {
     pub(crate) nics: Arc<Mutex<Vec<(NicId, String)>>>,
     pub(crate) log: Log,
     pub(crate) name: String,
-    pub(crate) tally: Tally,
+    pub(crate) reached: Reached,
     pub(crate) activity: Arc<AtomicU64>,
 }
 
@@ -40,10 +40,10 @@ impl<P: Provider> Checked<P> {
     fn ended<T>(&self, kind: &str, result: Result<T, CloudError>) -> Result<T, CloudError> {
         self.activity.fetch_add(1, Ordering::Relaxed);
         match &result {
-            Ok(_) => self.tally.count(kind),
+            Ok(_) => self.reached.count(kind),
             Err(error) => {
-                self.tally.count(format!("{kind} failed"));
-                self.tally.count(format!("error {}", error.kind.as_str()));
+                self.reached.count(format!("{kind} failed"));
+                self.reached.count(format!("error {}", error.kind.as_str()));
                 self.log.note(&format!("{}: {kind} failed: {error}", self.name));
             }
         }

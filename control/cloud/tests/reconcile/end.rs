@@ -8,13 +8,13 @@ use tokio::time::Instant;
 use vipgate_cloud::plan::{AddressPlan, Problem};
 
 use crate::cloud::{Address, Cloud, OURS, Snapshot};
-use crate::watched::{ON_ITS_WAY, is_ours};
+use crate::watched::{MAX_IN_FLIGHT, is_ours};
 use crate::world::World;
 
 /// Time until everything is as desired, at most.
 const MAX_TIME: Duration = Duration::from_mins(6);
 /// Time without a change.
-const QUIET: Duration = Duration::from_secs(45);
+const IDLE_INTERVAL: Duration = Duration::from_secs(45);
 const ROUND: Duration = Duration::from_secs(5);
 
 impl<C: Cloud> World<C> {
@@ -29,7 +29,7 @@ impl<C: Cloud> World<C> {
         }
         self.note("all is as desired");
         let before = self.changes();
-        self.pass(QUIET).await;
+        self.pass(IDLE_INTERVAL).await;
         let sent = self.changes() - before;
         assert_eq!(sent, 0, "{sent} changes when all was as desired");
         if let Err(text) = self.is_as_desired() {
@@ -68,7 +68,7 @@ impl<C: Cloud> World<C> {
         }
         self.publish();
         // What is on its way arrives.
-        self.pass(ON_ITS_WAY).await;
+        self.pass(MAX_IN_FLIGHT).await;
     }
 
     fn is_as_desired(&self) -> Result<(), String> {

@@ -6,7 +6,10 @@ use tokio::time::Instant;
 use vipgate_cloud::Claim;
 use vipgate_cloud_testkit::{Fault, RecordedRequest};
 
+use crate::checked::lock;
 use crate::cloud::{Cloud, Refusal, THEIRS};
+use crate::server::Common;
+use crate::watched::is_ours;
 use crate::world::World;
 
 impl<C: Cloud> World<C> {
@@ -82,13 +85,14 @@ impl<C: Cloud> World<C> {
         };
         let (only_changes, count) = (self.random.chance(75), 1 + self.random.below(5));
         self.note(&format!("{count} requests{}: {class}", if only_changes { " that change something" } else { "" }));
-        let (tally, activity, log) = (self.common.tally.clone(), self.common.activity.clone(), self.common.log.clone());
+        let Common { reached, activity, log, failed, .. } = self.common.clone();
         self.fake.plan_fault(count, fault, move |request: &RecordedRequest| {
             let is_for = C::is_change(request) || !only_changes;
             if is_for {
                 activity.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                 log.note(&format!("FAULT  {class}: {}", C::describe(request)));
-                tally.count(class);
+                reached.count(class);
+                *lock(&failed) = Some(Instant::now());
             }
             is_for
         });
@@ -105,7 +109,10 @@ impl<C: Cloud> World<C> {
         let time = [0, 50, 800, 3000][self.random.below(4)];
         let failures = self.random.below(3);
         self.note(&format!("operations take {time} ms, the next {failures} fail"));
-        self.fake.with(|watched| watched.cloud.set_operations(Duration::from_millis(time), failures));
+        self.fake.with(|watched| {
+            watched.operation_time = watched.operation_time.max(Duration::from_millis(time));
+            watched.cloud.set_operations(Duration::from_millis(time), failures);
+        });
     }
 
     fn crash(&mut self) {
@@ -207,10 +214,10 @@ impl<C: Cloud> World<C> {
                     "claim removed by hand"
                 })
             }
-            (4 | 5, Some(it)) if it.claim.is_none() && it.at.is_none() && watched.is_long_free(address) => {
+            (4 | 5, Some(it)) if it.at.is_none() && watched.is_claimable(address) => {
                 let claim = Claim { cluster: THEIRS.to_owned(), owner: "x/y".to_owned() };
                 watched.by_hand(|cloud| cloud.set_claim(address, Some(&claim)));
-                Some("claimed by another cluster")
+                Some(if is_ours(&it) { "claim replaced by another cluster's" } else { "claimed by another cluster" })
             }
             (6, Some(it)) if it.at.is_none() || foreign => {
                 watched.foreign.remove(&address);

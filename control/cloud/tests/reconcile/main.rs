@@ -5,6 +5,7 @@
 //! `VIPGATE_RECONCILE_WORLDS` sets how many worlds each provider has, `VIPGATE_RECONCILE_FIRST` the number of the first. A failure
 //! prints what happened in its world.
 
+mod aws;
 mod azure;
 mod checked;
 mod clock;
@@ -14,15 +15,15 @@ mod event;
 mod gcp;
 mod log;
 mod random;
+mod reached;
 mod server;
-mod tally;
 mod watched;
 mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use crate::cloud::Cloud;
-use crate::tally::Tally;
+use crate::reached::Reached;
 use crate::world::World;
 
 /// Worlds of each provider by default.
@@ -83,8 +84,8 @@ fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().map(|text| text.parse().expect("a number"))
 }
 
-async fn one_world<C: Cloud>(number: u64, tally: &Tally, log: &mut Option<log::Log>) {
-    let mut world = World::<C>::new(number, tally).await;
+async fn one_world<C: Cloud>(number: u64, reached: &Reached, log: &mut Option<log::Log>) {
+    let mut world = World::<C>::new(number, reached).await;
     *log = Some(world.common.log.clone());
     world.run().await;
     world.end().await;
@@ -93,12 +94,12 @@ async fn one_world<C: Cloud>(number: u64, tally: &Tally, log: &mut Option<log::L
 fn all_worlds<C: Cloud>(classes: &[&str]) {
     let (first, worlds) =
         (number("VIPGATE_RECONCILE_FIRST").unwrap_or(0), number("VIPGATE_RECONCILE_WORLDS").unwrap_or(WORLDS));
-    let (tally, provider) = (Tally::default(), std::any::type_name::<C::Provider>());
+    let (reached, provider) = (Reached::default(), std::any::type_name::<C::Provider>());
     for number in first..first + worlds {
         let mut log = None;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
         let runtime = runtime.expect("a runtime");
-        let run = AssertUnwindSafe(|| runtime.block_on(one_world::<C>(number, &tally, &mut log)));
+        let run = AssertUnwindSafe(|| runtime.block_on(one_world::<C>(number, &reached, &mut log)));
         if let Err(panic) = catch_unwind(run) {
             eprintln!("{}", log.map_or_else(String::new, |log| log.text()));
             eprintln!(
@@ -107,10 +108,15 @@ fn all_worlds<C: Cloud>(classes: &[&str]) {
             resume_unwind(panic);
         }
     }
-    println!("{provider}: {worlds} worlds: {tally}");
+    println!("{provider}: {worlds} worlds: {reached}");
     if worlds >= WORLDS {
-        tally.assert_reached(&[CLASSES, classes].concat());
+        reached.assert_reached(&[CLASSES, classes].concat());
     }
+}
+
+#[test]
+fn aws_addresses_are_taken_from_nobody_and_every_vip_gets_home() {
+    all_worlds::<aws::AwsCloud>(&["prepare", "unprepare", "private address by hand"]);
 }
 
 #[test]

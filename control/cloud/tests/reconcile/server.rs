@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use vipgate_cloud::NicId;
 use vipgate_cloud::plan::GatewayState;
 use vipgate_cloud::reconciler::{self, Inputs, PoolState};
@@ -12,15 +13,17 @@ use vipgate_cloud::reconciler::{self, Inputs, PoolState};
 use crate::checked::{Checked, Views, lock};
 use crate::cloud::Cloud;
 use crate::log::Log;
-use crate::tally::Tally;
+use crate::reached::Reached;
 
 /// What all policy servers of a world share.
 #[derive(Clone)]
 pub(crate) struct Common {
     pub(crate) log: Log,
-    pub(crate) tally: Tally,
+    pub(crate) reached: Reached,
     pub(crate) activity: Arc<AtomicU64>,
     pub(crate) nics: Arc<Mutex<Vec<(NicId, String)>>>,
+    /// When a request failed or was late the last time.
+    pub(crate) failed: Arc<Mutex<Option<Instant>>>,
 }
 
 pub(crate) struct Server {
@@ -45,7 +48,7 @@ impl Server {
             nics: common.nics.clone(),
             log: common.log.clone(),
             name: name.to_owned(),
-            tally: common.tally.clone(),
+            reached: common.reached.clone(),
             activity: common.activity.clone(),
         };
         let flag = leads.clone();

@@ -3,21 +3,26 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use vipgate_cloud_testkit::{FakeCloud, RecordedRequest, Reply};
 
+use crate::checked::lock;
 use crate::cloud::{Address, Cloud, GATEWAYS, OURS, Snapshot};
 use crate::log::Log;
 use crate::random::Random;
+use crate::server::Common;
 
 /// Time after its last claim of ours, or after a gateway's death in some view, in which a request that was on its way may still be
 /// carried out: neither AWS nor GCP nor Azure has a condition on the tags of an address for its attachment.
-pub(crate) const ON_ITS_WAY: Duration = Duration::from_secs(40);
+pub(crate) const MAX_IN_FLIGHT: Duration = Duration::from_secs(40);
+
+/// The same while no request fails or is late, and no read is old: then what is done was read just before.
+const SHORT_IN_FLIGHT: Duration = Duration::from_secs(2);
 
 /// A fake cloud, and what has happened to it.
 pub(crate) struct Watched<C> {
@@ -38,6 +43,10 @@ pub(crate) struct Watched<C> {
     pub(crate) foreign_private: BTreeSet<String>,
     /// Gateways that are dead in some server's view, and when they were last.
     pub(crate) dead: BTreeMap<String, Instant>,
+    /// Time that operations take.
+    pub(crate) operation_time: Duration,
+    /// When a request failed or was late the last time.
+    failed: Arc<Mutex<Option<Instant>>>,
     /// When an address was ours the last time.
     claimed: BTreeMap<IpAddr, Instant>,
     random: Random,
@@ -45,11 +54,11 @@ pub(crate) struct Watched<C> {
 }
 
 impl<C: Cloud> Watched<C> {
-    pub(crate) fn new(cloud: C, random: Random, activity: Arc<AtomicU64>, log: Log) -> Self {
+    pub(crate) fn new(cloud: C, random: Random, common: &Common) -> Self {
         Self {
             last: cloud.snapshot(),
             cloud,
-            log,
+            log: common.log.clone(),
             changes: 0,
             max_lag: 0,
             lag_until: Instant::now(),
@@ -57,9 +66,11 @@ impl<C: Cloud> Watched<C> {
             foreign: BTreeMap::new(),
             foreign_private: BTreeSet::new(),
             dead: BTreeMap::new(),
+            operation_time: Duration::ZERO,
+            failed: common.failed.clone(),
             claimed: BTreeMap::new(),
             random,
-            activity,
+            activity: common.activity.clone(),
         }
     }
 
@@ -70,9 +81,21 @@ impl<C: Cloud> Watched<C> {
         done
     }
 
-    /// Whether an address has been without a claim of ours for so long that no request on its way has one.
-    pub(crate) fn is_long_free(&self, address: IpAddr) -> bool {
-        self.claimed.get(&address).is_none_or(|at| at.elapsed() > ON_ITS_WAY)
+    /// Time that a request may take from what was read for it until it is carried out.
+    fn max_in_flight(&self) -> Duration {
+        let is_late = lock(&self.failed).is_some_and(|at| at.elapsed() < MAX_IN_FLIGHT)
+            || self.lag_until + MAX_IN_FLIGHT > Instant::now();
+        if is_late { MAX_IN_FLIGHT } else { SHORT_IN_FLIGHT + 3 * self.operation_time }
+    }
+
+    /// Whether an address has been without a claim of ours for so long that no request that is on its way can know one.
+    fn is_long_free(&self, address: IpAddr) -> bool {
+        self.claimed.get(&address).is_none_or(|at| at.elapsed() > self.max_in_flight())
+    }
+
+    /// Whether another cluster can claim an address, so that it can be distinguished from what is on its way.
+    pub(crate) fn is_claimable(&self, address: IpAddr) -> bool {
+        self.is_long_free(address) || self.max_in_flight() < MAX_IN_FLIGHT
     }
 
     fn violation(&self, text: String) {
@@ -110,13 +133,15 @@ impl<C: Cloud> Watched<C> {
 
     fn check_change(&self, ip: IpAddr, old: &Address, new: &Address, before: &Snapshot) {
         let is_theirs = old.claim.as_ref().is_some_and(|claim| claim.cluster != OURS);
-        if is_theirs || !old.in_pool && !new.in_pool && !old.is_allocated && !new.id.starts_with("vipgate-") {
+        let is_late = is_theirs && old.claim == new.claim && !self.is_long_free(ip);
+        if is_theirs && !is_late || !old.in_pool && !new.in_pool && !old.is_allocated && !new.id.starts_with("vipgate-")
+        {
             self.violation(format!("{ip} isn't ours, and was changed: {old:?} to {new:?}"));
         }
         if old.others_tags != new.others_tags && !old.others_tags.is_empty() {
             self.violation(format!("tags of {ip} that aren't vipgate's changed: {old:?} to {new:?}"));
         }
-        let is_old = self.foreign.get(&ip).is_some_and(|at| at.elapsed() > ON_ITS_WAY);
+        let is_old = self.foreign.get(&ip).is_some_and(|at| at.elapsed() > MAX_IN_FLIGHT);
         if old.claim.is_none() && new.claim.is_some() && is_old && old.at.is_some() {
             self.violation(format!("{ip} was claimed, and is attached by somebody else: {old:?}"));
         }
@@ -132,7 +157,7 @@ impl<C: Cloud> Watched<C> {
         let gateway = before.gateway_of(old);
         let is_gateway = gateway.is_some_and(|it| GATEWAYS.contains(&it));
         if let (Some((from, _)), Some((to, _))) = (&old.at, &new.at)
-            && (!is_gateway || gateway.and_then(|it| self.dead.get(it)).is_none_or(|at| at.elapsed() > ON_ITS_WAY))
+            && (!is_gateway || gateway.and_then(|it| self.dead.get(it)).is_none_or(|at| at.elapsed() > MAX_IN_FLIGHT))
         {
             self.violation(format!("{ip} was taken from {from} to {to}, and {gateway:?} isn't dead"));
         }

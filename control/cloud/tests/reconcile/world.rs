@@ -14,8 +14,8 @@ use crate::clock::pass;
 use crate::cloud::{Cloud, GATEWAYS, OURS, Snapshot};
 use crate::log::Log;
 use crate::random::Random;
+use crate::reached::Reached;
 use crate::server::{Common, Server};
-use crate::tally::Tally;
 use crate::watched::Watched;
 
 /// Events of a world.
@@ -39,12 +39,17 @@ pub(crate) struct World<C> {
 }
 
 impl<C: Cloud> World<C> {
-    pub(crate) async fn new(number: u64, tally: &Tally) -> Self {
+    pub(crate) async fn new(number: u64, reached: &Reached) -> Self {
         let mut random = Random(number);
-        let log = Log::new();
-        let common = Common { log: log.clone(), tally: tally.clone(), activity: Arc::default(), nics: Arc::default() };
+        let common = Common {
+            log: Log::new(),
+            reached: reached.clone(),
+            activity: Arc::default(),
+            nics: Arc::default(),
+            failed: Arc::default(),
+        };
         let cloud = C::new(&mut random);
-        let watched = Watched::new(cloud, Random(random.next()), common.activity.clone(), log);
+        let watched = Watched::new(cloud, Random(random.next()), &common);
         let fake = FakeServer::start(watched).await.expect("a port");
         let (services, dead, servers) = (BTreeMap::new(), BTreeSet::new(), Vec::new());
         let mut world = Self { random, fake, servers, services, dead, allocations: Vec::new(), common, started: 0 };
@@ -63,7 +68,7 @@ impl<C: Cloud> World<C> {
     }
 
     pub(crate) fn count(&self, class: &str) {
-        self.common.tally.count(class);
+        self.common.reached.count(class);
     }
 
     pub(crate) fn start_server(&mut self) {
@@ -177,7 +182,7 @@ impl<C: Cloud> World<C> {
         for server in &self.servers {
             let state = server.states.borrow().clone();
             state.plan.problems.values().for_each(|it| self.count(it.reason()));
-            self.common.tally.add("repaired", state.repaired);
+            self.common.reached.add("repaired", state.repaired);
         }
         let violations = self.common.log.violations();
         assert!(violations.is_empty(), "{violations:#?}");

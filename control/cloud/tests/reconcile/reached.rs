@@ -7,9 +7,9 @@ use vipgate_coverage::Coverage;
 
 /// Counters of classes, shared by all parts of the worlds of one provider.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Tally(Arc<Mutex<BTreeMap<String, u64>>>);
+pub(crate) struct Reached(Arc<Mutex<BTreeMap<String, u64>>>);
 
-impl Tally {
+impl Reached {
     pub(crate) fn count(&self, class: impl Into<String>) {
         self.add(class, 1);
     }
@@ -30,7 +30,7 @@ impl Tally {
     }
 }
 
-impl std::fmt::Display for Tally {
+impl std::fmt::Display for Reached {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:?}", self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
