@@ -2,8 +2,8 @@
 //!
 //! A claim is two tags. Tags have no compare-and-swap: who claims reads, writes, and reads again, so of two clusters that claim the same
 //! address within a fraction of a second both may believe that they have it; then one can't attach it, since it is attached. Private
-//! addresses have no tags, so which ones belong to a VIP is a tag of its address, written before they are assigned: a process that
-//! dies in between leaves nothing that isn't known to be vipgate's.
+//! addresses have no tags, so which ones belong to a VIP are tags of its address, one for each ENI, written before they are assigned and
+//! deleted after they are unassigned: a process that dies in between leaves nothing that isn't known to be vipgate's.
 //!
 //! IPv6 addresses have no objects and no tags: those of a pool are listed, and are their own private addresses.
 
@@ -17,6 +17,7 @@ mod query;
 mod reply;
 mod signature;
 mod tags;
+mod unmodifiable;
 
 use std::sync::Arc;
 
@@ -25,8 +26,9 @@ use ipnet::IpNet;
 use tokio::sync::Mutex;
 
 use self::capacity::InstanceTypes;
-pub use self::credentials::CredentialSource;
+pub use self::credentials::{ContainerToken, CredentialSource};
 use self::query::Query;
+use self::unmodifiable::Unmodifiable;
 use crate::api::{CallMeter, Operation};
 use crate::error::CloudError;
 use crate::provider::{Allocation, Associate, Binding, Claim, Nic, NicId, Observation, Provider, PublicAddress, Scope};
@@ -68,6 +70,7 @@ pub struct Aws {
     config: Config,
     query: Query,
     types: Mutex<InstanceTypes>,
+    unmodifiable: Unmodifiable,
 }
 
 impl Aws {
@@ -76,12 +79,18 @@ impl Aws {
     /// # Errors
     /// If the endpoint is no URL.
     pub fn new(config: Config, meter: Arc<CallMeter>) -> Result<Self, hyper::http::uri::InvalidUri> {
-        let url = config.endpoint.clone().unwrap_or_else(|| format!("https://ec2.{}.amazonaws.com", config.region));
+        let url = config.endpoint.clone().unwrap_or_else(|| endpoint("ec2", &config.region));
         let endpoint: Uri = format!("{}/", url.trim_end_matches('/')).parse()?;
         let credentials = credentials::Credentials::new(config.credentials.clone());
         let query = Query::new(endpoint, &config.region, credentials, meter);
-        Ok(Self { config, query, types: Mutex::default() })
+        Ok(Self { config, query, types: Mutex::default(), unmodifiable: Unmodifiable::default() })
     }
+}
+
+/// URL of a service in a region.
+fn endpoint(service: &str, region: &str) -> String {
+    let domain = if region.starts_with("cn-") { "amazonaws.com.cn" } else { "amazonaws.com" };
+    format!("https://{service}.{region}.{domain}")
 }
 
 impl Provider for Aws {
@@ -123,5 +132,16 @@ impl Provider for Aws {
 
     async fn release(&self, address: &PublicAddress) -> Result<(), CloudError> {
         addresses::release(self, address).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_partition_has_its_domain() {
+        assert_eq!(endpoint("ec2", "eu-west-1"), "https://ec2.eu-west-1.amazonaws.com");
+        assert_eq!(endpoint("ec2", "cn-northwest-1"), "https://ec2.cn-northwest-1.amazonaws.com.cn");
     }
 }

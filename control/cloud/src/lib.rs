@@ -13,6 +13,7 @@
 mod api;
 pub mod aws;
 pub mod azure;
+mod candidates;
 pub mod error;
 pub mod execute;
 pub mod gcp;
@@ -27,6 +28,6 @@ mod throttle;
 pub use self::api::{CallMeter, CallSample};
 pub use self::error::{CloudError, ErrorKind};
 pub use self::provider::{
-    AddressId, Allocation, Associate, Attachment, Binding, Claim, GatewayNic, Nic, NicId, Observation, Provider,
-    PublicAddress, Scope, Tags,
+    AddressId, Allocation, Associate, Attachment, Binding, Capacity, Claim, GatewayNic, Nic, NicId, Observation,
+    Provider, PublicAddress, Scope, Tags,
 };

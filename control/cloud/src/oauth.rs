@@ -1,6 +1,7 @@
 //! Access tokens (OAuth 2.0, RFC 6749): got for a proof of identity, and kept until they end.
 
 use std::fmt;
+use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -105,6 +106,14 @@ impl Issuer {
         };
         Err(CloudError::new(kind, self.operation, &code, &format!("{host} gives no token: HTTP status {status}")))
     }
+}
+
+/// A token in a file that somebody else renews, as Kubernetes does for service accounts.
+pub(crate) async fn read_token(operation: &'static str, file: &Path) -> Result<String, CloudError> {
+    let token = tokio::fs::read_to_string(file).await.map_err(|error| {
+        CloudError::new(ErrorKind::Credentials, operation, "TokenFile", &format!("{}: {error}", file.display()))
+    })?;
+    Ok(token.trim().to_owned())
 }
 
 /// Lifetime of a token that doesn't say it, seconds: `expires_in` is only recommended (RFC 6749 section 5.1).

@@ -88,6 +88,8 @@ pub enum Problem {
     OtherCluster(String),
     /// It is attached to something that isn't a gateway of this cluster.
     Attached(String),
+    /// The same, and it has a claim of this cluster: perhaps that was a gateway, with the address at its primary private address.
+    AttachedWithClaim(String),
     /// The gateway has no NIC at the provider.
     NoNic(String),
     /// The NIC of the gateway can have no further VIP.
@@ -104,6 +106,11 @@ impl fmt::Display for Problem {
             Self::NoAddress => f.write_str("the provider has no such address with the tags of the pool"),
             Self::OtherCluster(cluster) => write!(f, "it is claimed by the cluster {cluster}"),
             Self::Attached(at) => write!(f, "it is attached to {at}, which is no gateway's: it is not taken away"),
+            Self::AttachedWithClaim(at) => write!(
+                f,
+                "it is attached to {at}, which is no gateway's: it is not taken away; if that was a gateway of this cluster, detach it \
+                 there"
+            ),
             Self::NoNic(gateway) => write!(f, "the provider has no NIC of the gateway {gateway}"),
             Self::NoCapacity(gateway) => write!(f, "the NIC of the gateway {gateway} can have no further VIP"),
             Self::OtherZone(gateway) => write!(f, "the gateway {gateway} isn't in its zone"),
@@ -118,7 +125,7 @@ impl Problem {
         match self {
             Self::NoAddress => "NoAddress",
             Self::OtherCluster(_) => "ClaimedByOtherCluster",
-            Self::Attached(_) => "AttachedElsewhere",
+            Self::Attached(_) | Self::AttachedWithClaim(_) => "AttachedElsewhere",
             Self::NoNic(_) => "NoNic",
             Self::NoCapacity(_) => "NoCapacity",
             Self::OtherZone(_) => "OtherZone",

@@ -112,6 +112,32 @@ pub struct Attachment {
     pub id: Option<String>,
 }
 
+/// VIPs that a NIC can have at most, by family.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Capacity {
+    /// IPv4.
+    pub v4: usize,
+    /// IPv6.
+    pub v6: usize,
+}
+
+impl Capacity {
+    /// Of one family only.
+    pub fn ipv4(v4: usize) -> Self {
+        Self { v4, v6: 0 }
+    }
+
+    /// That of the family of an address.
+    pub fn of(self, address: IpAddr) -> usize {
+        if address.is_ipv6() { self.v6 } else { self.v4 }
+    }
+
+    /// That of the family of an address.
+    pub(crate) fn of_mut(&mut self, address: IpAddr) -> &mut usize {
+        if address.is_ipv6() { &mut self.v6 } else { &mut self.v4 }
+    }
+}
+
 /// A NIC of a gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nic {
@@ -122,11 +148,13 @@ pub struct Nic {
     /// Its zone.
     pub zone: Option<String>,
     /// VIPs that it can have at most: those of ours that it has, and what is free beside addresses of others.
-    pub capacity: usize,
+    pub capacity: Capacity,
     /// What VIPs get at it. With `Instance` its primary private address is bound to each claimed address from the start.
     pub associate: Associate,
     /// Whether an operation on it is under way, so that no other one can begin.
     pub is_busy: bool,
+    /// Whether it forwards packets, as far as [`prepare`](Provider::prepare) can have it so.
+    pub is_ready: bool,
     /// What it lacks to forward packets and can't be given, in words.
     pub missing: Vec<String>,
     /// Version of the object that was read; empty: the provider has none.

@@ -103,10 +103,11 @@ fn status(reply: &CloudReply) -> String {
             ]);
         }
         out += &table.take();
-        let mut table = Table::new([word("gateway"), word("zone"), number("capacity"), word("nic"), word("notes")]);
+        let [v4, v6] = ["capacity", "capacity6"].map(number);
+        let mut table = Table::new([word("gateway"), word("zone"), v4, v6, word("nic"), word("notes")]);
         for nic in &pool.nics {
-            let notes = nic.missing.join("; ");
-            table.row([nic.gateway.clone(), nic.zone.clone(), nic.capacity.to_string(), nic.id.clone(), notes]);
+            let (v4, v6) = (nic.capacity.to_string(), nic.ipv6_capacity.to_string());
+            table.row([nic.gateway.clone(), nic.zone.clone(), v4, v6, nic.id.clone(), nic.missing.join("; ")]);
         }
         out.push('\n');
         out += &table.take();
@@ -163,6 +164,7 @@ mod tests {
                 gateway: "gw-a".to_owned(),
                 id: "eni-1".to_owned(),
                 capacity: 14,
+                ipv6_capacity: 15,
                 ..CloudNic::default()
             }],
             actions: vec![CloudAction { kind: "attach".to_owned(), description: "203.0.113.2 to gw-a".to_owned() }],
@@ -178,9 +180,16 @@ mod tests {
     #[test]
     fn status_shows_each_address_and_gateway() {
         let text = status(&reply());
-        for part in
-            ["this server makes the changes", "pool public (aws)", "203.0.113.1", "PENDING", "no room", "eni-1", "14"]
-        {
+        for part in [
+            "this server makes the changes",
+            "pool public (aws)",
+            "203.0.113.1",
+            "PENDING",
+            "no room",
+            "eni-1",
+            "14",
+            "15",
+        ] {
             assert!(text.contains(part), "{part}: {text}");
         }
     }

@@ -3,7 +3,8 @@
 use super::query::{filters, list, one, tags as tag_parameters};
 use super::reply::{Address, AllocateAddress, DescribeAddresses, NetworkInterface};
 use super::{
-    ALLOCATE, ASSOCIATE, Aws, CREATE_TAGS, DELETE_TAGS, DESCRIBE_ADDRESSES, DISASSOCIATE, RELEASE, ipv6, observe, tags,
+    ALLOCATE, ASSOCIATE, Aws, CREATE_TAGS, DELETE_TAGS, DESCRIBE_ADDRESSES, DISASSOCIATE, RELEASE, ipv6, observe,
+    prepare, tags,
 };
 use crate::error::{CloudError, ErrorKind};
 use crate::provider::{Allocation, Associate, Binding, Claim, Nic, NicId, PublicAddress};
@@ -60,6 +61,8 @@ fn is_bound(current: &Address) -> bool {
     bound.is_some() && bound == current.private_ip_address
 }
 
+/// Removes the claim, and the private addresses with it. Those that can't be unassigned keep their tags: so they are known to be
+/// vipgate's when their ENI is a gateway's again, or the address is claimed again.
 pub(super) async fn unclaim(aws: &Aws, address: &PublicAddress) -> Result<(), CloudError> {
     if !address.has_tags {
         return Ok(());
@@ -69,10 +72,13 @@ pub(super) async fn unclaim(aws: &Aws, address: &PublicAddress) -> Result<(), Cl
         current => current?,
     };
     if is_ours(aws, &current) {
-        let mut parameters = list("ResourceId", [address.id.0.as_str()]);
+        let left = prepare::unbind(aws, &current).await?;
+        let private = tags::private(&current).into_keys().filter(|nic| !left.contains(nic));
+        let keys = [tags::CLUSTER, tags::VIP].map(str::to_owned).into_iter();
+        let keys: Vec<String> = keys.chain(private.map(|nic| tags::private_key(&nic))).collect();
         // With their values: a claim that was written meanwhile stays.
-        let tags = [tags::CLUSTER, tags::VIP, tags::PRIVATE];
-        let values = tags.into_iter().filter_map(|key| Some((key, Some(current.tag(key)?))));
+        let values = keys.iter().filter_map(|key| Some((key.as_str(), Some(current.tag(key)?))));
+        let mut parameters = list("ResourceId", [address.id.0.as_str()]);
         parameters.extend(tag_parameters("Tag", values));
         aws.query.send(DELETE_TAGS, &parameters).await?;
     }
@@ -93,8 +99,8 @@ pub(super) async fn attach(aws: &Aws, nic: &Nic, from: Option<&NicId>, bindings:
         return Ok(());
     }
     let addresses: Vec<PublicAddress> = v4.iter().map(|binding| binding.address.clone()).collect();
-    let current = observe::addresses(aws, &addresses).await?;
-    let interface = observe::interface(aws, &nic.id).await?;
+    let (current, interface) = tokio::join!(observe::addresses(aws, &addresses), observe::interface(aws, &nic.id));
+    let (current, interface) = (current?, interface?);
     let mut outcome = Ok(());
     for binding in &v4 {
         let one = match current.get(&binding.address.id) {
@@ -127,6 +133,7 @@ async fn associate(
     if is_associated && !is_at_from {
         return Err(in_use(address, at.unwrap_or("something that isn't an ENI")));
     }
+    check_binding(aws, interface, binding, current)?;
     let Some(private) = interface.private(binding.private) else {
         let text = format!("{} isn't assigned to {}", binding.private, interface.network_interface_id);
         return Err(CloudError::new(ErrorKind::NotFound, ASSOCIATE.name, "NoPrivateAddress", &text));
@@ -158,6 +165,22 @@ async fn associate(
     }
 }
 
+/// Fails if the private address isn't bound to the address any more: it may be another one's by now.
+fn check_binding(
+    aws: &Aws,
+    interface: &NetworkInterface,
+    binding: &Binding,
+    current: &Address,
+) -> Result<(), CloudError> {
+    let nic = NicId(interface.network_interface_id.clone());
+    let bound = if is_instance(aws) { interface.primary() } else { tags::private(current).get(&nic).copied() };
+    if bound == Some(binding.private) {
+        return Ok(());
+    }
+    let text = format!("{} of {nic} isn't bound to {} any more", binding.private, binding.address.address);
+    Err(CloudError::new(ErrorKind::Conflict, ASSOCIATE.name, "BindingChanged", &text))
+}
+
 fn is_instance(aws: &Aws) -> bool {
     aws.config.associate == Associate::Instance
 }
@@ -186,7 +209,8 @@ pub(super) async fn detach(aws: &Aws, from: &NicId, addresses: &[PublicAddress])
 pub(super) async fn allocate(aws: &Aws, allocation: &Allocation) -> Result<PublicAddress, CloudError> {
     let by_token = filters([(format!("tag:{}", tags::ALLOCATED), vec![allocation.token.as_str()])]);
     let reply: DescribeAddresses = aws.query.call(DESCRIBE_ADDRESSES, &by_token).await?;
-    if let Some(address) = reply.addresses_set.items.first() {
+    let has_token = |address: &&Address| address.tag(tags::ALLOCATED) == Some(&*allocation.token);
+    if let Some(address) = reply.addresses_set.items.iter().find(has_token) {
         return Ok(observe::allocated(aws, address));
     }
     let own = [
@@ -216,6 +240,10 @@ pub(super) async fn release(aws: &Aws, address: &PublicAddress) -> Result<(), Cl
     let is_unused = current.association_id.is_none() && tags::claim(&current).is_none();
     if !is_unused || current.tag(tags::ALLOCATED).is_none() {
         return Err(in_use(address, "somebody else"));
+    }
+    // Its tags go with it, and they alone say whose its private addresses are.
+    if !prepare::unbind(aws, &current).await?.is_empty() {
+        return Err(in_use(address, "an ENI that still has its private address"));
     }
     match aws.query.send(RELEASE, &[one("AllocationId", address.id.0.as_str())]).await {
         Err(error) if error.kind == ErrorKind::NotFound => Ok(()),

@@ -6,9 +6,10 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::query::{list, one};
-use super::reply::{DescribeInstanceTypes, DescribeInstances};
+use super::reply::{DescribeInstanceTypes, DescribeInstances, NetworkInfo};
 use super::{Aws, DESCRIBE_INSTANCES, DESCRIBE_TYPES};
 use crate::error::CloudError;
+use crate::provider::Capacity;
 
 /// How long the type of an instance is taken for the same: it changes only while the instance is stopped.
 const MAX_AGE: Duration = Duration::from_mins(10);
@@ -17,17 +18,17 @@ const MAX_AGE: Duration = Duration::from_mins(10);
 #[derive(Debug, Default)]
 pub(super) struct InstanceTypes {
     of_instance: BTreeMap<String, (String, Instant)>,
-    /// Private IPv4 addresses per interface, by type.
-    addresses: BTreeMap<String, usize>,
+    /// Private addresses per interface, by type.
+    addresses: BTreeMap<String, Capacity>,
 }
 
 impl InstanceTypes {
-    /// Private IPv4 addresses per interface of each of these instances. One that doesn't exist is left out.
+    /// Private addresses per interface of each of these instances. One that doesn't exist is left out.
     pub(super) async fn limits(
         &mut self,
         aws: &Aws,
         instances: &BTreeSet<&str>,
-    ) -> Result<BTreeMap<String, usize>, CloudError> {
+    ) -> Result<BTreeMap<String, Capacity>, CloudError> {
         let now = Instant::now();
         self.of_instance.retain(|id, (_, at)| instances.contains(&**id) && now.duration_since(*at) < MAX_AGE);
         let unknown: Vec<&str> = instances.iter().copied().filter(|id| !self.of_instance.contains_key(*id)).collect();
@@ -39,8 +40,12 @@ impl InstanceTypes {
             types.into_iter().filter(|name| !self.addresses.contains_key(*name)).map(str::to_owned).collect();
         if !missing.is_empty() {
             let reply: DescribeInstanceTypes = aws.query.call(DESCRIBE_TYPES, &list("InstanceType", missing)).await?;
+            let limit = |info: NetworkInfo| Capacity {
+                v4: info.ipv4_addresses_per_interface,
+                v6: info.ipv6_addresses_per_interface,
+            };
             let limits = reply.instance_type_set.items.into_iter();
-            self.addresses.extend(limits.map(|it| (it.instance_type, it.network_info.ipv4_addresses_per_interface)));
+            self.addresses.extend(limits.map(|it| (it.instance_type, limit(it.network_info))));
         }
         let limit = |(id, (name, _)): (&String, &(String, Instant))| Some((id.clone(), *self.addresses.get(name)?));
         Ok(self.of_instance.iter().filter_map(limit).collect())

@@ -4,18 +4,21 @@
 mod reply;
 
 use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use hyper::header::{ACCEPT, AUTHORIZATION};
-use hyper::{Method, Request};
+use hyper::{Method, Request, Uri};
 use tokio::sync::Mutex;
 
 use self::reply::{AssumeRole, SecurityCredentials};
+use super::endpoint;
 use crate::error::{CloudError, ErrorKind};
-use crate::http::HttpClient;
+use crate::http::{HttpClient, is_trusted_url};
+use crate::oauth::read_token;
 
 /// Timeout of requests to metadata servers, which are one hop away or nowhere.
 const METADATA_TIMEOUT: Duration = Duration::from_secs(2);
@@ -23,6 +26,14 @@ const METADATA_TIMEOUT: Duration = Duration::from_secs(2);
 const RENEWAL_TIME: Duration = Duration::from_mins(5);
 /// Lifetime of an IMDSv2 token, seconds.
 const TOKEN_SECONDS: &str = "300";
+/// URL of the agent of ECS.
+const ECS: &str = "http://169.254.170.2";
+/// Agents that have no certificate: those of ECS and of EKS Pod Identity.
+const AGENTS: [IpAddr; 3] = [
+    IpAddr::V4(Ipv4Addr::new(169, 254, 170, 2)),
+    IpAddr::V4(Ipv4Addr::new(169, 254, 170, 23)),
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x23)),
+];
 /// Name of the operation in errors.
 const OPERATION: &str = "GetCredentials";
 
@@ -66,14 +77,25 @@ pub enum CredentialSource {
     Container {
         /// Its URL.
         url: String,
-        /// File with its authorization token.
-        token_file: Option<PathBuf>,
+        /// Its authorization token.
+        token: ContainerToken,
     },
     /// The role of the instance.
     Instance {
         /// URL of the metadata server.
         imds: String,
     },
+}
+
+/// Authorization token of an agent.
+#[derive(Clone)]
+pub enum ContainerToken {
+    /// It wants none.
+    None,
+    /// In a file, read each time.
+    File(PathBuf),
+    /// The token itself.
+    Value(String),
 }
 
 impl fmt::Debug for CredentialSource {
@@ -90,15 +112,18 @@ impl CredentialSource {
             return Self::Keys { access_key, secret_key, session_token: set("AWS_SESSION_TOKEN") };
         }
         if let (Some(token_file), Some(role)) = (set("AWS_WEB_IDENTITY_TOKEN_FILE"), set("AWS_ROLE_ARN")) {
-            let sts = set("AWS_ENDPOINT_URL_STS").unwrap_or_else(|| format!("https://sts.{region}.amazonaws.com"));
+            let sts = set("AWS_ENDPOINT_URL_STS").unwrap_or_else(|| endpoint("sts", region));
             return Self::WebIdentity { token_file: token_file.into(), role, sts };
         }
-        if let Some(url) = set("AWS_CONTAINER_CREDENTIALS_FULL_URI") {
-            let token_file = set("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE").map(PathBuf::from);
-            return Self::Container { url, token_file };
+        let relative = set("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI").map(|path| format!("{ECS}{path}"));
+        if let Some(url) = relative.or_else(|| set("AWS_CONTAINER_CREDENTIALS_FULL_URI")) {
+            let file = set("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE").map(|file| ContainerToken::File(file.into()));
+            let value = || set("AWS_CONTAINER_AUTHORIZATION_TOKEN").map(ContainerToken::Value);
+            return Self::Container { url, token: file.or_else(value).unwrap_or(ContainerToken::None) };
         }
+        // Over IPv6, where the instance has that alone: http://[fd00:ec2::254].
         let imds = set("AWS_EC2_METADATA_SERVICE_ENDPOINT").unwrap_or_else(|| "http://169.254.169.254".to_owned());
-        Self::Instance { imds }
+        Self::Instance { imds: imds.trim_end_matches('/').to_owned() }
     }
 
     /// Its name in logs.
@@ -153,7 +178,7 @@ impl Credentials {
                 expires: None,
             }),
             CredentialSource::WebIdentity { token_file, role, sts } => {
-                let token = read_token(token_file).await?;
+                let token = read_token(OPERATION, token_file).await?;
                 let form = form_urlencoded::Serializer::new(String::new())
                     .append_pair("Action", "AssumeRoleWithWebIdentity")
                     .append_pair("Version", "2011-06-15")
@@ -167,10 +192,16 @@ impl Credentials {
                 let reply = get(&self.http, request).await?;
                 AssumeRole::read(&reply).and_then(AssumeRole::keys)
             }
-            CredentialSource::Container { url, token_file } => {
+            CredentialSource::Container { url, token } => {
+                check_agent(url)?;
+                let token = match token {
+                    ContainerToken::None => None,
+                    ContainerToken::File(file) => Some(read_token(OPERATION, file).await?),
+                    ContainerToken::Value(value) => Some(value.clone()),
+                };
                 let mut request = Request::get(url.as_str());
-                if let Some(file) = token_file {
-                    request = request.header(AUTHORIZATION, read_token(file).await?);
+                if let Some(token) = token {
+                    request = request.header(AUTHORIZATION, token);
                 }
                 let reply = get(&self.metadata, request.body(Bytes::new())).await?;
                 SecurityCredentials::read(&reply).and_then(SecurityCredentials::keys)
@@ -208,10 +239,19 @@ fn error(code: &str, message: &str) -> CloudError {
     CloudError::new(ErrorKind::Credentials, OPERATION, code, message)
 }
 
-async fn read_token(file: &PathBuf) -> Result<String, CloudError> {
-    let token = tokio::fs::read_to_string(file).await;
-    let token = token.map_err(|cause| error("TokenFile", &format!("{}: {cause}", file.display())))?;
-    Ok(token.trim().to_owned())
+/// Fails if keys of an agent could be read on the way, or its token: HTTP only to the machine itself.
+fn check_agent(url: &str) -> Result<(), CloudError> {
+    let parsed: Option<Uri> = url.parse().ok();
+    let host = parsed.as_ref().and_then(Uri::host).map(|host| host.trim_matches(['[', ']']));
+    let is_agent = host.and_then(|host| host.parse().ok()).is_some_and(|host: IpAddr| AGENTS.contains(&host));
+    let is_http = parsed.as_ref().and_then(Uri::scheme_str) == Some("http");
+    if is_trusted_url(url) || is_http && is_agent {
+        return Ok(());
+    }
+    Err(error(
+        "Url",
+        "the URL for container credentials must be https://, or http:// with a loopback or link-local agent's address",
+    ))
 }
 
 /// The body of a successful response. Errors have nothing of the request or the response in them but the status.

@@ -7,7 +7,9 @@ use super::query::{filters, list, one};
 use super::reply::{Address, DescribeAddresses, DescribeNetworkInterfaces, NetworkInterface};
 use super::{Aws, DESCRIBE_ADDRESSES, DESCRIBE_INTERFACES, ipv6, tags};
 use crate::error::CloudError;
-use crate::provider::{AddressId, Associate, Attachment, GatewayNic, Nic, NicId, Observation, PublicAddress, Scope};
+use crate::provider::{
+    AddressId, Associate, Attachment, Capacity, GatewayNic, Nic, NicId, Observation, PublicAddress, Scope,
+};
 
 /// Values of a filter at most.
 const MAX_VALUES: usize = 200;
@@ -23,7 +25,9 @@ pub(super) async fn observe(aws: &Aws, scope: &Scope) -> Result<Observation, Clo
     } else {
         let by_tags = scope.tags.iter().map(|(key, value)| (format!("tag:{key}"), vec![value.as_str()]));
         let reply: DescribeAddresses = aws.query.call(DESCRIBE_ADDRESSES, &filters(by_tags)).await?;
-        reply.addresses_set.items.iter().map(|address| public_address(aws, address, &by_id, &of_gateways)).collect()
+        // A filter that the API understands in another way must not widen the pool.
+        let of_pool = reply.addresses_set.items.iter().filter(|address| tags::has_all(address, &scope.tags));
+        of_pool.map(|address| public_address(aws, address, &by_id, &of_gateways)).collect()
     };
     addresses.extend(ipv6::observe(aws, &scope.prefixes, &of_gateways).await?);
     addresses.sort_by_key(|address| address.address);
@@ -37,6 +41,9 @@ pub(super) async fn observe(aws: &Aws, scope: &Scope) -> Result<Observation, Clo
 
 /// The addresses with these allocation ids, as they are now. One that doesn't exist is left out.
 pub(super) async fn addresses(aws: &Aws, all: &[PublicAddress]) -> Result<BTreeMap<AddressId, Address>, CloudError> {
+    if all.is_empty() {
+        return Ok(BTreeMap::new());
+    }
     let ids = all.iter().map(|address| address.id.0.as_str());
     let parameters = filters([("allocation-id".to_owned(), ids.take(MAX_VALUES).collect())]);
     let reply: DescribeAddresses = aws.query.call(DESCRIBE_ADDRESSES, &parameters).await?;
@@ -154,30 +161,43 @@ fn nic(
     aws: &Aws,
     gateway: &GatewayNic,
     interface: &NetworkInterface,
-    limits: &BTreeMap<String, usize>,
+    limits: &BTreeMap<String, Capacity>,
     addresses: &[PublicAddress],
 ) -> Nic {
     let id = NicId(interface.network_interface_id.clone());
-    let is_ours = |private: &IpAddr| addresses.iter().any(|it| it.private.get(&id) == Some(private));
-    let private = interface.private_ip_addresses_set.items.iter().map(|it| it.private_ip_address);
-    let others = private.filter(|private| !is_ours(private)).count();
-    let limit = instance_of(interface).and_then(|instance| limits.get(instance)).copied().unwrap_or_default();
     let mut missing = Vec::new();
     if interface.source_dest_check == Some(true) {
         missing.push("the source/destination check is on: packets of pods are dropped".to_owned());
     }
+    let limit = instance_of(interface).and_then(|instance| limits.get(instance)).copied().unwrap_or_default();
     Nic {
         gateway: gateway.gateway.clone(),
         zone: interface.availability_zone.as_deref().map(|zone| border_group(zone, &aws.config.region)),
-        capacity: match aws.config.associate {
-            Associate::Nic => limit.saturating_sub(others),
-            Associate::Instance => 1,
-        },
+        capacity: capacity(aws, interface, limit, addresses),
         associate: aws.config.associate,
         is_busy: false,
+        is_ready: missing.is_empty() || aws.unmodifiable.contains(&id),
         missing,
         version: String::new(),
         id,
+    }
+}
+
+/// What is left beside addresses of others and delegated prefixes, each of which takes the room of an address.
+fn capacity(aws: &Aws, interface: &NetworkInterface, limit: Capacity, addresses: &[PublicAddress]) -> Capacity {
+    let id = NicId(interface.network_interface_id.clone());
+    let is_other = |private: &IpAddr| addresses.iter().all(|it| it.private.get(&id) != Some(private));
+    let private = interface.private_ip_addresses_set.items.iter().map(|it| it.private_ip_address);
+    let v4 = private.filter(is_other).count() + interface.ipv4_prefix_set.items.len();
+    let private = interface.ipv6_addresses_set.items.iter().map(|it| it.ipv6_address);
+    let v6 = private.filter(is_other).count() + interface.ipv6_prefix_set.items.len();
+    Capacity {
+        v4: match aws.config.associate {
+            Associate::Nic => limit.v4.saturating_sub(v4),
+            // The primary private address, whatever else it has.
+            Associate::Instance => 1,
+        },
+        v6: limit.v6.saturating_sub(v6),
     }
 }
 

@@ -119,15 +119,28 @@ pub(super) fn list(name: &str, values: impl IntoIterator<Item = impl Into<String
     values.into_iter().enumerate().map(|(i, value)| (format!("{name}.{}", i + 1), value.into())).collect()
 }
 
-/// Parameters of filters: each has a name and values, of which one must match.
+/// Parameters of filters: each has a name and values, of which one must match. Values are meant as they are: `*` and `?` in them
+/// aren't wildcards.
 pub(super) fn filters<'a>(filters: impl IntoIterator<Item = (String, Vec<&'a str>)>) -> Parameters {
     let mut parameters = Vec::new();
     for (i, (name, values)) in filters.into_iter().enumerate() {
         let prefix = format!("Filter.{}", i + 1);
         parameters.push((format!("{prefix}.Name"), name));
-        parameters.extend(list(&format!("{prefix}.Value"), values));
+        parameters.extend(list(&format!("{prefix}.Value"), values.into_iter().map(escaped)));
     }
     parameters
+}
+
+/// A value of a filter ("Filtering using the API" of the EC2 user guide).
+fn escaped(value: &str) -> String {
+    let mut escaped = String::with_capacity(value.len());
+    for character in value.chars() {
+        if matches!(character, '*' | '?' | '\\') {
+            escaped.push('\\');
+        }
+        escaped.push(character);
+    }
+    escaped
 }
 
 /// Parameters of tags.

@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -83,6 +84,11 @@ pub(super) struct NetworkInterface {
     pub(super) private_ip_addresses_set: Set<PrivateAddress>,
     #[serde(default)]
     pub(super) ipv6_addresses_set: Set<Ipv6Address>,
+    /// Prefixes that are delegated to it.
+    #[serde(default)]
+    pub(super) ipv4_prefix_set: Set<Ipv4Prefix>,
+    #[serde(default)]
+    pub(super) ipv6_prefix_set: Set<Ipv6Prefix>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -113,6 +119,18 @@ pub(super) struct Ipv6Address {
     pub(super) ipv6_address: IpAddr,
 }
 
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Ipv4Prefix {
+    pub(super) ipv4_prefix: IpNet,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Ipv6Prefix {
+    pub(super) ipv6_prefix: IpNet,
+}
+
 impl NetworkInterface {
     /// Its primary private address.
     pub(super) fn primary(&self) -> Option<IpAddr> {
@@ -128,6 +146,12 @@ impl NetworkInterface {
     pub(super) fn has_ipv6(&self, address: IpAddr) -> bool {
         self.ipv6_addresses_set.items.iter().any(|it| it.ipv6_address == address)
     }
+
+    /// The prefixes that are delegated to it.
+    pub(super) fn prefixes(&self) -> impl Iterator<Item = &IpNet> {
+        let v4 = self.ipv4_prefix_set.items.iter().map(|it| &it.ipv4_prefix);
+        v4.chain(self.ipv6_prefix_set.items.iter().map(|it| &it.ipv6_prefix))
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -140,7 +164,7 @@ pub(super) struct DescribeSubnets {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Subnet {
-    pub(super) cidr_block: ipnet::IpNet,
+    pub(super) cidr_block: IpNet,
 }
 
 #[derive(Debug, Deserialize)]
@@ -183,6 +207,8 @@ pub(super) struct InstanceType {
 #[serde(rename_all = "camelCase")]
 pub(super) struct NetworkInfo {
     pub(super) ipv4_addresses_per_interface: usize,
+    #[serde(default)]
+    pub(super) ipv6_addresses_per_interface: usize,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -3,20 +3,18 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use super::reply::Address;
-use crate::provider::{Claim, NicId};
+use super::reply::{Address, Tag};
+use crate::provider::{Claim, NicId, Tags};
 
 /// The cluster that has claimed it.
 pub(super) const CLUSTER: &str = "vipgate.io/cluster";
 /// The object that it is claimed for.
 pub(super) const VIP: &str = "vipgate.io/vip";
-/// The private addresses that are bound to it: `ENI=ADDRESS`, separated by spaces.
-pub(super) const PRIVATE: &str = "vipgate.io/private";
+/// Before the id of an ENI: the private address there that is bound to it. A tag for each ENI, so that no write can lose what another
+/// one has written for another ENI.
+const PRIVATE: &str = "vipgate.io/private/";
 /// Set at addresses that vipgate has allocated: the token of the allocation.
 pub(super) const ALLOCATED: &str = "vipgate.io/allocated";
-
-/// Longest value of a tag, characters.
-const MAX_VALUE: usize = 256;
 
 /// The claim on an address.
 pub(super) fn claim(address: &Address) -> Option<Claim> {
@@ -24,55 +22,48 @@ pub(super) fn claim(address: &Address) -> Option<Claim> {
     Some(Claim { cluster, owner: address.tag(VIP).unwrap_or_default().to_owned() })
 }
 
-/// The private addresses in the tag. What can't be read was written by somebody else, and is left out.
-pub(super) fn private(address: &Address) -> BTreeMap<NicId, IpAddr> {
-    let entry = |entry: &str| {
-        let (nic, address) = entry.split_once('=')?;
-        Some((NicId(nic.to_owned()), address.parse().ok()?))
-    };
-    address.tag(PRIVATE).unwrap_or_default().split_whitespace().filter_map(entry).collect()
+/// Key of the tag with the private address at an ENI.
+pub(super) fn private_key(nic: &NicId) -> String {
+    format!("{PRIVATE}{nic}")
 }
 
-/// The tag of these private addresses; `None`: too many for a tag.
-pub(super) fn private_value(private: &BTreeMap<NicId, IpAddr>) -> Option<String> {
-    let entries: Vec<String> = private.iter().map(|(nic, address)| format!("{nic}={address}")).collect();
-    let value = entries.join(" ");
-    (value.len() <= MAX_VALUE).then_some(value)
+/// The private addresses in tags, by ENI. What can't be read was written by somebody else, and is left out.
+pub(super) fn private(address: &Address) -> BTreeMap<NicId, IpAddr> {
+    let entry = |tag: &Tag| Some((NicId(tag.key.strip_prefix(PRIVATE)?.to_owned()), tag.value.parse().ok()?));
+    address.tag_set.items.iter().filter_map(entry).collect()
+}
+
+/// Whether an address has these tags, all of them.
+pub(super) fn has_all(address: &Address, tags: &Tags) -> bool {
+    tags.iter().all(|(key, value)| address.tag(key) == Some(value))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::aws::reply::{Set, Tag};
+    use crate::aws::reply::Set;
 
-    fn address(private: &str) -> Address {
-        let tag = Tag { key: PRIVATE.to_owned(), value: private.to_owned() };
-        Address {
+    #[test]
+    fn private_addresses_are_read_as_written() {
+        let nic = NicId("eni-0a".to_owned());
+        let tag = |key: &str, value: &str| Tag { key: key.to_owned(), value: value.to_owned() };
+        let tags = vec![
+            tag(&private_key(&nic), "10.0.0.1"),
+            tag("vipgate.io/private/eni-0b", "by hand"),
+            tag("vipgate.io/private", "10.0.0.2"),
+            tag(CLUSTER, "prod"),
+        ];
+        let address = Address {
             public_ip: [203, 0, 113, 1].into(),
             allocation_id: "eipalloc-1".to_owned(),
             association_id: None,
             network_interface_id: None,
             private_ip_address: None,
             network_border_group: None,
-            tag_set: Set { items: vec![tag] },
-        }
-    }
-
-    #[test]
-    fn private_addresses_are_read_as_written() {
-        let entry = |nic: &str, last| (NicId(nic.to_owned()), IpAddr::from([10, 0, 0, last]));
-        let all: BTreeMap<NicId, IpAddr> = [entry("eni-0a", 1), entry("eni-0b", 2)].into();
-        let value = private_value(&all).unwrap();
-        assert_eq!(value, "eni-0a=10.0.0.1 eni-0b=10.0.0.2");
-        assert_eq!(private(&address(&value)), all);
-        assert_eq!(private(&address("x eni-1=y eni-0a=10.0.0.1 =")), [entry("eni-0a", 1)].into());
-    }
-
-    #[test]
-    fn a_tag_has_room_for_a_home_and_three_backups_and_a_former_gateway() {
-        let all =
-            |count: u8| (0..count).map(|n| (NicId(format!("eni-{n:017x}")), IpAddr::from([172, 31, 255, 100 + n])));
-        assert!(private_value(&all(6).collect()).is_some());
-        assert_eq!(private_value(&all(8).collect()), None);
+            tag_set: Set { items: tags },
+        };
+        assert_eq!(private(&address), [(nic, [10, 0, 0, 1].into())].into());
+        let wanted = |value: &str| [(CLUSTER.to_owned(), value.to_owned())].into();
+        assert!(has_all(&address, &wanted("prod")) && !has_all(&address, &wanted("prod2")));
     }
 }

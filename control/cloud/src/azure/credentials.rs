@@ -15,7 +15,7 @@ pub(super) use self::source::management_of;
 use crate::api::Authorize;
 use crate::error::CloudError;
 use crate::http::HttpClient;
-use crate::oauth::{FORM, Issuer, Token, TokenCache, default_lifetime, form};
+use crate::oauth::{FORM, Issuer, Token, TokenCache, default_lifetime, form, read_token};
 
 const ISSUER: Issuer = Issuer {
     operation: "GetToken",
@@ -58,7 +58,7 @@ impl Credentials {
     async fn fetch(&self) -> Result<Token, CloudError> {
         let response = match &self.source {
             CredentialSource::Federated { authority, tenant, client, token_file } => {
-                let assertion = read_token(token_file).await?;
+                let assertion = read_token(ISSUER.operation, token_file).await?;
                 let proof = [("client_assertion_type", ASSERTION_TYPE), ("client_assertion", &assertion)];
                 self.exchange(authority, tenant, client, &proof).await?
             }
@@ -103,12 +103,6 @@ impl Authorize for Credentials {
     async fn authorize(&self, request: &mut Request<Bytes>, is_refused: bool) -> Result<(), CloudError> {
         self.token.authorize(request, is_refused, async || self.fetch().await).await
     }
-}
-
-async fn read_token(file: &std::path::Path) -> Result<String, CloudError> {
-    let token = tokio::fs::read_to_string(file).await;
-    let token = token.map_err(|error| ISSUER.refused("TokenFile", &format!("{}: {error}", file.display())))?;
-    Ok(token.trim().to_owned())
 }
 
 /// A response with a token (RFC 6749 section 5.1).

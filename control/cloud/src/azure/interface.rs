@@ -79,9 +79,14 @@ impl Interface {
         }
     }
 
+    /// Whether it forwards packets that aren't from or to its own addresses.
+    pub(super) fn is_forwarding(&self) -> bool {
+        self.0["properties"]["enableIPForwarding"] == json!(true)
+    }
+
     /// Turns forwarding on; whether it was off.
     pub(super) fn enable_forwarding(&mut self) -> bool {
-        let was_on = self.0["properties"]["enableIPForwarding"] == json!(true);
+        let was_on = self.is_forwarding();
         if let Some(properties) = self.0["properties"].as_object_mut() {
             properties.insert("enableIPForwarding".to_owned(), json!(true));
         }

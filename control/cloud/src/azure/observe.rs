@@ -8,12 +8,14 @@ use tokio::task::JoinSet;
 
 use super::claim::{attached_to, ip_of};
 use super::client::{Client, GET_MACHINE};
-use super::interface::{Interface, etag, is_busy};
+use super::interface::{Interface, IpConfiguration, etag, is_busy};
 use super::prepare::MAX_CONFIGURATIONS;
 use super::resource_id::{ResourceId, Type, configuration_name};
 use super::tag;
 use crate::error::{CloudError, ErrorKind};
-use crate::provider::{AddressId, Associate, Attachment, GatewayNic, Nic, NicId, Observation, PublicAddress, Scope};
+use crate::provider::{
+    AddressId, Associate, Attachment, Capacity, GatewayNic, Nic, NicId, Observation, PublicAddress, Scope,
+};
 
 /// Interfaces that were read.
 type Interfaces = BTreeMap<ResourceId, Interface>;
@@ -173,27 +175,35 @@ fn nic(client: &Client, gateway: &Gateway, addresses: &[PublicAddress]) -> Nic {
             id: NicId(gateway.instance.clone()),
             gateway: gateway.name.clone(),
             zone: None,
-            capacity: 0,
+            capacity: Capacity::default(),
             associate: client.associate,
             is_busy: false,
+            is_ready: true,
             missing: vec!["a NIC of its own: machines of a uniform scale set have none".to_owned()],
             version: String::new(),
         };
     };
     let nic = NicId::from(id);
-    let (mut capacity, mut missing) = (0, Vec::new());
+    let (mut capacity, mut missing) = (Capacity::default(), Vec::new());
     match client.associate {
         Associate::Nic => {
-            let ours = addresses.iter().filter(|it| it.private.contains_key(&nic)).count();
-            let others = interface.configurations().count().saturating_sub(ours);
-            capacity = MAX_CONFIGURATIONS.saturating_sub(others);
+            let ours = |is_ipv6: bool| {
+                let bound = addresses.iter().filter(|it| it.private.contains_key(&nic));
+                bound.filter(|it| it.address.is_ipv6() == is_ipv6).count()
+            };
+            let others = interface.configurations().count().saturating_sub(ours(false));
+            capacity.v4 = MAX_CONFIGURATIONS.saturating_sub(others);
+            // One private IPv6 address at most.
+            let others = interface.configurations().filter(IpConfiguration::is_ipv6).count().saturating_sub(ours(true));
+            capacity.v6 = 1_usize.saturating_sub(others);
         }
         Associate::Instance => {
             let found = interface.primary().and_then(|it| it.public_id());
             let is_ours =
                 |found: &str| addresses.iter().any(|it| it.claim.is_some() && it.id.0.eq_ignore_ascii_case(found));
             if found.is_none_or(is_ours) {
-                capacity = 1;
+                // The primary one is always of IPv4.
+                capacity.v4 = 1;
             } else {
                 missing.push("a primary IP configuration without somebody else's public address".to_owned());
             }
@@ -206,6 +216,7 @@ fn nic(client: &Client, gateway: &Gateway, addresses: &[PublicAddress]) -> Nic {
         capacity,
         associate: client.associate,
         is_busy: is_busy(&interface.0),
+        is_ready: interface.is_forwarding(),
         missing,
         version: etag(&interface.0).to_owned(),
     }
@@ -218,11 +229,11 @@ fn bind_primaries(
     interfaces: &Interfaces,
     of_gateways: &BTreeSet<ResourceId>,
 ) {
-    let has_room = |id: &NicId| nics.iter().any(|nic| nic.id == *id && nic.capacity > 0);
+    let has_room = |id: &NicId| nics.iter().any(|nic| nic.id == *id && nic.capacity.v4 > 0);
     let primary = |(id, interface): (&ResourceId, &Interface)| Some((NicId::from(id), interface.primary()?.private()?));
     let of_gateways = interfaces.iter().filter(|(id, _)| of_gateways.contains(*id));
     let primaries: BTreeMap<_, _> = of_gateways.filter_map(primary).filter(|(id, _)| has_room(id)).collect();
-    for address in addresses.iter_mut().filter(|address| address.claim.is_some()) {
+    for address in addresses.iter_mut().filter(|address| address.claim.is_some() && address.address.is_ipv4()) {
         address.private = primaries.clone();
     }
 }

@@ -10,6 +10,7 @@ use super::client::{Client, PUT_INTERFACE};
 use super::interface::Interface;
 use super::resource_id::{ResourceId, configuration_name};
 use super::subnet;
+use crate::candidates::{Range, shuffled};
 use crate::error::{CloudError, ErrorKind};
 use crate::provider::{Associate, Binding, Nic, PublicAddress};
 
@@ -71,7 +72,7 @@ pub(super) struct Candidates {
     /// Whether there are any: else Azure chooses.
     pub(super) is_given: bool,
     /// Those that are in the subnet, as ranges.
-    pub(super) ranges: Vec<(IpAddr, IpAddr)>,
+    pub(super) ranges: Vec<Range>,
     pub(super) taken: BTreeSet<IpAddr>,
 }
 
@@ -82,7 +83,7 @@ impl Candidates {
         let is_free = |it: &IpAddr| !self.taken.contains(it) && !used.contains(it);
         let seed = format!("{nic} {}", wanted.name);
         let ranges = self.ranges.iter().filter(|(first, _)| first.is_ipv6() == wanted.is_ipv6);
-        ranges.flat_map(|range| subnet::shuffled(*range, &seed)).find(is_free)
+        ranges.flat_map(|range| shuffled(*range, &seed)).find(is_free)
     }
 
     /// Excludes the address that is taken; if the error doesn't name it, all that were chosen.

@@ -29,7 +29,7 @@ pub(super) async fn check_nic(
     let (_, instance) = target(client, &to).await?;
     let interface = instance.interface(&to.nic).ok_or_else(|| not_found(NAME, &nic.id.0))?;
     // One of ours that is there now may be detached before this one comes; capacity says whether it is one of ours.
-    if nic.capacity == 0 {
+    if nic.capacity.v4 == 0 {
         check_vacant(interface, address.address)?;
     }
     let private: Option<IpAddr> = interface.network_ip.parse().ok();

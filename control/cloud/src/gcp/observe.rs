@@ -11,7 +11,7 @@ use super::label;
 use super::name::{ANY_NIC, InstanceName, interface_of, nic_id};
 use super::resource::{AccessConfig, Address, Instance};
 use crate::error::{CloudError, ErrorKind};
-use crate::provider::{AddressId, Associate, Attachment, GatewayNic, Nic, Observation, PublicAddress, Scope};
+use crate::provider::{AddressId, Associate, Attachment, Capacity, GatewayNic, Nic, Observation, PublicAddress, Scope};
 
 /// A gateway that exists, or that can't have addresses of this pool.
 struct Gateway {
@@ -41,7 +41,7 @@ pub(super) async fn observe(client: &Arc<Client>, scope: &Scope) -> Result<Obser
         let is_at = |nic: &&Nic| {
             address.attachment.as_ref().is_some_and(|it| it.nic.as_ref() == Some(&nic.id) && it.private.is_some())
         };
-        let bound = nics.iter().filter(|it| it.capacity > 0 && (address.claim.is_some() || is_at(it)));
+        let bound = nics.iter().filter(|it| it.capacity.v4 > 0 && (address.claim.is_some() || is_at(it)));
         address.private = bound.filter_map(|it| primary(it, &gateways)).collect();
     }
     Ok(Observation { addresses: observed, nics })
@@ -117,9 +117,11 @@ fn nic(gateway: &Gateway, addresses: &[PublicAddress]) -> Option<Nic> {
         id: nic_id(&gateway.instance, &gateway.interface),
         gateway: gateway.name.clone(),
         zone: Some(gateway.instance.zone.clone()),
-        capacity: 0,
+        capacity: Capacity::default(),
         associate: Associate::Instance,
         is_busy: false,
+        // What it lacks no change of the NIC gives it.
+        is_ready: true,
         missing: Vec::new(),
         version: String::new(),
     };
@@ -130,7 +132,7 @@ fn nic(gateway: &Gateway, addresses: &[PublicAddress]) -> Option<Nic> {
     let interface = instance.interface(&gateway.interface)?;
     let is_in_pool = |address: Option<IpAddr>| addresses.iter().any(|it| Some(it.address) == address);
     let is_ours = |config: &AccessConfig| config.is_own() && is_in_pool(config.address());
-    nic.capacity = usize::from(interface.access_configs.iter().all(is_ours));
+    nic.capacity = Capacity::ipv4(interface.access_configs.iter().all(is_ours).into());
     if !instance.can_ip_forward {
         // It can be changed only by stopping the instance, with instances.update.
         nic.missing.push("canIpForward".to_owned());

@@ -13,7 +13,7 @@ use vipgate_coverage::Coverage;
 
 use self::world::{Fault, Truth};
 use super::{Action, AddressPlan, Desired, DesiredVip, GatewayState, Problem, plan};
-use crate::provider::{AddressId, Allocation, Associate, Claim, NicId, Observation, PublicAddress, Tags};
+use crate::provider::{AddressId, Allocation, Associate, Capacity, Claim, NicId, Observation, PublicAddress, Tags};
 
 /// Worlds by default; a million with `make model`.
 const WORLDS: u64 = 100_000;
@@ -49,7 +49,8 @@ impl Random {
 }
 
 fn vip(number: usize) -> IpAddr {
-    Ipv4Addr::new(203, 0, 113, number as u8).into()
+    let address = Ipv4Addr::new(203, 0, 113, number as u8);
+    if number.is_multiple_of(2) { address.to_ipv6_mapped().into() } else { address.into() }
 }
 
 /// A world, its policy, and what was desired before: another server may still act on that.
@@ -68,7 +69,8 @@ impl<'a> Simulation<'a> {
         let associate = if random.chance(25) { Associate::Instance } else { Associate::Nic };
         let mut truth = Truth::default();
         for number in 1..=2 + random.below(4) {
-            if random.chance(20) {
+            // A primary private address is of IPv4, so only addresses that are their own are of IPv6 then.
+            if vip(number).is_ipv6() && (associate == Associate::Instance || random.chance(40)) {
                 truth.add_untagged(vip(number));
                 continue;
             }
@@ -76,7 +78,8 @@ impl<'a> Simulation<'a> {
             truth.add_address(vip(number), zone);
         }
         for (number, gateway) in GATEWAYS.iter().enumerate() {
-            let capacity = if associate == Associate::Instance { 1 } else { 1 + random.below(4) };
+            let v4 = if associate == Associate::Instance { 1 } else { 1 + random.below(4) };
+            let capacity = Capacity { v4, v6: random.below(4) };
             let zone = if random.chance(70) { "z1" } else { "z2" };
             truth.add_nic(gateway, number as u8, capacity, zone, associate);
         }
@@ -172,16 +175,26 @@ impl<'a> Simulation<'a> {
     /// Somebody changes something by hand.
     fn disturb(&mut self) {
         let number = 1 + self.random.below(6);
-        match self.random.below(9) {
+        let gateway = GATEWAYS[self.random.below(3)];
+        match self.random.below(11) {
             0 => self.truth.attach_elsewhere(vip(number)),
             1 => self.truth.detach_by_hand(vip(number)),
             2 => self.truth.reattach_elsewhere(vip(number)),
             3 => self.truth.remove_claim(vip(number)),
             4 => self.truth.claim_by_other(vip(number), MAX_LAG),
-            5 => self.truth.toggle_nic(GATEWAYS[self.random.below(3)]),
+            5 => self.truth.toggle_nic(gateway),
+            6 if vip(number).is_ipv6() && self.associate == Associate::Instance => self.truth.add_untagged(vip(number)),
             6 => self.truth.add_address(vip(number), None),
-            7 => self.truth.attach_by_hand_to(GATEWAYS[self.random.below(3)], vip(number)),
-            _ => self.truth.toggle_busy(GATEWAYS[self.random.below(3)]),
+            7 => self.truth.attach_by_hand_to(gateway, vip(number)),
+            8 => self.truth.switch_off(gateway),
+            9 => {
+                // Of the same family.
+                let other = 1 + (number + 1) % 6;
+                if self.truth.bind_twice(gateway, vip(other), vip(number)) {
+                    self.coverage.count("bound twice");
+                }
+            }
+            _ => self.truth.toggle_busy(gateway),
         }
     }
 
@@ -229,10 +242,10 @@ impl<'a> Simulation<'a> {
     }
 
     fn check_vips(&self, plan: &AddressPlan, observed: &Observation) {
-        let mut attached: BTreeMap<&NicId, usize> = BTreeMap::new();
+        let mut attached: BTreeMap<(&NicId, bool), usize> = BTreeMap::new();
         for address in &observed.addresses {
             if let Some(nic) = address.attachment.as_ref().and_then(|attachment| attachment.nic.as_ref()) {
-                *attached.entry(nic).or_default() += 1;
+                *attached.entry((nic, address.address.is_ipv6())).or_default() += 1;
             }
         }
         for (vip, desired) in &self.desired.vips {
@@ -241,6 +254,7 @@ impl<'a> Simulation<'a> {
             let at = address.and_then(|address| address.attachment.as_ref()).and_then(|it| it.nic.as_ref());
             if plan.attached.contains(vip) {
                 assert_eq!(at, nic.map(|nic| &nic.id), "{vip}");
+                assert!(nic.is_some_and(|nic| nic.is_ready), "{vip}: its packets are dropped");
                 self.coverage.count("attached");
                 continue;
             }
@@ -251,15 +265,22 @@ impl<'a> Simulation<'a> {
                 Problem::OtherCluster(_) => assert!(self.truth.is_claimed_by_other(*vip)),
                 // Without tags, and at a primary address, only what is at a NIC that is there, and claimed, can be distinguished from
                 // a person's.
-                Problem::Attached(_) if self.may_be_a_persons(address.unwrap()) => {}
-                Problem::Attached(_) => assert!(self.truth.is_foreign(*vip), "{vip} is ours: {address:#?}"),
+                Problem::Attached(_) | Problem::AttachedWithClaim(_) if self.may_be_a_persons(address.unwrap()) => {}
+                Problem::Attached(_) | Problem::AttachedWithClaim(_) => {
+                    assert!(self.truth.is_foreign(*vip), "{vip} is ours: {address:#?}")
+                }
                 Problem::NoNic(_) => assert!(nic.is_none()),
                 Problem::NoGateway => assert!(desired.gateway.is_none()),
                 Problem::OtherZone(_) => assert_ne!(address.unwrap().zone, nic.unwrap().zone),
                 Problem::NoCapacity(_) => {
                     let nic = nic.unwrap();
-                    let at_home = attached.get(&nic.id).copied().unwrap_or_default();
-                    assert!(at_home >= nic.capacity, "{vip}: {} has room, {:?}: {observed:#?}", nic.id, self.associate);
+                    let at_home = attached.get(&(&nic.id, vip.is_ipv6())).copied().unwrap_or_default();
+                    assert!(
+                        at_home >= nic.capacity.of(*vip),
+                        "{vip}: {} has room, {:?}: {observed:#?}",
+                        nic.id,
+                        self.associate
+                    );
                 }
             }
         }
@@ -320,6 +341,7 @@ fn nothing_is_taken_from_anybody_and_every_vip_gets_home() {
             "release",
             "gateway died",
             "request failed",
+            "bound twice",
             "other server acted",
             "attached",
             "NoAddress",

@@ -79,7 +79,11 @@ pub(super) fn schedule(steps: Vec<Step>, plan: &mut AddressPlan) {
         if nics.iter().any(|nic| used.contains(nic)) {
             continue;
         }
-        group.retain(|step| step.address().is_none_or(|address| !changed.contains(address)));
+        // A VIP that is to leave a NIC also makes room there for another one: that is the same step twice.
+        let mut of_group = BTreeSet::new();
+        group.retain(|step| {
+            step.address().is_none_or(|address| !changed.contains(address) && of_group.insert(address.clone()))
+        });
         if group.is_empty() {
             continue;
         }

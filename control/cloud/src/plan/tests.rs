@@ -1,7 +1,7 @@
 use std::net::Ipv4Addr;
 
 use super::*;
-use crate::provider::{Associate, Attachment};
+use crate::provider::{Associate, Attachment, Capacity};
 
 fn ip(last: u8) -> IpAddr {
     Ipv4Addr::new(203, 0, 113, last).into()
@@ -16,9 +16,10 @@ fn nic(gateway: &str) -> Nic {
         id: NicId(format!("nic-{gateway}")),
         gateway: gateway.to_owned(),
         zone: Some("z1".to_owned()),
-        capacity: 10,
+        capacity: Capacity { v4: 10, v6: 10 },
         associate: Associate::Nic,
         is_busy: false,
+        is_ready: true,
         missing: Vec::new(),
         version: String::new(),
     }
@@ -194,8 +195,103 @@ fn standbys_give_way_to_owners_at_a_full_nic() {
     desired.vips.insert(ip(2), vip_at("b", "a"));
     let claimed = PublicAddress { claim: Some(claim()), ..free(2) };
     let mut observed = observed(vec![attached(1), claimed]);
-    observed.nics[1].capacity = 1;
+    observed.nics[1].capacity.v4 = 1;
     let plan = plan(&desired, &observed);
     let binding = Binding { address: attached(1), private: private(2, 1) };
     assert_eq!(plan.actions, [Action::Unprepare(observed.nics[1].clone(), vec![binding])]);
+}
+
+/// An IPv6 address that is its own private address at both gateways.
+fn untagged(last: u8) -> PublicAddress {
+    let address = Ipv4Addr::new(203, 0, 113, last).to_ipv6_mapped().into();
+    let private = ["nic-a", "nic-b"].map(|nic| (NicId(nic.to_owned()), address)).into();
+    PublicAddress { address, has_tags: false, private, ..free(last) }
+}
+
+#[test]
+fn the_capacity_of_one_family_is_nothing_to_the_other() {
+    let six = PublicAddress { address: untagged(2).address, claim: Some(claim()), ..free(2) };
+    let four = PublicAddress { claim: Some(claim()), ..free(1) };
+    let mut desired = desired(&[1]);
+    desired.vips.insert(six.address, vip_at("a", "b"));
+    let mut observed = observed(vec![four.clone(), six.clone()]);
+    observed.nics[0].capacity = Capacity::ipv4(1);
+    let full = plan(&desired, &observed);
+    let problem = Problem::NoCapacity("a".to_owned());
+    assert_eq!(full.actions, [Action::Prepare(observed.nics[0].clone(), vec![four.clone()])]);
+    assert_eq!(full.problems, [(six.address, problem.clone())].into());
+    observed.nics[0].capacity = Capacity { v4: 0, v6: 1 };
+    let full = plan(&desired, &observed);
+    assert_eq!(full.actions, [Action::Prepare(observed.nics[0].clone(), vec![six])]);
+    assert_eq!(full.problems, [(four.address, problem)].into());
+}
+
+#[test]
+fn an_address_that_is_its_own_private_one_takes_room_where_it_is_attached() {
+    let attached = |last| {
+        let attachment = Attachment { nic: Some(nic("a").id), private: Some(untagged(last).address), id: None };
+        PublicAddress { attachment: Some(attachment), ..untagged(last) }
+    };
+    let mut desired = desired(&[]);
+    desired.vips = [1, 2].map(|last| (untagged(last).address, vip_at("a", "b"))).into();
+    let mut observed = observed(vec![attached(1), untagged(2)]);
+    observed.nics[0].capacity.v6 = 1;
+    let full = plan(&desired, &observed);
+    assert_eq!((full.actions, full.problems.len()), (vec![], 1));
+    desired.vips.insert(untagged(1).address, vip_at("b", "a"));
+    let leaving = plan(&desired, &observed);
+    assert_eq!(leaving.actions, [Action::Detach(nic("a").id, vec![attached(1)])], "one that goes makes room");
+}
+
+#[test]
+fn a_nic_that_is_not_ready_is_prepared_at_the_home_and_at_the_standby() {
+    let mut desired = desired(&[]);
+    let address = untagged(1);
+    desired.vips.insert(address.address, vip_at("a", "b"));
+    let mut observed = observed(vec![address.clone()]);
+    observed.nics.iter_mut().for_each(|nic| nic.is_ready = false);
+    let binding = Binding { address: address.clone(), private: address.address };
+    let attach = plan(&desired, &observed).actions;
+    assert_eq!(attach, [Action::Attach(observed.nics[0].clone(), vec![binding])], "what serves traffic is first");
+    let attachment = Attachment { nic: Some(nic("a").id), private: Some(address.address), id: None };
+    observed.addresses[0].attachment = Some(attachment);
+    let address = observed.addresses[0].clone();
+    let prepare = |at: usize| Action::Prepare(observed.nics[at].clone(), vec![address.clone()]);
+    // One after the other: both are of the same address.
+    assert_eq!(plan(&desired, &observed).actions, [prepare(0)]);
+    let mut half = observed.clone();
+    half.nics[0].is_ready = true;
+    assert_eq!(plan(&desired, &half).actions, [prepare(1)]);
+}
+
+#[test]
+fn of_two_addresses_with_one_private_address_the_one_that_is_attached_keeps_it() {
+    let mut double = PublicAddress { attachment: None, ..attached(2) };
+    double.private.insert(nic("a").id, private(1, 1));
+    let plan_of = |addresses| plan(&desired(&[1, 2]), &observed(addresses));
+    let unbind = plan_of(vec![attached(1), double.clone()]);
+    let binding = Binding { address: double.clone(), private: private(1, 1) };
+    assert_eq!((unbind.actions, unbind.problems), (vec![Action::Unprepare(nic("a"), vec![binding])], [].into()));
+    // Attached nowhere, one is attached, and then the other is unbound.
+    let free = PublicAddress { attachment: None, ..attached(1) };
+    let first = plan_of(vec![free.clone(), double]);
+    assert_eq!(first.actions, [Action::Attach(nic("a"), vec![Binding { address: free, private: private(1, 1) }])]);
+    // At a standby, too.
+    let mut double = attached(2);
+    double.private.insert(nic("b").id, private(2, 1));
+    let binding = Binding { address: double.clone(), private: private(2, 1) };
+    assert_eq!(plan_of(vec![attached(1), double]).actions, [Action::Unprepare(nic("b"), vec![binding])]);
+}
+
+#[test]
+fn an_address_of_ours_at_a_primary_address_elsewhere_stays_and_a_person_can_read_what_to_do() {
+    let gone = Attachment { nic: Some(NicId("nic-gone".to_owned())), private: Some(private(9, 9)), id: None };
+    let claimed = PublicAddress { attachment: Some(gone), ..attached(1) };
+    let mut observed = observed(vec![claimed]);
+    observed.nics.iter_mut().for_each(|nic| nic.associate = Associate::Instance);
+    let plan = plan(&desired(&[1]), &observed);
+    let problem = Problem::AttachedWithClaim("10.0.9.9 of nic-gone".to_owned());
+    assert_eq!((plan.actions, &plan.problems), (vec![], &[(ip(1), problem.clone())].into()));
+    assert_eq!(problem.reason(), "AttachedElsewhere");
+    assert!(problem.to_string().ends_with("if that was a gateway of this cluster, detach it there"), "{problem}");
 }

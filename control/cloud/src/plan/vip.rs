@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use super::schedule::Step;
 use super::{AddressPlan, DesiredVip, Location, Problem, World, describe_attachment};
-use crate::provider::{AddressId, Associate, Binding, Claim, Nic, NicId, PublicAddress};
+use crate::provider::{AddressId, Associate, Binding, Capacity, Claim, Nic, NicId, PublicAddress};
 
 /// Standby gateways of a VIP that get a private address beforehand, so that a failover is one request. Private addresses are
 /// scarce.
@@ -14,20 +14,24 @@ const PREPARED_STANDBYS: usize = 1;
 /// Room for VIPs at NICs.
 struct Room<'a> {
     /// What is left at each NIC beside the private addresses that are bound already, whatever for.
-    left: BTreeMap<&'a NicId, usize>,
+    left: BTreeMap<&'a NicId, Capacity>,
     /// The address that each private address is in use for, or is about to be.
     users: BTreeMap<(&'a NicId, IpAddr), &'a AddressId>,
+    /// Addresses with a private address that another one has, too.
+    doubles: BTreeSet<(&'a NicId, &'a AddressId)>,
     /// Addresses that were made to leave a NIC.
     evicted: BTreeSet<&'a AddressId>,
 }
 
 impl<'a> Room<'a> {
     fn new(world: &World<'a>) -> Self {
-        let mut left: BTreeMap<&NicId, usize> = world.observed.nics.iter().map(|nic| (&nic.id, nic.capacity)).collect();
+        let mut left: BTreeMap<&NicId, Capacity> =
+            world.observed.nics.iter().map(|nic| (&nic.id, nic.capacity)).collect();
         let mut users = BTreeMap::new();
         for address in &world.observed.addresses {
-            for (id, _) in reserved(address) {
+            for id in occupied(address) {
                 if let Some(left) = left.get_mut(id) {
+                    let left = left.of_mut(address.address);
                     *left = left.saturating_sub(1);
                 }
             }
@@ -37,12 +41,13 @@ impl<'a> Room<'a> {
                 users.insert((nic, private), &address.id);
             }
         }
-        Self { left, users, evicted: BTreeSet::new() }
+        Self { left, users, doubles: doubles(world), evicted: BTreeSet::new() }
     }
 
     /// Takes room for a further private address.
-    fn take(&mut self, nic: &Nic) -> bool {
-        let Some(left) = self.left.get_mut(&nic.id).filter(|left| **left > 0) else { return false };
+    fn take(&mut self, nic: &Nic, address: &PublicAddress) -> bool {
+        let left = self.left.get_mut(&nic.id).map(|left| left.of_mut(address.address));
+        let Some(left) = left.filter(|left| **left > 0) else { return false };
         *left -= 1;
         true
     }
@@ -54,7 +59,7 @@ impl<'a> Room<'a> {
 
     /// A step that makes room at a full NIC: another gateway owns the VIP, or it is only prepared here. Standbys give way to
     /// owners, and of two VIPs that are to change places one has to leave first.
-    fn evict(&mut self, world: &World<'a>, nic: &'a Nic) -> Option<Step> {
+    fn evict(&mut self, world: &World<'a>, nic: &'a Nic, vip: IpAddr) -> Option<Step> {
         let is_owned_here = |address: &PublicAddress| {
             let desired = world.desired.vips.get(&address.address);
             let is_owner = desired.is_some_and(|desired| desired.gateway.as_deref() == Some(&nic.gateway));
@@ -62,8 +67,9 @@ impl<'a> Room<'a> {
         };
         let attached_here = |address: &PublicAddress| world.location_of(address) == Location::At(nic);
         let bound = world.observed.addresses.iter().filter(|address| {
-            let is_bound = !world.is_others(address) && reserved(address).any(|(id, _)| *id == nic.id);
-            is_bound && !is_owned_here(address) && !self.evicted.contains(&address.id)
+            let is_bound = !world.is_others(address) && occupied(address).any(|id| *id == nic.id);
+            let is_same_family = address.address.is_ipv6() == vip.is_ipv6();
+            is_bound && is_same_family && !is_owned_here(address) && !self.evicted.contains(&address.id)
         });
         // Without its claim, which somebody removed, nothing is detached: the claim is first.
         let is_detachable = |address: &PublicAddress| !address.has_tags || address.claim.is_some();
@@ -93,7 +99,7 @@ pub(super) fn plan(world: &World<'_>, steps: &mut Vec<Step>, plan: &mut AddressP
         let next = match next_step(world, address, desired, &mut room) {
             Err(Problem::NoCapacity(gateway)) => {
                 let nic = world.by_gateway.get(gateway.as_str());
-                nic.and_then(|nic| room.evict(world, nic)).map(Some).ok_or(Problem::NoCapacity(gateway))
+                nic.and_then(|nic| room.evict(world, nic, *vip)).map(Some).ok_or(Problem::NoCapacity(gateway))
             }
             next => next,
         };
@@ -101,6 +107,8 @@ pub(super) fn plan(world: &World<'_>, steps: &mut Vec<Step>, plan: &mut AddressP
             Ok(Some(step)) => steps.push(step),
             Ok(None) => {
                 plan.attached.insert(*vip);
+                let home = desired.gateway.as_deref().and_then(|gateway| world.by_gateway.get(gateway));
+                steps.extend(home.and_then(|nic| make_ready(nic, address)));
                 standbys.push((*address, desired));
             }
             Err(problem) => {
@@ -126,7 +134,13 @@ fn next_step<'a>(
     }
     let place = world.location_of(address);
     if place == Location::Foreign {
-        return Err(Problem::Attached(describe_attachment(address)));
+        let at = describe_attachment(address);
+        let nic = address.attachment.as_ref().and_then(|attachment| attachment.nic.as_ref());
+        let is_elsewhere = nic.is_some_and(|nic| !world.nics.contains_key(nic));
+        // At a primary address nothing shows whether vipgate attached it there, when the NIC was a gateway's, or a person did.
+        let is_instance = world.observed.nics.iter().all(|nic| nic.associate == Associate::Instance);
+        let is_former = is_elsewhere && is_instance && address.claim.is_some();
+        return Err(if is_former { Problem::AttachedWithClaim(at) } else { Problem::Attached(at) });
     }
     if address.has_tags && address.claim.as_ref().is_none_or(|claim| claim.owner != desired.owner) {
         let claim = Claim { cluster: world.desired.cluster.clone(), owner: desired.owner.clone() };
@@ -143,14 +157,17 @@ fn next_step<'a>(
     }
     let no_capacity = || Problem::NoCapacity(gateway.to_owned());
     let Some(private) = address.private.get(&nic.id) else {
-        let has_room = room.take(nic);
+        let has_room = room.take(nic, address);
         let prepare = || Some(Step::Prepare(nic.clone(), address.clone()));
         return if has_room { Ok(prepare()) } else { Err(no_capacity()) };
     };
-    if !room.take_private(&nic.id, *private, &address.id) {
+    let binding = Binding { address: address.clone(), private: *private };
+    if room.doubles.contains(&(&nic.id, &address.id)) {
+        return Ok(Some(Step::Unprepare(nic.clone(), binding)));
+    }
+    if is_own(address, *private) && !room.take(nic, address) || !room.take_private(&nic.id, *private, &address.id) {
         return Err(no_capacity());
     }
-    let binding = Binding { address: address.clone(), private: *private };
     Ok(Some(match place {
         Location::At(other) if world.is_dead(&other.gateway) => Step::Move(other.id.clone(), nic.clone(), binding),
         Location::At(other) => Step::Detach(other.id.clone(), address.clone()),
@@ -161,11 +178,53 @@ fn next_step<'a>(
 
 /// The private addresses that are reserved for an address: others than itself.
 pub(super) fn reserved(address: &PublicAddress) -> impl Iterator<Item = (&NicId, &IpAddr)> {
-    address.private.iter().filter(|(_, private)| **private != address.address)
+    address.private.iter().filter(|(_, private)| !is_own(address, **private))
+}
+
+/// Whether an address is its own private address: it takes room only where it is attached.
+fn is_own(address: &PublicAddress, private: IpAddr) -> bool {
+    address.address == private
+}
+
+/// The NICs where an address takes room.
+fn occupied(address: &PublicAddress) -> impl Iterator<Item = &NicId> {
+    let attachment = address.attachment.iter().filter(|it| it.private.is_some_and(|private| is_own(address, private)));
+    reserved(address).map(|(id, _)| id).chain(attachment.filter_map(|it| it.nic.as_ref()))
+}
+
+/// Addresses with a private address that another one has, too, which keeps it: the one that is attached there, else another
+/// cluster's, else one that is to be attached there.
+fn doubles<'a>(world: &World<'a>) -> BTreeSet<(&'a NicId, &'a AddressId)> {
+    let mut bound: BTreeMap<(&NicId, IpAddr), Vec<&PublicAddress>> = BTreeMap::new();
+    for address in &world.observed.addresses {
+        let is_secondary = |id: &NicId| world.nics.get(id).is_some_and(|nic| nic.associate == Associate::Nic);
+        for (id, private) in reserved(address).filter(|(id, _)| is_secondary(id)) {
+            bound.entry((id, *private)).or_default().push(address);
+        }
+    }
+    let mut doubles = BTreeSet::new();
+    for ((id, private), addresses) in bound.iter().filter(|(_, addresses)| addresses.len() > 1) {
+        let rank = |address: &PublicAddress| {
+            let attachment = address.attachment.as_ref();
+            let is_here = attachment.is_some_and(|it| it.nic.as_ref() == Some(*id) && it.private == Some(*private));
+            let gateway = world.desired.vips.get(&address.address).and_then(|desired| desired.gateway.as_deref());
+            let is_owned = gateway.is_some() && gateway == world.nics.get(id).map(|nic| nic.gateway.as_str());
+            (is_here, world.is_others(address), is_owned)
+        };
+        let keeper = addresses.iter().rev().max_by_key(|address| rank(address));
+        let others = addresses.iter().filter(|address| Some(*address) != keeper && !world.is_others(address));
+        doubles.extend(others.map(|address| (*id, &address.id)));
+    }
+    doubles
 }
 
 fn is_in_zone(address: &PublicAddress, nic: &Nic) -> bool {
     address.zone.is_none() || address.zone == nic.zone
+}
+
+/// What makes a NIC forward that has all private addresses already: somebody has switched that off, or never was one needed.
+fn make_ready(nic: &Nic, address: &PublicAddress) -> Option<Step> {
+    (!nic.is_ready).then(|| Step::Prepare(nic.clone(), address.clone()))
 }
 
 /// Private addresses at the next standbys, and none elsewhere.
@@ -183,9 +242,15 @@ fn prepare_standbys<'a>(
         if wanted == PREPARED_STANDBYS {
             break;
         }
-        if address.private.contains_key(&nic.id) {
+        if let Some(private) = address.private.get(&nic.id) {
             wanted += 1;
-        } else if room.take(nic) {
+            if room.doubles.contains(&(&nic.id, &address.id)) {
+                let binding = Binding { address: address.clone(), private: *private };
+                steps.push(Step::Unprepare((*nic).clone(), binding));
+            } else {
+                steps.extend(make_ready(nic, address));
+            }
+        } else if room.take(nic, address) {
             wanted += 1;
             steps.push(Step::Prepare((*nic).clone(), address.clone()));
         }

@@ -13,7 +13,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-pub use self::credentials::ACCESS_KEY;
+pub use self::credentials::{ACCESS_KEY, AGENT_TOKEN};
 use self::state::{Association, Eip, State};
 use crate::request::{RecordedRequest, Reply};
 use crate::server::FakeCloud;
@@ -26,6 +26,8 @@ pub struct FakeAws {
     stale: Option<(State, usize)>,
     /// Reads that see the state before a change.
     lag: usize,
+    /// Addresses as reads see them, and how many reads still do.
+    frozen: Option<(BTreeMap<String, Eip>, usize)>,
     credentials: credentials::Issued,
 }
 
@@ -128,6 +130,13 @@ impl FakeAws {
         }
     }
 
+    /// Delegates a prefix to an ENI by somebody else's hand, as a CNI does.
+    pub fn delegate(&mut self, eni: &str, prefix: IpNet) {
+        if let Some(eni) = self.state.enis.get_mut(eni) {
+            eni.prefixes.push(prefix);
+        }
+    }
+
     /// Associates an address by somebody else's hand.
     pub fn associate_by_hand(&mut self, allocation: &str, eni: &str, private: IpAddr) {
         let id = self.state.next_id("eipassoc");
@@ -148,10 +157,10 @@ impl FakeAws {
         self.state.enis.get(eni).map(|eni| eni.zone.clone())
     }
 
-    /// Number of ENIs with a private address for a public one, by its tag.
+    /// Number of ENIs with a private address for a public one, by its tags.
     pub fn prepared(&self, public: IpAddr) -> usize {
         let eip = self.state.eips.values().find(|eip| eip.public == public);
-        eip.and_then(|eip| eip.tags.get("vipgate.io/private")).map_or(0, |tag| tag.split(' ').count())
+        eip.map_or(0, |eip| eip.tags.keys().filter(|key| key.starts_with("vipgate.io/private/")).count())
     }
 
     /// Whether the source/destination check of an ENI is on.
@@ -162,6 +171,11 @@ impl FakeAws {
     /// Lets this many reads after each change see the state before it.
     pub fn set_lag(&mut self, reads: usize) {
         self.lag = reads;
+    }
+
+    /// Lets this many reads of addresses see them as they are now, whatever changes; of ENIs they see what there is.
+    pub fn freeze_addresses(&mut self, reads: usize) {
+        self.frozen = Some((self.state.eips.clone(), reads));
     }
 
     /// Maximum number of addresses of the account.
@@ -198,13 +212,22 @@ impl FakeAws {
     fn act(&mut self, action: &str, parameters: &Parameters) -> Result<String, Refusal> {
         if let Some(read) = describe::action(action) {
             describe::check(action, parameters)?;
+            if action == "DescribeAddresses"
+                && let Some((eips, left)) = self.frozen.take_if(|(_, left)| *left > 0)
+            {
+                let mut state = self.state.clone();
+                state.eips.clone_from(&eips);
+                self.frozen = Some((eips, left - 1));
+                return read(&state, parameters);
+            }
             let stale = self.stale.take();
             let Some((state, left)) = stale.filter(|(_, left)| *left > 0) else { return read(&self.state, parameters) };
             let body = read(&state, parameters);
             self.stale = Some((state, left - 1));
             return body;
         }
-        let before = self.state.clone();
+        let stale = self.stale.take().filter(|(_, left)| *left > 0);
+        let before = stale.map_or_else(|| self.state.clone(), |(state, _)| state);
         let body = actions::act(&mut self.state, action, parameters)?;
         self.stale = (self.lag > 0).then_some((before, self.lag));
         Ok(body)
@@ -216,6 +239,7 @@ impl FakeCloud for FakeAws {
         match (request.method.as_str(), request.path.as_str()) {
             ("POST", "/") => self.query(request),
             (_, path) if path.starts_with("/latest/") => self.credentials.metadata(request),
+            ("GET", "/v1/credentials") => self.credentials.of_container(request),
             _ => Reply::text(404, "text/plain", "not found".to_owned()),
         }
     }

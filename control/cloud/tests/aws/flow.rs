@@ -1,8 +1,12 @@
 //! From a tagged address to a VIP, failover, hand-over, and back.
 
+use std::time::{Duration, Instant};
+
 use vipgate_cloud::execute::{ActionKind, execute};
 use vipgate_cloud::plan::{DesiredVip, plan};
 use vipgate_cloud::{Associate, Claim, Provider};
+
+use vipgate_cloud_testkit::Fault;
 
 use crate::world::{World, action, actions, parameter, vip};
 
@@ -35,9 +39,12 @@ async fn a_failover_is_one_request_for_each_address_after_two_reads() {
     }
     world.assert_home();
     let log = world.fake.take_log();
+    let mut sent = actions(&log);
+    // At the same time, so in whatever order.
+    sent[..2].sort();
     let expected =
         ["DescribeAddresses", "DescribeNetworkInterfaces", "AssociateAddress", "AssociateAddress", "AssociateAddress"];
-    assert_eq!(actions(&log), expected);
+    assert_eq!(sent, expected);
     for request in log.iter().filter(|request| action(request) == "AssociateAddress") {
         assert_eq!(parameter(request, "AllowReassociation").as_deref(), Some("true"));
     }
@@ -123,14 +130,31 @@ async fn listed_ipv6_addresses_are_assigned_and_moved() {
     let (gateway, standbys) = (Some("a".to_owned()), vec!["b".to_owned()]);
     let wanted = DesiredVip { owner: "Service default/six".to_owned(), gateway, standbys };
     world.desired.vips.insert(first, wanted);
-    assert_eq!(world.converge().await, [ActionKind::Attach]);
+    assert_eq!(world.converge().await, [ActionKind::Attach, ActionKind::Prepare, ActionKind::Prepare]);
     world.assert_home();
+    for eni in world.enis.values() {
+        assert!(!world.fake.with(|cloud| cloud.has_check(eni)), "packets of pods would be dropped");
+    }
     world.fail_over();
     assert_eq!(world.converge().await, [ActionKind::Move]);
     world.assert_home();
     world.desired.vips.clear();
     assert_eq!(world.converge().await, [ActionKind::Detach]);
     assert!(!world.fake.with(|cloud| cloud.routes()).contains_key(&first));
+}
+
+#[tokio::test]
+async fn the_two_reads_before_a_failover_are_made_at_the_same_time() {
+    let mut world = World::new(1).await;
+    world.converge().await;
+    let observed = world.observe().await;
+    world.fail_over();
+    let is_read = |request: &vipgate_cloud_testkit::RecordedRequest| action(request).starts_with("Describe");
+    world.fake.plan_fault(2, Fault::Delay(Duration::from_millis(500)), is_read);
+    let began = Instant::now();
+    execute(&world.provider, &plan(&world.desired, &observed).actions[0], &[]).await.unwrap();
+    assert!(began.elapsed() < Duration::from_millis(900), "{:?}", began.elapsed());
+    world.assert_home();
 }
 
 #[tokio::test]

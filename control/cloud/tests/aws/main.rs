@@ -1,6 +1,7 @@
 //! The AWS provider against a fake of AWS.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod binding;
 mod credentials;
 mod faults;
 mod flow;

@@ -64,7 +64,7 @@ async fn private_addresses_of_others_at_the_same_eni_are_left_alone() {
     for pod in &pods {
         world.fake.with(|cloud| cloud.assign_by_hand(&eni, *pod));
     }
-    assert_eq!(world.nic("a").await.capacity, 9, "fifteen, without the primary and those of pods");
+    assert_eq!(world.nic("a").await.capacity.v4, 9, "fifteen, without the primary and those of pods");
     world.converge().await;
     world.assert_home();
     world.desired.vips.clear();
@@ -92,10 +92,39 @@ async fn a_private_address_with_another_public_one_is_neither_used_nor_unassigne
 }
 
 #[tokio::test]
+async fn tags_of_a_pool_are_no_patterns() {
+    let mut world = World::new(1).await;
+    let odd = r"p?b*\c";
+    world.fake.with(|cloud| cloud.add_address(vip(99), &[("vipgate", odd)]));
+    for (value, found) in [("public", vec![vip(1)]), ("pub*", vec![]), ("p?blic", vec![]), (odd, vec![vip(99)])] {
+        world.scope.tags = [("vipgate".to_owned(), value.to_owned())].into();
+        let addresses = world.observe().await.addresses;
+        assert_eq!(addresses.iter().map(|it| it.address).collect::<Vec<_>>(), found, "{value}");
+    }
+}
+
+#[tokio::test]
+async fn ipv6_addresses_have_room_of_their_own() {
+    let mut world = World::with(0, vipgate_cloud::Associate::Nic, "t3.nano").await;
+    world.scope.prefixes = vec!["2001:db8::40/127".parse().unwrap()];
+    let capacity = world.nic("a").await.capacity;
+    assert_eq!((capacity.v4, capacity.v6), (1, 1));
+    for address in ["2001:db8::40", "2001:db8::41"] {
+        let (gateway, standbys) = (Some("a".to_owned()), vec![]);
+        let wanted = vipgate_cloud::plan::DesiredVip { owner: "Service default/six".to_owned(), gateway, standbys };
+        world.desired.vips.insert(address.parse().unwrap(), wanted);
+    }
+    world.converge().await;
+    let problems = plan(&world.desired, &world.observe().await).problems;
+    assert_eq!(problems.values().collect::<Vec<_>>(), [&Problem::NoCapacity("a".to_owned())]);
+    assert_eq!(world.homes().len(), 1);
+}
+
+#[tokio::test]
 async fn a_small_instance_has_room_for_one_vip() {
     let mut world = World::with(2, vipgate_cloud::Associate::Nic, "t3.nano").await;
     world.desired.vips.values_mut().for_each(|vip| vip.standbys.clear());
-    assert_eq!(world.nic("a").await.capacity, 1);
+    assert_eq!(world.nic("a").await.capacity.v4, 1);
     world.converge().await;
     assert_eq!(world.homes().len(), 1);
     let problems = plan(&world.desired, &world.observe().await).problems;
@@ -141,5 +170,5 @@ async fn many_gateways_are_read_in_pages() {
     let observed = world.observe().await;
     assert_eq!(observed.nics.len(), 14);
     assert!(observed.nics.iter().all(|nic| nic.zone.as_deref() == Some("eu-west-1")));
-    assert_eq!(observed.nic_of("g03").unwrap().capacity, 5);
+    assert_eq!(observed.nic_of("g03").unwrap().capacity.v4, 5);
 }

@@ -1,6 +1,6 @@
 //! `associate: instance`: the public address of a NIC's primary IP configuration.
 
-use vipgate_cloud::{Associate, Binding, ErrorKind, Provider};
+use vipgate_cloud::{Associate, Binding, Capacity, ErrorKind, Provider};
 
 use crate::bench::{Bench, VIP_1, VIP_2, kind, nic_id, our_claim};
 
@@ -14,7 +14,7 @@ async fn claimed() -> Bench {
 async fn each_claimed_address_is_bound_to_each_primary_address() {
     let bench = claimed().await;
     let observed = bench.observe().await;
-    assert!(observed.nics.iter().all(|nic| nic.capacity == 1 && nic.associate == Associate::Instance));
+    assert!(observed.nics.iter().all(|nic| nic.capacity == Capacity::ipv4(1) && nic.associate == Associate::Instance));
     assert_eq!(observed.addresses[0].private.len(), 3);
     assert!(observed.addresses[1].private.is_empty(), "without a claim it is bound to nothing");
     let primary = bench.server.with(|cloud| cloud.private("gw-2-nic"))["primary"].clone();
@@ -48,7 +48,7 @@ async fn the_public_address_of_somebody_else_stays_at_the_primary_address() {
     let stale = bench.bindings("gw-1").await;
     bench.server.with(|cloud| cloud.attach("other", "gw-1-nic", "primary"));
     let nic = bench.nic("gw-1").await;
-    assert_eq!(nic.capacity, 0);
+    assert_eq!(nic.capacity, Capacity::default());
     assert_eq!(nic.missing.len(), 1);
     bench.log();
     assert_eq!(kind(bench.provider.attach(&stale.0, &stale.1).await), ErrorKind::InUse);
@@ -60,7 +60,7 @@ async fn an_unclaimed_address_of_the_pool_stays_where_somebody_attached_it() {
     let bench = claimed().await;
     bench.server.with(|cloud| cloud.attach("vip-2", "gw-1-nic", "primary"));
     let observed = bench.observe().await;
-    assert_eq!(observed.nic_of("gw-1").expect("a gateway").capacity, 0);
+    assert_eq!(observed.nic_of("gw-1").expect("a gateway").capacity, Capacity::default());
     let address = observed.addresses[1].clone();
     assert_eq!(kind(bench.provider.claim(&address, &our_claim()).await), ErrorKind::InUse);
     let nic = observed.nic_of("gw-2").expect("a gateway");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use vipgate_cloud::{Attachment, GatewayNic, Provider, Scope, Tags};
+use vipgate_cloud::{Attachment, Capacity, GatewayNic, Provider, Scope, Tags};
 
 use crate::bench::{Bench, VIP_1, VIP_2, ip, nic_id};
 
@@ -11,7 +11,8 @@ async fn addresses_of_the_pool_and_nics_of_the_gateways_are_observed() {
     let bench = Bench::new().await;
     let observed = bench.observe().await;
     assert_eq!(observed.addresses.iter().map(|it| it.address).collect::<Vec<_>>(), [ip(VIP_1), ip(VIP_2)]);
-    let nics: Vec<_> = observed.nics.iter().map(|nic| (nic.gateway.as_str(), nic.id.clone(), nic.capacity)).collect();
+    let nics: Vec<_> =
+        observed.nics.iter().map(|nic| (nic.gateway.as_str(), nic.id.clone(), nic.capacity.v4)).collect();
     let expected = [1, 2, 3].map(|n| (["gw-1", "gw-2", "gw-3"][n - 1], nic_id(&format!("gw-{n}-nic")), 255));
     assert_eq!(nics, expected);
     assert_eq!(observed.nics[1].zone.as_deref(), Some("2"));
@@ -125,7 +126,7 @@ async fn gateways_that_cannot_have_addresses_are_left_out_or_say_why() {
     assert!(observed.nics.is_empty());
     scope.gateways = vec![gateway(&set)];
     let observed = bench.provider.observe(&scope).await.expect("an observation");
-    assert_eq!(observed.nics[0].capacity, 0);
+    assert_eq!(observed.nics[0].capacity, Capacity::default());
     assert!(observed.nics[0].missing[0].contains("scale set"));
     scope.gateways = vec![gateway(&machine.to_ascii_uppercase().replace("AZURE", "azure"))];
     let observed = bench.provider.observe(&scope).await.expect("an observation");

@@ -96,10 +96,10 @@ async fn when_no_candidate_is_left_it_is_a_matter_of_quota() {
 async fn a_nic_has_no_more_ip_configurations_than_azure_allows() {
     let bench = Bench::new().await;
     bench.claim_all().await;
-    assert_eq!(bench.nic("gw-1").await.capacity, 255);
+    assert_eq!(bench.nic("gw-1").await.capacity.v4, 255);
     bench.server.with(|cloud| (0..254).for_each(|n| cloud.add_configuration("gw-1-nic", &format!("other-{n}"))));
     let (nic, addresses) = (bench.nic("gw-1").await, bench.addresses().await);
-    assert_eq!(nic.capacity, 1);
+    assert_eq!(nic.capacity.v4, 1);
     assert_eq!(kind(bench.provider.prepare(&nic, &addresses, &[]).await), ErrorKind::Quota);
     // The subnet has 251 addresses, fewer than the NIC could have.
     assert_eq!(kind(bench.provider.prepare(&nic, &addresses[..1], &[]).await), ErrorKind::Quota);

@@ -45,12 +45,11 @@ def flow(url, state):
     ec2.describe_addresses(Filters=by_id)
     ec2.create_tags(Resources=[allocation], Tags=[{"Key": "vipgate.io/cluster", "Value": "prod"},
                                                   {"Key": "vipgate.io/vip", "Value": "Service default/web"}])
-    bound = []
     for eni, address in zip((a, b), private):
-        ec2.describe_network_interfaces(NetworkInterfaceIds=[eni])
+        interface = ec2.describe_network_interfaces(NetworkInterfaceIds=[eni])["NetworkInterfaces"][0]
         ec2.modify_network_interface_attribute(NetworkInterfaceId=eni, SourceDestCheck={"Value": False})
-        bound.append(f"{eni}={address}")
-        ec2.create_tags(Resources=[allocation], Tags=[{"Key": "vipgate.io/private", "Value": " ".join(bound)}])
+        ec2.describe_subnets(SubnetIds=[interface["SubnetId"]])
+        ec2.create_tags(Resources=[allocation], Tags=[{"Key": f"vipgate.io/private/{eni}", "Value": address}])
         ec2.assign_private_ip_addresses(NetworkInterfaceId=eni, PrivateIpAddresses=[address], AllowReassignment=False)
     first = ec2.associate_address(AllocationId=allocation, NetworkInterfaceId=a, PrivateIpAddress=private[0],
                                   AllowReassociation=False)
@@ -65,8 +64,7 @@ def flow(url, state):
     gone = code_of(ec2.disassociate_address, AssociationId=moved["AssociationId"])
     for eni, address in zip((a, b), private):
         ec2.unassign_private_ip_addresses(NetworkInterfaceId=eni, PrivateIpAddresses=[address])
-    ec2.create_tags(Resources=[allocation], Tags=[{"Key": "vipgate.io/private", "Value": bound[1]}])
-    ec2.delete_tags(Resources=[allocation], Tags=[{"Key": "vipgate.io/private"}])
+        ec2.delete_tags(Resources=[allocation], Tags=[{"Key": f"vipgate.io/private/{eni}", "Value": address}])
     ec2.delete_tags(Resources=[allocation], Tags=[{"Key": "vipgate.io/cluster", "Value": "prod"},
                                                   {"Key": "vipgate.io/vip", "Value": "Service default/web"}])
     tags = [{"Key": "vipgate.io/allocated", "Value": "token"}, {"Key": "vipgate.io/cluster", "Value": "prod"},
@@ -78,7 +76,6 @@ def flow(url, state):
                                                            {"Key": "vipgate.io/vip", "Value": "Service default/new"}])
     ec2.release_address(AllocationId=new["AllocationId"])
     missing = code_of(ec2.release_address, AllocationId=new["AllocationId"])
-    ec2.describe_subnets(SubnetIds=[interfaces[0]["SubnetId"]])
     six = "2001:db8::40"
     ec2.describe_network_interfaces(Filters=[{"Name": "ipv6-addresses.ipv6-address", "Values": [six]}])
     ec2.assign_ipv6_addresses(NetworkInterfaceId=a, Ipv6Addresses=[six])

@@ -18,7 +18,8 @@ async fn addresses_are_those_with_all_labels_and_nics_those_of_gateways() {
         (ip("203.0.113.1"), &None, false, &None)
     );
     assert!(first.private.is_empty(), "nobody has claimed it");
-    let nics: Vec<_> = observed.nics.iter().map(|nic| (nic.id.0.as_str(), nic.capacity, nic.missing.len())).collect();
+    let nics: Vec<_> =
+        observed.nics.iter().map(|nic| (nic.id.0.as_str(), nic.capacity.v4, nic.missing.len())).collect();
     assert_eq!(nics, [(NIC_1, 1, 0), (NIC_2, 1, 0)]);
     assert_eq!(observed.free().count(), 2);
     let requests = bench.requests();
@@ -94,7 +95,7 @@ async fn an_attachment_says_whether_a_gateway_an_instance_or_something_else_has_
 async fn capacity_counts_no_access_config_of_others() {
     let bench = Bench::attached().await;
     bench.server.with(|cloud| cloud.attach("203.0.113.9", "gw-2"));
-    let capacity = |nics: &[vipgate_cloud::Nic]| nics.iter().map(|nic| nic.capacity).collect::<Vec<_>>();
+    let capacity = |nics: &[vipgate_cloud::Nic]| nics.iter().map(|nic| nic.capacity.v4).collect::<Vec<_>>();
     assert_eq!(capacity(&bench.observe().await.nics), [1, 0]);
     // An address of the pool that somebody attached without a claim isn't ours, either.
     bench.server.with(|cloud| cloud.attach("203.0.113.2", "gw-2"));
@@ -120,7 +121,8 @@ async fn a_nic_that_can_not_serve_says_why() {
     scope.gateways.push(gateway("gw-5", "gce://p1/europe-west1-c/gw-2", Some("nic7")));
     scope.gateways.push(gateway("gw-6", "aws:///eu-west-1a/i-1", None));
     let nics = bench.provider.observe(&scope).await.expect("an observation").nics;
-    let found: Vec<_> = nics.iter().map(|nic| (nic.gateway.as_str(), nic.capacity, nic.missing.join(", "))).collect();
+    let found: Vec<_> =
+        nics.iter().map(|nic| (nic.gateway.as_str(), nic.capacity.v4, nic.missing.join(", "))).collect();
     let region = "to be in the project and the region of the pool".to_owned();
     assert_eq!(found, [("gw-1", 1, "canIpForward".to_owned()), ("gw-2", 1, String::new()), ("gw-3", 0, region)]);
 }

@@ -47,8 +47,29 @@ struct GatewayEntry<'a> {
     peer_address: Option<IpAddr>,
     pods: Arc<[IpNet]>,
     uncovered: Option<UncoveredAction>,
-    /// VIPs that it may own (`spec.maxAddresses`).
-    capacity: usize,
+    capacity: Capacity,
+}
+
+/// VIPs that a gateway may own: in total (`spec.maxAddresses`), and of each family (its NIC at a cloud provider).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Capacity {
+    total: usize,
+    ipv4: usize,
+    ipv6: usize,
+}
+
+impl Capacity {
+    const UNLIMITED: Self = Self { total: usize::MAX, ipv4: usize::MAX, ipv6: usize::MAX };
+
+    fn fits(self, vip: IpAddr) -> bool {
+        self.total.min(if vip.is_ipv4() { self.ipv4 } else { self.ipv6 }) > 0
+    }
+
+    /// Counts a VIP that fits.
+    fn take(&mut self, vip: IpAddr) {
+        self.total -= 1;
+        *if vip.is_ipv4() { &mut self.ipv4 } else { &mut self.ipv6 } -= 1;
+    }
 }
 
 /// Rendezvous score; between equal hashes the first gateway by name wins.
@@ -201,11 +222,16 @@ impl<'a> Gateways<'a> {
     }
 }
 
-/// VIPs that a gateway may own: `spec.maxAddresses`, and what its NIC can have at the providers of pools.
-fn capacity_of(name: &str, max: Option<NonZeroU32>, inventory: &Inventory<'_>) -> usize {
+/// What a gateway may own by its manifest, and what its NIC can have at the providers of pools.
+fn capacity_of(name: &str, max: Option<NonZeroU32>, inventory: &Inventory<'_>) -> Capacity {
+    let mut capacity = Capacity::UNLIMITED;
+    capacity.total = max.map_or(usize::MAX, |max| max.get() as usize);
     let clouds = inventory.pools.iter().filter_map(|pool| pool.body.cloud.as_ref());
-    let nics = clouds.filter_map(|cloud| Some(cloud.nics.get(name)?.capacity));
-    nics.chain(max.map(|max| max.get() as usize)).min().unwrap_or(usize::MAX)
+    for nic in clouds.filter_map(|cloud| cloud.nics.get(name)) {
+        capacity.ipv4 = capacity.ipv4.min(nic.capacity);
+        capacity.ipv6 = capacity.ipv6.min(nic.ipv6_capacity);
+    }
+    capacity
 }
 
 /// Gateways of a group exchange packets and session state, so each needs a peer address of its own.

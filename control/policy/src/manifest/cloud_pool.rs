@@ -26,8 +26,10 @@ pub struct CloudAddress {
 /// The NIC of a gateway.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CloudNic {
-    /// VIPs that it can have.
+    /// IPv4 VIPs that it can have.
     pub capacity: usize,
+    /// IPv6 VIPs that it can have.
+    pub ipv6_capacity: usize,
     /// Its zone.
     pub zone: Option<String>,
 }

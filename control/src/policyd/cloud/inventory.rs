@@ -19,7 +19,10 @@ pub(super) fn cloud_pool(cluster: &str, observation: &Observation) -> CloudPool 
         let owner = address.claim.as_ref().map(|claim| claim.owner.clone());
         (address.address, CloudAddress { owner, zone: address.zone.clone(), private: private.collect() })
     };
-    let nic = |nic: &Nic| (nic.gateway.clone(), CloudNic { capacity: nic.capacity, zone: nic.zone.clone() });
+    let nic = |nic: &Nic| {
+        let (capacity, ipv6_capacity) = (nic.capacity.v4, nic.capacity.v6);
+        (nic.gateway.clone(), CloudNic { capacity, ipv6_capacity, zone: nic.zone.clone() })
+    };
     CloudPool {
         addresses: observation.addresses.iter().filter(is_usable).map(entry).collect(),
         nics: observation.nics.iter().map(nic).collect(),

@@ -49,7 +49,8 @@ fn nic(nic: &Nic) -> CloudNic {
         gateway: nic.gateway.clone(),
         id: nic.id.to_string(),
         zone: nic.zone.clone().unwrap_or_default(),
-        capacity: nic.capacity as u64,
+        capacity: nic.capacity.v4 as u64,
+        ipv6_capacity: nic.capacity.v6 as u64,
         missing: nic.missing.clone(),
     }
 }

@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
 
 use super::{Action, MAX_LAG, assert_releasable};
-use crate::provider::{AddressId, Associate, Attachment, Binding, Claim, Nic, NicId, Observation, PublicAddress};
+use crate::provider::{
+    AddressId, Associate, Attachment, Binding, Capacity, Claim, Nic, NicId, Observation, PublicAddress,
+};
 
 /// What becomes of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,11 +36,12 @@ struct Address {
 struct Interface {
     gateway: String,
     primary: IpAddr,
-    capacity: usize,
+    capacity: Capacity,
     zone: String,
     associate: Associate,
     is_there: bool,
     is_busy: bool,
+    is_ready: bool,
 }
 
 /// The state of the provider, and earlier states of addresses, latest first.
@@ -82,7 +85,7 @@ impl Truth {
         self.addresses.entry(address).or_insert(new);
     }
 
-    pub(super) fn add_nic(&mut self, gateway: &str, number: u8, capacity: usize, zone: &str, associate: Associate) {
+    pub(super) fn add_nic(&mut self, gateway: &str, number: u8, capacity: Capacity, zone: &str, associate: Associate) {
         let nic = Interface {
             gateway: gateway.to_owned(),
             primary: Ipv4Addr::new(10, 0, 0, number).into(),
@@ -91,6 +94,7 @@ impl Truth {
             associate,
             is_there: true,
             is_busy: false,
+            is_ready: false,
         };
         self.nics.insert(NicId(format!("nic-{gateway}")), nic);
     }
@@ -117,6 +121,7 @@ impl Truth {
             capacity: nic.capacity,
             associate: nic.associate,
             is_busy: nic.is_busy,
+            is_ready: nic.is_ready,
             missing: Vec::new(),
             version: String::new(),
         };
@@ -125,7 +130,7 @@ impl Truth {
 
     fn public(&self, ip: IpAddr, address: &Address) -> PublicAddress {
         let mut private = address.private.clone();
-        if address.claim.is_some() {
+        if address.claim.is_some() && ip.is_ipv4() {
             let instances = self.nics.iter().filter(|(_, nic)| nic.associate == Associate::Instance && nic.is_there);
             private.extend(instances.map(|(id, nic)| (id.clone(), nic.primary)));
         }
@@ -215,16 +220,28 @@ impl Truth {
     }
 
     fn prepare(&mut self, nic: &NicId, address: IpAddr, cluster: &str) {
-        let Some(interface) = self.nics.get(nic).filter(|nic| nic.is_there && !nic.is_busy) else { return };
-        let used = self.addresses.values().filter(|address| address.private.contains_key(nic)).count();
-        if used >= interface.capacity {
+        let Some(interface) = self.nics.get_mut(nic).filter(|nic| nic.is_there && !nic.is_busy) else { return };
+        interface.is_ready = true;
+        let has_tags = self.addresses.get(&address).is_some_and(|address| address.has_tags);
+        let capacity = interface.capacity.of(address);
+        if interface.associate == Associate::Instance || !has_tags || self.used(nic, address) >= capacity {
             return;
         }
-        let private = Ipv4Addr::from_bits(0x0a01_0000 + self.next_private).into();
+        let private = Ipv4Addr::from_bits(0x0a01_0000 + self.next_private);
+        let private = if address.is_ipv6() { private.to_ipv6_mapped().into() } else { private.into() };
         if let Some(address) = self.ours(address, cluster) {
             address.private.entry(nic.clone()).or_insert(private);
             self.next_private += 1;
         }
+    }
+
+    /// What takes room at a NIC in the family of an address.
+    fn used(&self, nic: &NicId, of: IpAddr) -> usize {
+        let of_family = self.addresses.iter().filter(|(ip, _)| ip.is_ipv6() == of.is_ipv6());
+        let takes_room = |(ip, address): &(&IpAddr, &Address)| {
+            address.private.contains_key(nic) || address.attachment.as_ref() == Some(&(nic.clone(), **ip))
+        };
+        of_family.filter(takes_room).count()
     }
 
     fn unprepare(&mut self, nic: &NicId, address: IpAddr, cluster: &str) {
@@ -238,7 +255,15 @@ impl Truth {
                 .as_ref()
                 .is_none_or(|(at, private)| address.private.get(at) != Some(private) || at != nic)
         {
-            address.private.remove(nic);
+            let private = address.private.remove(nic);
+            // Where it was bound twice, it is gone for the other one, too, unless that is attached there.
+            for other in self.addresses.values_mut() {
+                let is_attached =
+                    other.attachment.as_ref().is_some_and(|(at, at_private)| at == nic && Some(*at_private) == private);
+                if private.is_some() && other.private.get(nic) == private.as_ref() && !is_attached {
+                    other.private.remove(nic);
+                }
+            }
         }
     }
 
@@ -255,7 +280,8 @@ impl Truth {
         let is_bound = interface.associate == Associate::Instance
             || !address.has_tags
             || address.private.get(nic) == Some(&binding.private);
-        if !is_allowed || is_used || !is_bound {
+        let is_full = !address.has_tags && self.used(nic, ip) >= interface.capacity.of(ip);
+        if !is_allowed || is_used || !is_bound || is_full {
             return;
         }
         let claim = address.claim.as_ref().map(|claim| claim.cluster.as_str());
@@ -346,6 +372,22 @@ impl Truth {
     pub(super) fn toggle_nic(&mut self, gateway: &str) {
         for nic in self.nics.values_mut().filter(|nic| nic.gateway == gateway) {
             nic.is_there = !nic.is_there;
+        }
+    }
+
+    /// Two writers, of which neither saw what the other one wrote.
+    pub(super) fn bind_twice(&mut self, gateway: &str, from: IpAddr, to: IpAddr) -> bool {
+        let nic = NicId(format!("nic-{gateway}"));
+        let Some(private) = self.addresses.get(&from).and_then(|address| address.private.get(&nic).copied()) else {
+            return false;
+        };
+        let to = self.addresses.get_mut(&to).filter(|to| to.claim.is_some() && !to.private.contains_key(&nic));
+        to.is_some_and(|to| to.private.insert(nic, private).is_none())
+    }
+
+    pub(super) fn switch_off(&mut self, gateway: &str) {
+        for nic in self.nics.values_mut().filter(|nic| nic.gateway == gateway) {
+            nic.is_ready = false;
         }
     }
 

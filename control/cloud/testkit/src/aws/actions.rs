@@ -143,8 +143,7 @@ fn disassociate(state: &mut State, parameters: &Parameters) -> Result<String, Re
 fn assign(state: &mut State, parameters: &Parameters) -> Result<String, Refusal> {
     let before = state.clone();
     let (id, interface) = eni(state, parameters)?;
-    let kind = &before.instances[&interface.instance];
-    let limit = TYPES.iter().find(|(name, _)| name == kind).map_or(1, |(_, limit)| *limit);
+    let limit = limit(&before, interface);
     let is_forced = parameters.get("AllowReassignment").is_some_and(|text| text == "true");
     for text in list(parameters, "PrivateIpAddress") {
         let private = address(&text)?;
@@ -152,13 +151,17 @@ fn assign(state: &mut State, parameters: &Parameters) -> Result<String, Refusal>
             let text = format!("Address {private} does not fall within the subnet's address range");
             return Err(refuse("InvalidParameterValue", text));
         }
-        let is_elsewhere = before.enis.iter().any(|(other, it)| *other != id && it.private.contains(&private));
+        let is_elsewhere = before.enis.iter().any(|(other, it)| *other != id && it.has(private));
         if is_elsewhere && !is_forced {
             let text = format!("[{private}] is already assigned to another interface");
             return Err(refuse("InvalidParameterValue", text));
         }
         if !interface.private.contains(&private) {
-            if interface.private.len() >= limit {
+            if interface.has(private) {
+                let text = format!("{private} is in a prefix that is assigned to interface {id}");
+                return Err(refuse("InvalidParameterValue", text));
+            }
+            if interface.used(false) >= limit {
                 let text = format!("Number of private addresses will exceed limit for interface {id}");
                 return Err(refuse("PrivateIpAddressLimitExceeded", text));
             }
@@ -166,6 +169,12 @@ fn assign(state: &mut State, parameters: &Parameters) -> Result<String, Refusal>
         }
     }
     Ok(OK.to_owned())
+}
+
+/// Private addresses per family that an interface can have.
+fn limit(state: &State, interface: &Eni) -> usize {
+    let kind = &state.instances[&interface.instance];
+    TYPES.iter().find(|(name, _)| name == kind).map_or(1, |(_, limit)| *limit)
 }
 
 fn unassign(state: &mut State, parameters: &Parameters) -> Result<String, Refusal> {
@@ -193,10 +202,14 @@ fn assign_ipv6(state: &mut State, parameters: &Parameters) -> Result<String, Ref
     let (id, interface) = eni(state, parameters)?;
     for text in list(parameters, "Ipv6Addresses") {
         let new = address(&text)?;
-        if before.enis.iter().any(|(other, it)| *other != id && it.ipv6.contains(&new)) {
+        if before.enis.iter().any(|(other, it)| *other != id && it.has(new)) {
             return Err(refuse("InvalidParameterValue", format!("{new} is already assigned to another interface")));
         }
         if !interface.ipv6.contains(&new) {
+            if interface.used(true) >= limit(&before, interface) {
+                let text = format!("Number of IPv6 addresses will exceed limit for interface {id}");
+                return Err(refuse("PrivateIpAddressLimitExceeded", text));
+            }
             interface.ipv6.push(new);
         }
     }

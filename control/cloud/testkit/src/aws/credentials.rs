@@ -6,6 +6,8 @@ use crate::request::{RecordedRequest, Reply};
 
 /// Access key id that is always valid.
 pub const ACCESS_KEY: &str = "AKIDFIXED";
+/// Authorization token of the agent of containers.
+pub const AGENT_TOKEN: &str = "agent-token";
 /// Token of the metadata server.
 const METADATA_TOKEN: &str = "metadata-token";
 /// Name of the instance's role.
@@ -89,17 +91,26 @@ impl Issued {
         let roles = "/latest/meta-data/iam/security-credentials/";
         match request.path.strip_prefix(roles) {
             Some("") => text(ROLE),
-            Some(ROLE) => Reply::json(
-                200,
-                &serde_json::json!({
-                    "Code": "Success",
-                    "AccessKeyId": self.issue(),
-                    "SecretAccessKey": "secret",
-                    "Token": "session",
-                    "Expiration": "2999-01-01T00:00:00Z",
-                }),
-            ),
+            Some(ROLE) => self.keys(),
             _ => Reply::text(404, "text/plain", String::new()),
         }
+    }
+    /// The agent of EKS Pod Identity, or ECS.
+    pub(super) fn of_container(&mut self, request: &RecordedRequest) -> Reply {
+        match request.header("authorization") {
+            Some(AGENT_TOKEN) => self.keys(),
+            _ => Reply::text(401, "text/plain", "Unauthorized".to_owned()),
+        }
+    }
+
+    fn keys(&mut self) -> Reply {
+        let keys = serde_json::json!({
+            "Code": "Success",
+            "AccessKeyId": self.issue(),
+            "SecretAccessKey": "secret",
+            "Token": "session",
+            "Expiration": "2999-01-01T00:00:00Z",
+        });
+        Reply::json(200, &keys)
     }
 }

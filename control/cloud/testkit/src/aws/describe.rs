@@ -55,12 +55,34 @@ fn filters(parameters: &Parameters) -> Vec<(String, Vec<String>)> {
     (1..).map_while(filter).collect()
 }
 
+/// Whether a value is as a filter has it: `*` is any text, `?` any character, and what follows a backslash is meant as it is.
+fn is_like(value: &str, pattern: &str) -> bool {
+    let mut pattern = pattern.chars();
+    match (pattern.next(), value.chars().next()) {
+        (None, first) => first.is_none(),
+        (Some('*'), _) => value
+            .char_indices()
+            .map(|(at, _)| at)
+            .chain([value.len()])
+            .any(|at| is_like(&value[at..], pattern.as_str())),
+        (Some(_), None) => false,
+        (Some(wanted), Some(first)) => {
+            let is_same = match wanted {
+                '?' => true,
+                '\\' => pattern.next() == Some(first),
+                wanted => wanted == first,
+            };
+            is_same && is_like(&value[first.len_utf8()..], pattern.as_str())
+        }
+    }
+}
+
 /// Whether all filters match; an unknown one is an error.
 fn matches(filters: &[(String, Vec<String>)], values: impl Fn(&str) -> Option<Vec<String>>) -> Result<bool, Refusal> {
     for (name, wanted) in filters {
         let unknown = || refuse("InvalidParameterValue", format!("The filter '{name}' is invalid"));
         let has = values(name).ok_or_else(unknown)?;
-        if !wanted.iter().any(|value| has.contains(value)) {
+        if !wanted.iter().any(|pattern| has.iter().any(|value| is_like(value, pattern))) {
             return Ok(false);
         }
     }
@@ -163,9 +185,16 @@ fn interface(state: &State, id: &str, eni: &Eni) -> String {
         element("sourceDestCheck", if eni.source_dest_check { "true" } else { "false" }),
         format!("<attachment>{attachment}</attachment>"),
         set("privateIpAddressesSet", private),
+        prefixes("ipv4Prefix", eni, false),
+        prefixes("ipv6Prefix", eni, true),
         set("ipv6AddressesSet", eni.ipv6.iter().map(|address| element("ipv6Address", &address.to_string()))),
     ]
     .concat()
+}
+
+fn prefixes(name: &str, eni: &Eni, is_ipv6: bool) -> String {
+    let of_family = eni.prefixes.iter().filter(|prefix| prefix.addr().is_ipv6() == is_ipv6);
+    set(&format!("{name}Set"), of_family.map(|prefix| element(name, &prefix.to_string())))
 }
 
 fn instances(state: &State, parameters: &Parameters) -> Result<String, Refusal> {

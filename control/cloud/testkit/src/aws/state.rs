@@ -42,9 +42,25 @@ pub(super) struct Eni {
     /// The primary one first.
     pub(super) private: Vec<IpAddr>,
     pub(super) ipv6: Vec<IpAddr>,
+    /// Delegated prefixes of both families.
+    pub(super) prefixes: Vec<IpNet>,
 }
 
-/// Private IPv4 addresses per interface, by instance type ("IP addresses per network interface per instance type").
+impl Eni {
+    /// What takes room in a family: addresses and prefixes.
+    pub(super) fn used(&self, is_ipv6: bool) -> usize {
+        let addresses = if is_ipv6 { &self.ipv6 } else { &self.private };
+        addresses.len() + self.prefixes.iter().filter(|prefix| prefix.addr().is_ipv6() == is_ipv6).count()
+    }
+
+    /// Whether it has an address, alone or in a prefix.
+    pub(super) fn has(&self, address: IpAddr) -> bool {
+        let mut addresses = self.private.iter().chain(&self.ipv6);
+        addresses.any(|it| *it == address) || self.prefixes.iter().any(|prefix| prefix.contains(&address))
+    }
+}
+
+/// Private addresses per interface and family, by instance type ("IP addresses per network interface per instance type").
 pub(super) const TYPES: [(&str, usize); 3] = [("t3.nano", 2), ("t3.medium", 6), ("c7gn.xlarge", 15)];
 
 pub(super) fn subnet_id(zone: &str) -> String {
@@ -82,6 +98,7 @@ impl State {
             source_dest_check: true,
             private: vec![primary],
             ipv6: vec![Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 1, self.counter as u16).into()],
+            prefixes: Vec::new(),
         };
         self.enis.insert(eni.clone(), new);
         self.instances.insert(instance.clone(), instance_type.to_owned());

@@ -28,7 +28,7 @@ fn gateway(
         peer_address: None,
         pods: [].into(),
         uncovered: None,
-        capacity,
+        capacity: Capacity { total: capacity, ..Capacity::UNLIMITED },
     }
 }
 
@@ -149,7 +149,7 @@ fn owners_by_definition(gateways: &Gateways<'_>, requests: &[Request]) -> BTreeM
         let is_similar = |other: &Request| other.group == it.group && other.vip.is_ipv4() == it.vip.is_ipv4();
         let in_group = |id: GatewayId| owned(id).filter(|(other, _)| !other.shared && is_similar(other)).count();
         let mut eligible = it.candidates.clone();
-        eligible.retain(|id| owned(*id).count() < gateways.all[*id].capacity);
+        eligible.retain(|id| owned(*id).count() < gateways.all[*id].capacity.total);
         if it.shared {
             owners.extend(eligible.into_iter().map(|id| (it, id)));
             continue;
@@ -361,4 +361,22 @@ fn the_nearest_gateway_is_on_the_node_then_in_the_zone() {
         assert_eq!((nearest(false), nearest(true)), (preferred.to_vec(), required.to_vec()), "{node:?} {zone:?}");
     }
     assert_eq!(gateways.nearest(&[2, 3], Locality { node: Some("n1"), zone: z1 }, false), [2, 3], "candidates only");
+}
+
+#[test]
+fn the_capacity_of_one_family_is_nothing_to_the_other() {
+    let mut gateways = gateways(&[UNLIMITED]);
+    gateways.all[0].capacity = Capacity { ipv4: 2, ipv6: 1, ..Capacity::UNLIMITED };
+    let vips: [IpAddr; 4] = ["fd00::1", "192.0.2.1", "fd00::2", "192.0.2.2"].map(|vip| vip.parse().unwrap());
+    let candidates = Candidates { name: "all".into(), ids: [0].into() };
+    let request = |(turn, vip): (usize, &IpAddr)| VipRequest {
+        vip: *vip,
+        turn,
+        group: "",
+        candidates: candidates.clone(),
+        shared: false,
+        requires_zone: false,
+    };
+    let requests: Vec<VipRequest<'_>> = vips.iter().enumerate().map(request).collect();
+    assert_eq!(gateways.assign(&requests).owners, [vec![0], vec![0], vec![], vec![0]]);
 }

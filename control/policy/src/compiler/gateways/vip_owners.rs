@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use foldhash::{HashMap, HashMapExt};
 
-use super::{Candidates, GatewayId, Gateways, MAX_BACKUPS, address_key};
+use super::{Candidates, Capacity, GatewayId, Gateways, MAX_BACKUPS, address_key};
 
 /// A VIP to assign.
 #[derive(Debug)]
@@ -46,8 +46,8 @@ impl Gateways<'_> {
         if self.is_empty() {
             return Assignment { owners, backups };
         }
-        let mut capacity: Vec<usize> = self.all.iter().map(|gateway| gateway.capacity).collect();
-        let is_limited = capacity.iter().any(|capacity| *capacity < usize::MAX);
+        let mut capacity: Vec<Capacity> = self.all.iter().map(|gateway| gateway.capacity).collect();
+        let is_limited = capacity.iter().any(|capacity| *capacity != Capacity::UNLIMITED);
         let mut owned = OwnedInGroup::new();
         let mut turns: Vec<usize> = (0..requests.len()).collect();
         turns.sort_unstable_by_key(|&at| requests[at].turn);
@@ -55,25 +55,29 @@ impl Gateways<'_> {
             let request = &requests[at];
             let candidates = request.candidates.ids.iter().copied();
             if request.shared {
-                owners[at] = candidates.filter(|&id| capacity[id] > 0).collect();
-                owners[at].iter().for_each(|&id| capacity[id] -= 1);
+                owners[at] = candidates.filter(|&id| capacity[id].fits(request.vip)).collect();
+                owners[at].iter().for_each(|&id| capacity[id].take(request.vip));
                 continue;
             }
             let in_group = |id: GatewayId| (request.group, request.vip.is_ipv4(), id);
-            let rank = |id: GatewayId| (capacity[id] == 0, owned.get(&in_group(id)).copied().unwrap_or(0));
+            let rank =
+                |id: GatewayId| (!capacity[id].fits(request.vip), owned.get(&in_group(id)).copied().unwrap_or(0));
             // Of all candidates, those in the zone and those that have capacity in the end may be backups.
             let count = if is_limited || request.requires_zone { self.all.len() } else { 1 + MAX_BACKUPS };
             let order = self.order(candidates.map(|id| (rank(id), id)), address_key(request.vip), count);
-            let Some((&home, others)) = order.split_first().filter(|(home, _)| capacity[**home] > 0) else { continue };
-            capacity[home] -= 1;
+            let Some((&home, others)) = order.split_first().filter(|(home, _)| capacity[**home].fits(request.vip))
+            else {
+                continue;
+            };
+            capacity[home].take(request.vip);
             *owned.entry(in_group(home)).or_default() += 1;
             let may_take_over = |id: &GatewayId| !request.requires_zone || self.share_zone(home, *id);
             owners[at] = vec![home];
             backups[at] = others.iter().copied().filter(may_take_over).collect();
         }
-        for backups in &mut backups {
+        for (backups, request) in backups.iter_mut().zip(requests) {
             // Gateways without capacity for another VIP take over only if no other gateway can.
-            backups.sort_by_key(|&id| capacity[id] == 0);
+            backups.sort_by_key(|&id| !capacity[id].fits(request.vip));
             backups.truncate(MAX_BACKUPS);
         }
         Assignment { owners, backups }
