@@ -18,6 +18,7 @@ mod reply;
 mod signature;
 mod tags;
 mod unmodifiable;
+mod unprepare;
 
 use std::sync::Arc;
 
@@ -111,7 +112,7 @@ impl Provider for Aws {
     }
 
     async fn unprepare(&self, nic: &Nic, bindings: &[Binding]) -> Result<(), CloudError> {
-        prepare::unprepare(self, nic, bindings).await
+        unprepare::unprepare(self, nic, bindings).await
     }
 
     async fn attach(&self, nic: &Nic, bindings: &[Binding]) -> Result<(), CloudError> {

@@ -3,8 +3,8 @@
 use super::query::{filters, list, one, tags as tag_parameters};
 use super::reply::{Address, AllocateAddress, DescribeAddresses, NetworkInterface};
 use super::{
-    ALLOCATE, ASSOCIATE, Aws, CREATE_TAGS, DELETE_TAGS, DESCRIBE_ADDRESSES, DISASSOCIATE, RELEASE, ipv6, observe,
-    prepare, tags,
+    ALLOCATE, ASSOCIATE, Aws, CREATE_TAGS, DELETE_TAGS, DESCRIBE_ADDRESSES, DISASSOCIATE, RELEASE, ipv6, observe, tags,
+    unprepare,
 };
 use crate::error::{CloudError, ErrorKind};
 use crate::provider::{Allocation, Associate, Binding, Claim, Nic, NicId, PublicAddress};
@@ -72,7 +72,7 @@ pub(super) async fn unclaim(aws: &Aws, address: &PublicAddress) -> Result<(), Cl
         current => current?,
     };
     if is_ours(aws, &current) {
-        let left = prepare::unbind(aws, &current).await?;
+        let left = unprepare::unbind(aws, &current).await?;
         let private = tags::private(&current).into_keys().filter(|nic| !left.contains(nic));
         let keys = [tags::CLUSTER, tags::VIP].map(str::to_owned).into_iter();
         let keys: Vec<String> = keys.chain(private.map(|nic| tags::private_key(&nic))).collect();
@@ -242,7 +242,7 @@ pub(super) async fn release(aws: &Aws, address: &PublicAddress) -> Result<(), Cl
         return Err(in_use(address, "somebody else"));
     }
     // Its tags go with it, and they alone say whose its private addresses are.
-    if !prepare::unbind(aws, &current).await?.is_empty() {
+    if !unprepare::unbind(aws, &current).await?.is_empty() {
         return Err(in_use(address, "an ENI that still has its private address"));
     }
     match aws.query.send(RELEASE, &[one("AllocationId", address.id.0.as_str())]).await {

@@ -267,7 +267,7 @@ impl<'a> Simulation<'a> {
                 // a person's.
                 Problem::Attached(_) | Problem::AttachedWithClaim(_) if self.may_be_a_persons(address.unwrap()) => {}
                 Problem::Attached(_) | Problem::AttachedWithClaim(_) => {
-                    assert!(self.truth.is_foreign(*vip), "{vip} is ours: {address:#?}")
+                    assert!(self.truth.is_foreign(*vip), "{vip} is ours: {address:#?}");
                 }
                 Problem::NoNic(_) => assert!(nic.is_none()),
                 Problem::NoGateway => assert!(desired.gateway.is_none()),

@@ -211,8 +211,8 @@ fn doubles<'a>(world: &World<'a>) -> BTreeSet<(&'a NicId, &'a AddressId)> {
             let is_owned = gateway.is_some() && gateway == world.nics.get(id).map(|nic| nic.gateway.as_str());
             (is_here, world.is_others(address), is_owned)
         };
-        let keeper = addresses.iter().rev().max_by_key(|address| rank(address));
-        let others = addresses.iter().filter(|address| Some(*address) != keeper && !world.is_others(address));
+        let owner = addresses.iter().rev().max_by_key(|address| rank(address));
+        let others = addresses.iter().filter(|address| Some(*address) != owner && !world.is_others(address));
         doubles.extend(others.map(|address| (*id, &address.id)));
     }
     doubles

@@ -218,3 +218,20 @@ async fn of_two_vips_with_one_private_address_one_gets_another() {
         assert_eq!(plan(&world.desired, &world.observe().await).problems, [].into());
     }
 }
+
+#[tokio::test]
+async fn an_address_is_released_without_leaving_a_private_address_behind() {
+    let world = World::new(1).await;
+    let claim = Claim { cluster: "prod".to_owned(), owner: "Service default/new".to_owned() };
+    let tags = world.scope.tags.clone();
+    let allocation = vipgate_cloud::Allocation { tags, claim, is_ipv6: false, zone: None, token: "prod-1".to_owned() };
+    let address = world.provider.allocate(&allocation).await.unwrap();
+    world.prepare("a", &address).await;
+    world.fake.plan_fault(2, denied(), |request| action(request) == "UnassignPrivateIpAddresses");
+    world.provider.unclaim(&address).await.unwrap();
+    let refused = world.provider.release(&address).await.unwrap_err();
+    assert_eq!((refused.kind, world.secondaries("a").len()), (ErrorKind::InUse, 1));
+    world.provider.release(&address).await.unwrap();
+    assert_eq!(world.secondaries("a"), Vec::<IpAddr>::new());
+    assert_eq!(world.fake.with(|cloud| cloud.tags(&address.id.0)), [].into());
+}
