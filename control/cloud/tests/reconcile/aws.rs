@@ -51,6 +51,8 @@ impl FakeCloud for AwsCloud {
 impl Cloud for AwsCloud {
     type Provider = Aws;
 
+    const HAS_SWAP: bool = false;
+
     fn new(random: &mut Random) -> Self {
         let mut fake = FakeAws::new();
         let associate = if random.chance(25) { Associate::Instance } else { Associate::Nic };

@@ -69,6 +69,8 @@ impl FakeCloud for AzureCloud {
 impl Cloud for AzureCloud {
     type Provider = Azure;
 
+    const HAS_SWAP: bool = true;
+
     fn new(random: &mut Random) -> Self {
         let mut fake = FakeAzure::new();
         fake.retry_after = random.chance(50).then_some(1);

@@ -69,6 +69,8 @@ impl Snapshot {
 /// A fake cloud with three gateways. What is done by hand is done by somebody else.
 pub(crate) trait Cloud: FakeCloud + Sized {
     type Provider: Provider + 'static;
+    /// Whether a claim is written only if the address is still as it was read.
+    const HAS_SWAP: bool;
 
     fn new(random: &mut Random) -> Self;
     fn provider(&self, url: &str) -> Self::Provider;

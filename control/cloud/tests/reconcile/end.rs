@@ -122,7 +122,7 @@ impl<C: Cloud> World<C> {
             Problem::OtherCluster(_) => {
                 expect(address.is_some_and(|it| it.claim.is_some() && !is_ours(it)), "no other cluster has a claim")
             }
-            Problem::Attached(_) => {
+            Problem::Attached(_) | Problem::AttachedWithClaim(_) => {
                 let may_be = self.is_ambiguous() && address.is_some_and(|it| it.claim.is_none());
                 expect(is_foreign || may_be, "it is not attached by somebody else")
             }

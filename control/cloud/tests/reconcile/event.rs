@@ -217,6 +217,7 @@ impl<C: Cloud> World<C> {
             (4 | 5, Some(it)) if it.at.is_none() && watched.is_claimable(address) => {
                 let claim = Claim { cluster: THEIRS.to_owned(), owner: "x/y".to_owned() };
                 watched.by_hand(|cloud| cloud.set_claim(address, Some(&claim)));
+                watched.theirs.insert(address, Instant::now());
                 Some(if is_ours(&it) { "claim replaced by another cluster's" } else { "claimed by another cluster" })
             }
             (6, Some(it)) if it.at.is_none() || foreign => {

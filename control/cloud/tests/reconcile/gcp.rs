@@ -46,6 +46,8 @@ impl FakeCloud for GcpCloud {
 impl Cloud for GcpCloud {
     type Provider = Gcp;
 
+    const HAS_SWAP: bool = true;
+
     fn new(random: &mut Random) -> Self {
         let mut fake = FakeGcp::new("p1", "r1");
         fake.finds_use_late = random.chance(30);

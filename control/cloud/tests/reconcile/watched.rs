@@ -47,6 +47,8 @@ pub(crate) struct Watched<C> {
     pub(crate) operation_time: Duration,
     /// When a request failed or was late the last time.
     failed: Arc<Mutex<Option<Instant>>>,
+    /// Since when the other cluster has claims.
+    pub(crate) theirs: BTreeMap<IpAddr, Instant>,
     /// When an address was ours the last time.
     claimed: BTreeMap<IpAddr, Instant>,
     random: Random,
@@ -68,6 +70,7 @@ impl<C: Cloud> Watched<C> {
             dead: BTreeMap::new(),
             operation_time: Duration::ZERO,
             failed: common.failed.clone(),
+            theirs: BTreeMap::new(),
             claimed: BTreeMap::new(),
             random,
             activity: common.activity.clone(),
@@ -133,7 +136,11 @@ impl<C: Cloud> Watched<C> {
 
     fn check_change(&self, ip: IpAddr, old: &Address, new: &Address, before: &Snapshot) {
         let is_theirs = old.claim.as_ref().is_some_and(|claim| claim.cluster != OURS);
-        let is_late = is_theirs && old.claim == new.claim && !self.is_long_free(ip);
+        let is_late = if old.claim == new.claim {
+            !self.is_long_free(ip)
+        } else {
+            !C::HAS_SWAP && self.theirs.get(&ip).is_some_and(|at| at.elapsed() < self.max_in_flight())
+        };
         if is_theirs && !is_late || !old.in_pool && !new.in_pool && !old.is_allocated && !new.id.starts_with("vipgate-")
         {
             self.violation(format!("{ip} isn't ours, and was changed: {old:?} to {new:?}"));
