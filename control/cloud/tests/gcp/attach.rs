@@ -1,6 +1,6 @@
 //! Attachments: attach, move, detach, prepare.
 
-use vipgate_cloud::{Binding, ErrorKind, NicId, Provider};
+use vipgate_cloud::{Binding, Capacity, ErrorKind, NicId, Provider};
 use vipgate_cloud_testkit::Fault;
 
 use crate::bench::{Bench, NIC_1, NIC_2, ip, kind};
@@ -238,7 +238,7 @@ async fn an_access_config_with_another_name_is_somebody_elses() {
     bench.server.with(|cloud| cloud.attach("203.0.113.1", "gw-1"));
     let observed = bench.address("vip-1").await;
     assert_eq!(observed.attachment.as_ref().and_then(|it| it.private), None);
-    assert_eq!(bench.nic(NIC_1).await.capacity, 0);
+    assert_eq!(bench.nic(NIC_1).await.capacity, Capacity::ipv4(0));
     bench.log();
     assert_eq!(kind(bench.provider.attach(&nic, std::slice::from_ref(&binding)).await), ErrorKind::InUse);
     let from = NicId(NIC_1.to_owned());

@@ -1,7 +1,7 @@
 //! Claims.
 
 use serde_json::json;
-use vipgate_cloud::{Claim, ErrorKind, NicId, Provider, PublicAddress};
+use vipgate_cloud::{Capacity, Claim, ErrorKind, NicId, Provider, PublicAddress};
 use vipgate_cloud_testkit::{Fault, Reply};
 
 use crate::bench::{Bench, NIC_1, kind, our_claim};
@@ -69,7 +69,7 @@ async fn an_address_that_vipgate_has_attached_is_claimed_again() {
     bench.provider.unclaim(&claimed).await.expect("given up");
     let observed = bench.address("vip-1").await;
     assert_eq!(observed.private.keys().collect::<Vec<_>>(), [&NicId(NIC_1.to_owned())]);
-    assert_eq!(bench.nic(NIC_1).await.capacity, 1);
+    assert_eq!(bench.nic(NIC_1).await.capacity, Capacity::ipv4(1));
     bench.provider.claim(&observed, &our_claim()).await.expect("claimed");
     assert_eq!(bench.address("vip-1").await, claimed_again(claimed, &bench).await);
 }

@@ -1,6 +1,6 @@
 //! AWS.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -65,7 +65,9 @@ impl Cloud for AwsCloud {
         let gateways = BTreeMap::new();
         let mut cloud =
             Self { fake, associate, instance_type, capacity, zones, gateways, other, addresses, next_private: 200 };
-        GATEWAYS.iter().for_each(|gateway| cloud.launch(gateway));
+        for gateway in GATEWAYS {
+            cloud.launch(gateway);
+        }
         (1..=addresses).for_each(|last| cloud.add(address(last)));
         cloud.fake.add_address(address(90), &[("pool", "mail")]);
         cloud
@@ -105,7 +107,7 @@ impl Cloud for AwsCloud {
                 gateway: self.gateways.iter().find(|(_, (_, id))| id == eni).map(|(name, _)| name.clone()),
                 zone: self.fake.zone_of(eni).unwrap_or_default(),
                 primary: private[0].to_string(),
-                secondary: private[1..].iter().map(|it| (it.to_string(), Default::default())).collect(),
+                secondary: private[1..].iter().map(|it| (it.to_string(), BTreeSet::new())).collect(),
             };
             snapshot.nics.insert(eni.to_owned(), nic);
         }

@@ -84,7 +84,9 @@ impl Cloud for AzureCloud {
         let has_candidates = random.chance(30);
         let (instances, next) = (BTreeSet::new(), 0);
         let mut cloud = Self { fake, associate, addresses, has_ipv6, has_candidates, zonal, instances, next };
-        GATEWAYS.iter().for_each(|gateway| cloud.launch(gateway));
+        for gateway in GATEWAYS {
+            cloud.launch(gateway);
+        }
         cloud.pool().into_iter().filter(|it| *it != address(addresses + 1)).for_each(|it| cloud.add(it));
         cloud
     }
@@ -134,7 +136,12 @@ impl Cloud for AzureCloud {
                     value.primary = private;
                 } else {
                     let name = text(&configuration["name"]);
-                    let bound = name.strip_prefix("vipgate-").and_then(|name| ips.get(name));
+                    let address = name.strip_prefix("vipgate-");
+                    let bound = address.and_then(|name| ips.get(name));
+                    if address.is_some() && bound.is_none() {
+                        // Somebody deleted the public address: the planner doesn't know of it any more.
+                        continue;
+                    }
                     value.secondary.entry(private).or_default().extend(bound);
                 }
             }
@@ -242,7 +249,7 @@ impl Cloud for AzureCloud {
         self.detach(address);
         let Some(name) = self.name(address) else { return };
         self.next += 1;
-        if address.is_ipv6() || self.next % 2 == 0 {
+        if address.is_ipv6() || self.next.is_multiple_of(2) {
             self.fake.attach_to_nat_gateway(&name, "nat");
         } else {
             let configuration = self.configuration("other-vm-nic");

@@ -32,7 +32,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 impl<P: Provider> Checked<P> {
-    fn began(&self, text: String) {
+    fn began(&self, text: &str) {
         self.activity.fetch_add(1, Ordering::Relaxed);
         self.log.note(&format!("{}: {text}", self.name));
     }
@@ -50,7 +50,7 @@ impl<P: Provider> Checked<P> {
         result
     }
 
-    fn violation(&self, text: String) {
+    fn violation(&self, text: &str) {
         self.log.violation(&format!("{}: {text}", self.name));
     }
 
@@ -58,7 +58,7 @@ impl<P: Provider> Checked<P> {
     fn check_claims<'a>(&self, kind: &str, addresses: impl Iterator<Item = &'a PublicAddress>) {
         for address in addresses {
             if address.has_tags && address.claim.as_ref().is_none_or(|claim| claim.cluster != OURS) {
-                self.violation(format!("{kind} of {}, which has the claim {:?}", address.address, address.claim));
+                self.violation(&format!("{kind} of {}, which has the claim {:?}", address.address, address.claim));
             }
         }
     }
@@ -72,7 +72,7 @@ impl<P: Provider> Checked<P> {
         };
         if !lock(&self.views).iter().any(is_dead) {
             let moved: Vec<IpAddr> = bindings.iter().map(|binding| binding.address.address).collect();
-            self.violation(format!("{moved:?} are moved from {from} of {gateway:?}, which isn't dead"));
+            self.violation(&format!("{moved:?} are moved from {from} of {gateway:?}, which isn't dead"));
         }
     }
 }
@@ -87,7 +87,7 @@ fn of(bindings: &[Binding]) -> impl Iterator<Item = &PublicAddress> {
 
 impl<P: Provider> Provider for Checked<P> {
     async fn observe(&self, scope: &Scope) -> Result<Observation, CloudError> {
-        self.began("observe".to_owned());
+        self.began("observe");
         let result = self.provider.observe(scope).await;
         if let Ok(observed) = &result {
             let mut nics = lock(&self.nics);
@@ -101,53 +101,53 @@ impl<P: Provider> Provider for Checked<P> {
     }
 
     async fn claim(&self, address: &PublicAddress, claim: &Claim) -> Result<(), CloudError> {
-        self.began(format!("claim {} for {}", address.address, claim.owner));
+        self.began(&format!("claim {} for {}", address.address, claim.owner));
         self.ended("claim", self.provider.claim(address, claim).await)
     }
 
     async fn unclaim(&self, address: &PublicAddress) -> Result<(), CloudError> {
-        self.began(format!("unclaim {}", address.address));
+        self.began(&format!("unclaim {}", address.address));
         self.check_claims("unclaim", std::iter::once(address));
         self.ended("unclaim", self.provider.unclaim(address).await)
     }
 
     async fn prepare(&self, nic: &Nic, addresses: &[PublicAddress], candidates: &[IpNet]) -> Result<(), CloudError> {
-        self.began(format!("prepare {} at {}", list(addresses.iter()), nic.gateway));
+        self.began(&format!("prepare {} at {}", list(addresses.iter()), nic.gateway));
         self.check_claims("prepare", addresses.iter());
         self.ended("prepare", self.provider.prepare(nic, addresses, candidates).await)
     }
 
     async fn unprepare(&self, nic: &Nic, bindings: &[Binding]) -> Result<(), CloudError> {
-        self.began(format!("unprepare {} at {}", list(of(bindings)), nic.gateway));
+        self.began(&format!("unprepare {} at {}", list(of(bindings)), nic.gateway));
         self.ended("unprepare", self.provider.unprepare(nic, bindings).await)
     }
 
     async fn attach(&self, nic: &Nic, bindings: &[Binding]) -> Result<(), CloudError> {
-        self.began(format!("attach {} to {}", list(of(bindings)), nic.gateway));
+        self.began(&format!("attach {} to {}", list(of(bindings)), nic.gateway));
         self.check_claims("attach", of(bindings));
         self.ended("attach", self.provider.attach(nic, bindings).await)
     }
 
     async fn move_from_dead(&self, from: &NicId, nic: &Nic, bindings: &[Binding]) -> Result<(), CloudError> {
-        self.began(format!("move {} from {from} to {}", list(of(bindings)), nic.gateway));
+        self.began(&format!("move {} from {from} to {}", list(of(bindings)), nic.gateway));
         self.check_claims("move", of(bindings));
         self.check_dead(from, bindings);
         self.ended("move", self.provider.move_from_dead(from, nic, bindings).await)
     }
 
     async fn detach(&self, from: &NicId, addresses: &[PublicAddress]) -> Result<(), CloudError> {
-        self.began(format!("detach {} from {from}", list(addresses.iter())));
+        self.began(&format!("detach {} from {from}", list(addresses.iter())));
         self.check_claims("detach", addresses.iter());
         self.ended("detach", self.provider.detach(from, addresses).await)
     }
 
     async fn allocate(&self, allocation: &Allocation) -> Result<PublicAddress, CloudError> {
-        self.began(format!("allocate {}", allocation.token));
+        self.began(&format!("allocate {}", allocation.token));
         self.ended("allocate", self.provider.allocate(allocation).await)
     }
 
     async fn release(&self, address: &PublicAddress) -> Result<(), CloudError> {
-        self.began(format!("release {}", address.address));
+        self.began(&format!("release {}", address.address));
         self.ended("release", self.provider.release(address).await)
     }
 }

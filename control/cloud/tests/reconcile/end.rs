@@ -35,7 +35,7 @@ impl<C: Cloud> World<C> {
         if let Err(text) = self.is_as_desired() {
             panic!("not as desired any more: {text}");
         }
-        for (address, _) in &self.services {
+        for address in self.services.keys() {
             let is_attached = self.servers[0].states.borrow().plan.attached.contains(address);
             self.count(if is_attached { "attached at the end" } else { "a problem at the end" });
         }

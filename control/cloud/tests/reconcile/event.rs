@@ -222,10 +222,7 @@ impl<C: Cloud> World<C> {
             }
             (6, Some(it)) if it.at.is_none() || foreign => {
                 watched.foreign.remove(&address);
-                // Nobody knows any more whose they were.
-                let nics = watched.last.nics.values().flat_map(|nic| &nic.secondary);
-                let bound = nics.filter(|(_, bound)| bound.contains(&address)).map(|(private, _)| private.clone());
-                watched.foreign_private.extend(bound.collect::<Vec<_>>());
+                watched.forget(address);
                 watched.by_hand(|cloud| cloud.remove(address));
                 Some("deleted by hand")
             }

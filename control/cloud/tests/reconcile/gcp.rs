@@ -55,7 +55,9 @@ impl Cloud for GcpCloud {
         fake.add_instance("r1-a", "other-vm", "10.0.0.10");
         fake.add_address("mail", "203.0.113.90", &[("pool", "mail")]);
         let mut cloud = Self { fake, addresses };
-        GATEWAYS.iter().for_each(|gateway| cloud.launch(gateway));
+        for gateway in GATEWAYS {
+            cloud.launch(gateway);
+        }
         (1..=addresses).for_each(|last| cloud.add(address(last)));
         cloud
     }

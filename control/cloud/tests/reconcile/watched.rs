@@ -101,8 +101,15 @@ impl<C: Cloud> Watched<C> {
         self.is_long_free(address) || self.max_in_flight() < MAX_IN_FLIGHT
     }
 
-    fn violation(&self, text: String) {
-        self.log.violation(&text);
+    /// Somebody deletes an address: of the private addresses that were bound to it nobody knows any more whose they were.
+    pub(crate) fn forget(&mut self, address: IpAddr) {
+        let nics = self.last.nics.values().flat_map(|nic| &nic.secondary);
+        let bound = nics.filter(|(_, bound)| bound.contains(&address)).map(|(private, _)| private.clone());
+        self.foreign_private.extend(bound);
+    }
+
+    fn violation(&self, text: &str) {
+        self.log.violation(text);
     }
 
     fn compare(&mut self, before: &Snapshot, after: &Snapshot) {
@@ -125,11 +132,11 @@ impl<C: Cloud> Watched<C> {
             let Some(now) = after.nics.get(id) else { continue };
             for private in nic.secondary.keys().filter(|it| !now.secondary.contains_key(*it)) {
                 if self.foreign_private.contains(private) {
-                    self.violation(format!("{private} of {id}, which isn't vipgate's, was taken away"));
+                    self.violation(&format!("{private} of {id}, which isn't vipgate's, was taken away"));
                 }
             }
             if now.primary != nic.primary {
-                self.violation(format!("the primary address of {id} changed"));
+                self.violation(&format!("the primary address of {id} changed"));
             }
         }
     }
@@ -143,30 +150,30 @@ impl<C: Cloud> Watched<C> {
         };
         if is_theirs && !is_late || !old.in_pool && !new.in_pool && !old.is_allocated && !new.id.starts_with("vipgate-")
         {
-            self.violation(format!("{ip} isn't ours, and was changed: {old:?} to {new:?}"));
+            self.violation(&format!("{ip} isn't ours, and was changed: {old:?} to {new:?}"));
         }
         if old.others_tags != new.others_tags && !old.others_tags.is_empty() {
-            self.violation(format!("tags of {ip} that aren't vipgate's changed: {old:?} to {new:?}"));
+            self.violation(&format!("tags of {ip} that aren't vipgate's changed: {old:?} to {new:?}"));
         }
         let is_old = self.foreign.get(&ip).is_some_and(|at| at.elapsed() > MAX_IN_FLIGHT);
         if old.claim.is_none() && new.claim.is_some() && is_old && old.at.is_some() {
-            self.violation(format!("{ip} was claimed, and is attached by somebody else: {old:?}"));
+            self.violation(&format!("{ip} was claimed, and is attached by somebody else: {old:?}"));
         }
         if old.at == new.at {
             return;
         }
         if self.foreign.contains_key(&ip) && old.at.is_some() {
-            self.violation(format!("{ip} is attached by somebody else, and was moved: {old:?} to {new:?}"));
+            self.violation(&format!("{ip} is attached by somebody else, and was moved: {old:?} to {new:?}"));
         }
         if self.is_long_free(ip) {
-            self.violation(format!("{ip} has no claim of ours, and was attached or detached: {old:?} to {new:?}"));
+            self.violation(&format!("{ip} has no claim of ours, and was attached or detached: {old:?} to {new:?}"));
         }
         let gateway = before.gateway_of(old);
         let is_gateway = gateway.is_some_and(|it| GATEWAYS.contains(&it));
         if let (Some((from, _)), Some((to, _))) = (&old.at, &new.at)
             && (!is_gateway || gateway.and_then(|it| self.dead.get(it)).is_none_or(|at| at.elapsed() > MAX_IN_FLIGHT))
         {
-            self.violation(format!("{ip} was taken from {from} to {to}, and {gateway:?} isn't dead"));
+            self.violation(&format!("{ip} was taken from {from} to {to}, and {gateway:?} isn't dead"));
         }
     }
 
@@ -174,7 +181,7 @@ impl<C: Cloud> Watched<C> {
         // In Google Cloud it has its name before its labels.
         let is_allocated = old.is_allocated || old.id.starts_with("vipgate-");
         if !is_allocated || old.at.is_some() || old.claim.as_ref().is_some_and(|claim| claim.cluster != OURS) {
-            self.violation(format!("{ip} was released: {old:?}"));
+            self.violation(&format!("{ip} was released: {old:?}"));
         }
     }
 
@@ -184,7 +191,7 @@ impl<C: Cloud> Watched<C> {
         for (ip, address) in &after.addresses {
             let Some(place) = address.at.as_ref().filter(|(_, private)| !private.is_empty()) else { continue };
             if let Some(other) = places.insert(place, ip) {
-                self.violation(format!("{ip} and {other} are both attached to {place:?}"));
+                self.violation(&format!("{ip} and {other} are both attached to {place:?}"));
             }
         }
     }

@@ -238,7 +238,9 @@ fn allocate(state: &mut State, parameters: &Parameters) -> Result<String, Refusa
     if state.eips.len() >= state.address_limit {
         return Err(refuse("AddressLimitExceeded", "The maximum number of addresses has been reached."));
     }
-    let public: IpAddr = [198, 51, 100, u8::try_from(state.eips.len()).unwrap_or(u8::MAX)].into();
+    // No address is given out twice.
+    state.allocated += 1;
+    let public: IpAddr = [198, 51, 100, u8::try_from(state.allocated).unwrap_or(u8::MAX)].into();
     let tags = tags(parameters, "TagSpecification.1.Tag");
     let tags = tags.into_iter().map(|(key, value)| (key, value.unwrap_or_default())).collect();
     let id = state.add_address(public, tags);
