@@ -221,9 +221,7 @@ impl<C: Cloud> World<C> {
                 Some(if is_ours(&it) { "claim replaced by another cluster's" } else { "claimed by another cluster" })
             }
             (6, Some(it)) if it.at.is_none() || foreign => {
-                watched.foreign.remove(&address);
-                watched.forget(address);
-                watched.by_hand(|cloud| cloud.remove(address));
+                watched.delete_by_hand(address);
                 Some("deleted by hand")
             }
             (6 | 7, None) => {

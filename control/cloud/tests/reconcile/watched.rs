@@ -101,11 +101,16 @@ impl<C: Cloud> Watched<C> {
         self.is_long_free(address) || self.max_in_flight() < MAX_IN_FLIGHT
     }
 
-    /// Somebody deletes an address: of the private addresses that were bound to it nobody knows any more whose they were.
-    pub(crate) fn forget(&mut self, address: IpAddr) {
+    /// Somebody deletes an address. Of the private addresses that were bound to it nobody knows any more whose they are, except
+    /// where they have a name.
+    pub(crate) fn delete_by_hand(&mut self, address: IpAddr) {
         let nics = self.last.nics.values().flat_map(|nic| &nic.secondary);
         let bound = nics.filter(|(_, bound)| bound.contains(&address)).map(|(private, _)| private.clone());
-        self.foreign_private.extend(bound);
+        let bound: Vec<String> = bound.collect();
+        self.foreign.remove(&address);
+        self.by_hand(|cloud| cloud.remove(address));
+        let is_left = |private: &String| self.last.nics.values().any(|nic| nic.secondary.contains_key(private));
+        self.foreign_private.extend(bound.into_iter().filter(is_left));
     }
 
     fn violation(&self, text: &str) {
