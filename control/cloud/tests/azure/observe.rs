@@ -11,9 +11,9 @@ async fn addresses_of_the_pool_and_nics_of_the_gateways_are_observed() {
     let bench = Bench::new().await;
     let observed = bench.observe().await;
     assert_eq!(observed.addresses.iter().map(|it| it.address).collect::<Vec<_>>(), [ip(VIP_1), ip(VIP_2)]);
-    let nics: Vec<_> =
-        observed.nics.iter().map(|nic| (nic.gateway.as_str(), nic.id.clone(), nic.capacity.v4)).collect();
-    let expected = [1, 2, 3].map(|n| (["gw-1", "gw-2", "gw-3"][n - 1], nic_id(&format!("gw-{n}-nic")), 255));
+    let nics: Vec<_> = observed.nics.iter().map(|nic| (nic.gateway.as_str(), nic.id.clone(), nic.capacity)).collect();
+    let capacity = Capacity { v4: 255, v6: 1 };
+    let expected = [1, 2, 3].map(|n| (["gw-1", "gw-2", "gw-3"][n - 1], nic_id(&format!("gw-{n}-nic")), capacity));
     assert_eq!(nics, expected);
     assert_eq!(observed.nics[1].zone.as_deref(), Some("2"));
     assert!(observed.nics.iter().all(|nic| !nic.is_busy && nic.missing.is_empty() && !nic.version.is_empty()));
