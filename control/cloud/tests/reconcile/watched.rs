@@ -81,6 +81,9 @@ impl<C: Cloud> Watched<C> {
     pub(crate) fn by_hand<T>(&mut self, work: impl FnOnce(&mut C) -> T) -> T {
         let done = work(&mut self.cloud);
         self.last = self.cloud.snapshot();
+        // What went with its NIC can be anybody's next.
+        let nics = &self.last.nics;
+        self.foreign_private.retain(|it| nics.values().any(|nic| nic.secondary.contains_key(it)));
         done
     }
 
