@@ -20,6 +20,18 @@ const ROUND: Duration = Duration::from_secs(5);
 impl<C: Cloud> World<C> {
     pub(crate) async fn end(&mut self) {
         self.calm().await;
+        self.converge().await;
+        // Nothing is on its way now: what anybody does without looking shows.
+        self.lose();
+        self.converge().await;
+        for address in self.services.keys() {
+            let is_attached = self.servers[0].states.borrow().plan.attached.contains(address);
+            self.count(if is_attached { "attached at the end" } else { "a problem at the end" });
+        }
+    }
+
+    async fn converge(&mut self) {
+        self.publish();
         let mut left = MAX_TIME;
         while let Err(text) = self.is_as_desired() {
             assert!(!left.is_zero(), "not as desired after {MAX_TIME:?}: {text}");
@@ -34,10 +46,6 @@ impl<C: Cloud> World<C> {
         assert_eq!(sent, 0, "{sent} changes when all was as desired");
         if let Err(text) = self.is_as_desired() {
             panic!("not as desired any more: {text}");
-        }
-        for address in self.services.keys() {
-            let is_attached = self.servers[0].states.borrow().plan.attached.contains(address);
-            self.count(if is_attached { "attached at the end" } else { "a problem at the end" });
         }
     }
 

@@ -173,6 +173,33 @@ impl<C: Cloud> World<C> {
         }
     }
 
+    /// Another cluster gets a VIP at the very moment when its gateway dies: the last observation says that it is ours.
+    pub(crate) fn lose(&mut self) {
+        let is_idle = self.servers.iter().all(|it| it.states.borrow().plan.actions.is_empty());
+        if !is_idle || !self.fake.with(|watched| watched.is_calm()) {
+            return;
+        }
+        let snapshot = self.snapshot();
+        let desired = self.desired().vips;
+        let at_home = snapshot.addresses.iter().filter(|(ip, it)| {
+            let home = desired.get(ip).and_then(|it| it.gateway.as_deref());
+            is_ours(it) && home.is_some() && snapshot.gateway_of(it) == home
+        });
+        let at_home: Vec<_> = at_home.filter_map(|(ip, it)| Some((*ip, snapshot.gateway_of(it)?.to_owned()))).collect();
+        let Some((address, gateway)) = self.random.of(&at_home) else { return };
+        self.note(&format!("another cluster gets {address}, and {gateway} dies"));
+        let claim = Claim { cluster: THEIRS.to_owned(), owner: "x/y".to_owned() };
+        self.fake.with(|watched| {
+            watched.lost.insert(address);
+            watched.by_hand(|cloud| {
+                cloud.detach(address);
+                cloud.set_claim(address, Some(&claim));
+            });
+        });
+        self.dead.insert(gateway);
+        self.count("lost to another cluster");
+    }
+
     /// Somebody changes something by hand, if there is something to change.
     fn disturb(&mut self) {
         for _ in 0..8 {
@@ -207,6 +234,7 @@ impl<C: Cloud> World<C> {
                 is_done.then_some("attached to a gateway by hand")
             }
             (3, Some(it)) if it.claim.is_some() => {
+                watched.lost.remove(&address);
                 watched.by_hand(|cloud| cloud.set_claim(address, None));
                 Some(if it.claim.is_some_and(|it| it.cluster == THEIRS) {
                     "their claim ended"

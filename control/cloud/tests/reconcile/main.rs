@@ -53,6 +53,7 @@ const CLASSES: &[&str] = &[
     "attached to a gateway by hand",
     "claim removed by hand",
     "claimed by another cluster",
+    "lost to another cluster",
     "deleted by hand",
     "added by hand",
     "repaired",

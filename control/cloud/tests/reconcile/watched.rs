@@ -47,6 +47,8 @@ pub(crate) struct Watched<C> {
     pub(crate) operation_time: Duration,
     /// When a request failed or was late the last time.
     failed: Arc<Mutex<Option<Instant>>>,
+    /// Addresses that another cluster has got while nothing was on its way.
+    pub(crate) lost: BTreeSet<IpAddr>,
     /// Since when the other cluster has claims.
     pub(crate) theirs: BTreeMap<IpAddr, Instant>,
     /// When an address was ours the last time.
@@ -70,6 +72,7 @@ impl<C: Cloud> Watched<C> {
             dead: BTreeMap::new(),
             operation_time: Duration::ZERO,
             failed: common.failed.clone(),
+            lost: BTreeSet::new(),
             theirs: BTreeMap::new(),
             claimed: BTreeMap::new(),
             random,
@@ -97,6 +100,11 @@ impl<C: Cloud> Watched<C> {
     /// Whether an address has been without a claim of ours for so long that no request that is on its way can know one.
     fn is_long_free(&self, address: IpAddr) -> bool {
         self.claimed.get(&address).is_none_or(|at| at.elapsed() > self.max_in_flight())
+    }
+
+    /// Whether no request fails or is late, and no operation takes long.
+    pub(crate) fn is_calm(&self) -> bool {
+        self.max_in_flight() == SHORT_IN_FLIGHT
     }
 
     /// Whether another cluster can claim an address, so that it can be distinguished from what is on its way.
@@ -151,7 +159,9 @@ impl<C: Cloud> Watched<C> {
 
     fn check_change(&self, ip: IpAddr, old: &Address, new: &Address, before: &Snapshot) {
         let is_theirs = old.claim.as_ref().is_some_and(|claim| claim.cluster != OURS);
-        let is_late = if old.claim == new.claim {
+        let is_late = if self.lost.contains(&ip) {
+            false
+        } else if old.claim == new.claim {
             !self.is_long_free(ip)
         } else {
             !C::HAS_SWAP && self.theirs.get(&ip).is_some_and(|at| at.elapsed() < self.max_in_flight())
