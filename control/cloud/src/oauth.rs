@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::Request;
@@ -10,6 +10,7 @@ use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::Mutex;
+use tokio::time::Instant;
 
 use crate::error::{CloudError, ErrorKind};
 use crate::http::{HttpClient, HttpError, is_trusted_url};

@@ -19,7 +19,8 @@ pub(super) async fn claim(aws: &Aws, address: &PublicAddress, claim: &Claim) -> 
         let mut parameters = list("ResourceId", [address.id.0.as_str()]);
         let values = [(tags::CLUSTER, Some(claim.cluster.as_str())), (tags::VIP, Some(claim.owner.as_str()))];
         parameters.extend(tag_parameters("Tag", values));
-        aws.query.send(CREATE_TAGS, &parameters).await?;
+        // Once: by another attempt, another cluster may have claimed it, and no condition of the request says that it is still free.
+        aws.query.send(CREATE_TAGS.once(), &parameters).await?;
         // Another cluster may have written in between: then its tags replaced these, or these replaced its.
         check_claimable(&current(aws, address).await?, claim, address)?;
     }

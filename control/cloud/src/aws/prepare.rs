@@ -89,7 +89,7 @@ impl Choice {
     /// Gives an address a private one.
     async fn bind(&mut self, aws: &Aws, address: &Address) -> Result<(), CloudError> {
         let nic = NicId(self.interface.network_interface_id.clone());
-        let mut written = tags::private(address).get(&nic).copied();
+        let written = tags::private(address).get(&nic).copied();
         if written.is_some_and(|written| self.interface.private(written).is_some()) {
             return Ok(());
         }
@@ -100,9 +100,9 @@ impl Choice {
         let is_free = |candidate: &IpAddr| self.interface.private(*candidate).is_none();
         // One that was written, but perhaps not assigned, is tried first.
         for candidate in written.into_iter().chain(candidates).filter(is_free) {
-            if written.take() != Some(candidate) {
-                write(aws, &address.allocation_id, &nic, candidate).await?;
-            }
+            // Also what was read in the tag: the read may be older than another server's removal of the tag, and what is assigned
+            // without one is nobody's.
+            write(aws, &address.allocation_id, &nic, candidate).await?;
             let parameters = [
                 one("NetworkInterfaceId", nic.0.as_str()),
                 one("PrivateIpAddress.1", candidate.to_string()),
@@ -111,7 +111,8 @@ impl Choice {
             match aws.query.send(ASSIGN_PRIVATE, &parameters).await {
                 Ok(_) => {
                     self.used.insert(candidate);
-                    return Ok(());
+                    // Again: another server, which isn't the leader any more, may have removed it in between.
+                    return write(aws, &address.allocation_id, &nic, candidate).await;
                 }
                 // Perhaps here, by another attempt for this address that no read showed yet.
                 Err(error) if is_taken(&error) => {

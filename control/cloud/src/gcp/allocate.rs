@@ -31,10 +31,13 @@ pub(super) async fn allocate(client: &Client, allocation: &Allocation) -> Result
         _ => {}
     }
     swap(client, &name, |read| match label::token_of(&read.labels) {
-        Some(token) if token == allocation.token => {
-            let is_ours = label::claim_of(&read.labels).as_ref() == Some(&allocation.claim);
-            if is_ours { Ok(None) } else { Err(in_use(INSERT.name, read, "another claim has it")) }
-        }
+        Some(token) if token == allocation.token => match label::claim_of(&read.labels) {
+            Some(claim) if claim == allocation.claim => Ok(None),
+            Some(_) => Err(in_use(INSERT.name, read, "another claim has it")),
+            // Another server gave it up, which didn't have this allocation yet.
+            None if !read.is_used() => Ok(label::with_claim(&read.labels, Some(&allocation.claim))),
+            None => Err(in_use(INSERT.name, read, "something uses it that has no claim")),
+        },
         None if read.description == description && label::claim_of(&read.labels).is_none() => Ok(Some(labels.clone())),
         _ => Err(in_use(INSERT.name, read, "an address of this name is somebody else's")),
     })

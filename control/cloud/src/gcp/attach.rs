@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use super::claim::{in_use, not_found, owned};
 use super::client::{ADD_ACCESS_CONFIG, Client, DELETE_ACCESS_CONFIG};
 use super::name::{InstanceName, NicName};
-use super::resource::{Address, Instance, NetworkInterface};
+use super::resource::{AccessConfig, Address, Instance, NetworkInterface};
 use crate::error::{CloudError, ErrorKind};
 use crate::provider::{Binding, Nic, NicId, PublicAddress};
 
@@ -67,8 +67,12 @@ pub(super) async fn attach(
     let (address, (_, target), source) = (address?.ok_or_else(|| not_found(NAME, name))?, target?, source?);
     owned(NAME, &address, &binding.address)?;
     let ip = address.external_ipv4().ok_or_else(|| unsupported(&address))?;
-    if target.attachment_of(ip).is_some_and(|(interface, _)| interface.name == to.nic) {
-        return Ok(());
+    if let Some((_, config)) = target.attachment_of(ip).filter(|(interface, _)| interface.name == to.nic) {
+        return if config.is_own() {
+            Ok(())
+        } else {
+            Err(in_use(NAME, &address, "somebody else has attached it there"))
+        };
     }
     let interface = target.interface(&to.nic).ok_or_else(|| not_found(NAME, &nic.id.0))?;
     check_vacant(interface, ip)?;
@@ -80,7 +84,7 @@ pub(super) async fn attach(
     if let (Some(from), Some(source)) = (&from, &source) {
         detach_at(client, from, source, &address, ip).await?;
     }
-    match client.add_access_config(&to, &access_config_name(ip), &address).await {
+    match client.add_access_config(&to, &AccessConfig::name_of(ip), &address).await {
         Err(error) if is_refusal(&error) => explain(client, error, &address.name, &to, from.as_ref()).await,
         result => result,
     }
@@ -104,7 +108,7 @@ pub(super) async fn detach(client: &Client, from: &NicId, addresses: &[PublicAdd
     Ok(())
 }
 
-/// Removes the access config with this address, if it is at this NIC.
+/// Removes the access config with this address, if it is at this NIC and vipgate's.
 async fn detach_at(
     client: &Client,
     from: &NicName,
@@ -115,6 +119,9 @@ async fn detach_at(
     let Some((interface, config)) = source.attachment_of(ip) else { return Ok(()) };
     if !from.is(&interface.name) {
         return Err(in_use(DELETE_ACCESS_CONFIG.name, address, "it is at another NIC of the instance"));
+    }
+    if !config.is_own() {
+        return Err(in_use(DELETE_ACCESS_CONFIG.name, address, "somebody else has attached it there"));
     }
     let at = NicName { nic: interface.name.clone(), ..from.clone() };
     let removed = client.delete_access_config(&at, &config.name).await;
@@ -129,11 +136,6 @@ async fn detach_at(
         return Err(CloudError::new(ErrorKind::Conflict, error.operation, &error.code, &error.message));
     }
     Ok(())
-}
-
-/// Name of an access config: it has the address, so that a deletion by name never removes another one.
-fn access_config_name(ip: IpAddr) -> String {
-    format!("vipgate-{}", ip.to_string().replace('.', "-"))
 }
 
 async fn target<'a>(client: &Client, to: &'a NicName) -> Result<(&'a NicName, Instance), CloudError> {
@@ -194,7 +196,7 @@ async fn explain(
     let (address, target) = tokio::join!(client.address(name), target(client, to));
     let (address, (_, target)) = (address?.ok_or_else(|| not_found(NAME, name))?, target?);
     let ip = address.external_ipv4().ok_or_else(|| unsupported(&address))?;
-    if target.attachment_of(ip).is_some_and(|(interface, _)| interface.name == to.nic) {
+    if target.attachment_of(ip).is_some_and(|(interface, config)| interface.name == to.nic && config.is_own()) {
         return Ok(());
     }
     if let Some(interface) = target.interface(&to.nic) {

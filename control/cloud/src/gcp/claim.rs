@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::client::{Client, SET_LABELS};
 use super::label;
+use super::name::NicName;
 use super::resource::Address;
 use crate::error::{CloudError, ErrorKind};
 use crate::provider::{Claim, PublicAddress};
@@ -13,16 +14,20 @@ const MAX_ATTEMPTS: usize = 3;
 
 type Labels = BTreeMap<String, String>;
 
-/// Claims a free address.
+/// Claims a free address, or replaces a claim of the same cluster.
 pub(super) async fn claim(client: &Client, address: &PublicAddress, claim: &Claim) -> Result<(), CloudError> {
     let changed = label::with_claim(&Labels::new(), Some(claim));
     changed.ok_or_else(|| {
         CloudError::new(ErrorKind::Invalid, SET_LABELS.name, "Label", "the claim is too long for labels")
     })?;
+    let is_ours = is_attached_by_us(client, address).await?;
     swap(client, &address.id.0, |read| match label::claim_of(&read.labels) {
         Some(found) if found == *claim => Ok(None),
-        Some(_) => Err(in_use(SET_LABELS.name, read, "another claim was first")),
-        None if read.is_used() => Err(in_use(SET_LABELS.name, read, "something uses it that has no claim")),
+        Some(found) if found.cluster != claim.cluster => {
+            Err(in_use(SET_LABELS.name, read, &format!("the cluster {} has claimed it", found.cluster)))
+        }
+        Some(_) => Ok(label::with_claim(&read.labels, Some(claim))),
+        None if read.is_used() && !is_ours => Err(in_use(SET_LABELS.name, read, "something uses it that has no claim")),
         None => match read.status.as_str() {
             "RESERVING" => {
                 Err(CloudError::new(ErrorKind::Busy, SET_LABELS.name, "RESERVING", "the address isn't reserved yet"))
@@ -31,6 +36,17 @@ pub(super) async fn claim(client: &Client, address: &PublicAddress, claim: &Clai
         },
     })
     .await
+}
+
+/// Whether an address is attached where it was observed, by an access config of vipgate's.
+async fn is_attached_by_us(client: &Client, address: &PublicAddress) -> Result<bool, CloudError> {
+    let Some(nic) = address.attachment.as_ref().filter(|it| it.private.is_some()).and_then(|it| it.nic.as_ref()) else {
+        return Ok(false);
+    };
+    let nic = NicName::parse(SET_LABELS.name, nic)?;
+    let instance = client.instance(&nic.zone, &nic.instance).await?;
+    let found = instance.as_ref().and_then(|it| it.attachment_of(address.address));
+    Ok(found.is_some_and(|(interface, config)| interface.name == nic.nic && config.is_own()))
 }
 
 /// Removes a claim of ours. An address that doesn't exist has no claim.

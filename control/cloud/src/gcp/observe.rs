@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use super::client::Client;
 use super::label;
 use super::name::{ANY_NIC, InstanceName, interface_of, nic_id};
-use super::resource::{Address, Instance};
+use super::resource::{AccessConfig, Address, Instance};
 use crate::error::{CloudError, ErrorKind};
 use crate::provider::{AddressId, Associate, Attachment, Capacity, GatewayNic, Nic, Observation, PublicAddress, Scope};
 
@@ -35,9 +35,14 @@ pub(super) async fn observe(client: &Arc<Client>, scope: &Scope) -> Result<Obser
     observed.sort_by_key(|it| it.address);
     let mut nics: Vec<Nic> = gateways.iter().filter_map(|gateway| nic(gateway, &observed)).collect();
     nics.sort_by(|a, b| a.gateway.cmp(&b.gateway));
-    // What nobody has claimed is at a NIC by somebody else's hand.
-    for address in observed.iter_mut().filter(|address| address.claim.is_some()) {
-        address.private = nics.iter().filter(|it| it.capacity.v4 > 0).filter_map(|it| primary(it, &gateways)).collect();
+    for address in &mut observed {
+        // Without a claim it is nobody's, except where its access config is vipgate's: there somebody removed the claim, or it ended
+        // while another server attached the address.
+        let is_at = |nic: &&Nic| {
+            address.attachment.as_ref().is_some_and(|it| it.nic.as_ref() == Some(&nic.id) && it.private.is_some())
+        };
+        let bound = nics.iter().filter(|it| it.capacity.v4 > 0 && (address.claim.is_some() || is_at(it)));
+        address.private = bound.filter_map(|it| primary(it, &gateways)).collect();
     }
     Ok(Observation { addresses: observed, nics })
 }
@@ -93,7 +98,8 @@ fn attachment(read: &Address, address: IpAddr, gateways: &[Gateway]) -> Option<A
         if let Some((interface, config)) = instance.attachment_of(address) {
             return Some(Attachment {
                 nic: Some(nic_id(&gateway.instance, &interface.name)),
-                private: interface.network_ip.parse().ok(),
+                // Without it, it isn't where vipgate attaches it.
+                private: interface.network_ip.parse().ok().filter(|_| config.is_own()),
                 id: Some(config.name.clone()),
             });
         }
@@ -124,9 +130,9 @@ fn nic(gateway: &Gateway, addresses: &[PublicAddress]) -> Option<Nic> {
         return Some(nic);
     };
     let interface = instance.interface(&gateway.interface)?;
-    let is_ours =
-        |address: Option<IpAddr>| addresses.iter().any(|it| it.claim.is_some() && Some(it.address) == address);
-    nic.capacity = Capacity::ipv4(interface.access_configs.iter().all(|config| is_ours(config.address())).into());
+    let is_in_pool = |address: Option<IpAddr>| addresses.iter().any(|it| Some(it.address) == address);
+    let is_ours = |config: &AccessConfig| config.is_own() && is_in_pool(config.address());
+    nic.capacity = Capacity::ipv4(interface.access_configs.iter().all(is_ours).into());
     if !instance.can_ip_forward {
         // It can be changed only by stopping the instance, with instances.update.
         nic.missing.push("canIpForward".to_owned());

@@ -91,6 +91,16 @@ pub(super) struct AccessConfig {
 }
 
 impl AccessConfig {
+    /// Name of an access config of vipgate's: it has the address, so that a deletion by name never removes another one.
+    pub(super) fn name_of(ip: IpAddr) -> String {
+        format!("vipgate-{}", ip.to_string().replace('.', "-"))
+    }
+
+    /// Whether vipgate made it: it has the name that vipgate gives it.
+    pub(super) fn is_own(&self) -> bool {
+        self.address().is_some_and(|ip| self.name == Self::name_of(ip))
+    }
+
     pub(super) fn address(&self) -> Option<IpAddr> {
         self.nat_ip.parse().ok()
     }

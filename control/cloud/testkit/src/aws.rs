@@ -116,6 +116,21 @@ impl FakeAws {
         }
     }
 
+    /// Releases an address by somebody else's hand.
+    pub fn remove_address(&mut self, allocation: &str) {
+        self.state.eips.remove(allocation);
+    }
+
+    /// The public addresses by allocation id.
+    pub fn addresses(&self) -> BTreeMap<String, IpAddr> {
+        self.state.eips.iter().map(|(id, eip)| (id.clone(), eip.public)).collect()
+    }
+
+    /// Ids of the ENIs.
+    pub fn interfaces(&self) -> impl Iterator<Item = &str> {
+        self.state.enis.keys().map(String::as_str)
+    }
+
     /// Private addresses of an ENI, the primary one first.
     pub fn private_addresses(&self, eni: &str) -> Vec<IpAddr> {
         self.state.enis.get(eni).map(|eni| eni.private.clone()).unwrap_or_default()

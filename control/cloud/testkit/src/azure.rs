@@ -226,6 +226,16 @@ impl FakeAzure {
         kinds.iter().find_map(|kind| self.state.get(&state::id(kind, name)).cloned()).unwrap_or_default()
     }
 
+    /// The public addresses as the API shows them.
+    pub fn addresses(&self) -> Vec<Value> {
+        self.state.addresses().map(|address| self.state.shown(address)).collect()
+    }
+
+    /// The network interfaces as they are.
+    pub fn interfaces(&self) -> Vec<Value> {
+        self.state.interfaces().cloned().collect()
+    }
+
     /// Tags of an address, as `name=value`.
     pub fn tags(&self, name: &str) -> Vec<String> {
         let address = self.resource(name);

@@ -13,6 +13,8 @@ pub enum Fault {
     LostReply,
     /// The connection breaks before it is carried out.
     LostRequest,
+    /// It is carried out, but this is the reply: an error of an intermediary.
+    Masked(Reply),
     /// It is carried out after this time.
     Delay(Duration),
 }
@@ -34,6 +36,11 @@ impl Faults {
     /// Plans a fault for the next `count` requests that it is for.
     pub fn plan(&mut self, count: usize, fault: Fault, is_for: impl Fn(&RecordedRequest) -> bool + Send + 'static) {
         self.planned.push(Planned { is_for: Box::new(is_for), fault, left: count });
+    }
+
+    /// Forgets the faults that haven't happened.
+    pub(crate) fn clear(&mut self) {
+        self.planned.clear();
     }
 
     /// Takes the fault of a request.

@@ -14,7 +14,9 @@ mod token;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use self::change::Change;
 pub use self::state::{GcpAccessConfig, GcpAddress, GcpInstance, GcpInterface, GcpState};

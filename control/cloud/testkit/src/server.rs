@@ -90,6 +90,11 @@ impl<C: FakeCloud> FakeServer<C> {
         lock(&self.shared).faults.plan(count, fault, is_for);
     }
 
+    /// Forgets the faults that were planned and haven't happened.
+    pub fn clear_faults(&self) {
+        lock(&self.shared).faults.clear();
+    }
+
     /// Takes the requests since the last call.
     pub fn take_log(&self) -> Vec<RecordedRequest> {
         std::mem::take(&mut lock(&self.shared).log)
@@ -137,6 +142,10 @@ async fn serve<C: FakeCloud>(
         Some(Fault::Delay(delay)) => {
             tokio::time::sleep(*delay).await;
             lock(&shared).cloud.handle(&recorded)
+        }
+        Some(Fault::Masked(reply)) => {
+            lock(&shared).cloud.handle(&recorded);
+            reply.clone()
         }
         Some(Fault::LostReply) | None => lock(&shared).cloud.handle(&recorded),
     };

@@ -2,8 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use vipgate_cloud::ErrorKind;
-use vipgate_cloud::Provider;
+use vipgate_cloud::{Claim, ErrorKind, Provider};
 use vipgate_cloud_testkit::{Fault, Reply};
 
 use crate::world::{World, action, actions};
@@ -124,4 +123,18 @@ async fn a_provider_that_is_not_reachable_says_so() {
     let error = provider.observe(&world.scope).await.unwrap_err();
     assert_eq!((error.kind, &*error.code), (ErrorKind::Unavailable, "NotReachable"));
     assert!(error.to_string().contains("refused") && !error.to_string().contains("s3cret"), "{error}");
+}
+
+/// Tags have no condition: what was read before the first attempt says nothing about the second one.
+#[tokio::test]
+async fn a_claim_is_sent_once_for_each_read() {
+    let world = World::new(1).await;
+    let address = world.address(1).await;
+    let claim = Claim { cluster: "prod".to_owned(), owner: "default/web".to_owned() };
+    world.fake.plan_fault(1, Fault::Reply(error(503, "RequestLimitExceeded")), |it| action(it) == "CreateTags");
+    world.fake.take_log();
+    assert_eq!(world.provider.claim(&address, &claim).await.unwrap_err().kind, ErrorKind::Throttled);
+    assert_eq!(actions(&world.fake.take_log()), ["DescribeAddresses", "CreateTags"]);
+    world.provider.claim(&address, &claim).await.unwrap();
+    assert_eq!(world.address(1).await.claim, Some(claim));
 }

@@ -48,6 +48,18 @@ async fn an_address_without_labels_yet_is_finished_by_the_next_attempt() {
     assert_eq!(bench.server.with(|cloud| cloud.state.allocated), 1);
 }
 
+/// Another server, without this allocation, saw an address that is no VIP.
+#[tokio::test]
+async fn an_address_whose_claim_ended_meanwhile_is_claimed_again() {
+    let bench = Bench::new().await;
+    let address = bench.provider.allocate(&allocation()).await.expect("allocated");
+    bench.provider.unclaim(&address).await.expect("given up");
+    let again = bench.provider.allocate(&allocation()).await.expect("found");
+    assert_eq!((&again.id, again.claim), (&address.id, address.claim));
+    let id = again.id.0.clone();
+    assert_eq!(bench.address(&id).await.claim, Some(our_claim()));
+}
+
 #[tokio::test]
 async fn an_address_of_somebody_else_with_the_same_name_is_not_taken() {
     let bench = Bench::new().await;

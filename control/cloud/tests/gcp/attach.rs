@@ -1,6 +1,6 @@
 //! Attachments: attach, move, detach, prepare.
 
-use vipgate_cloud::{Binding, ErrorKind, NicId, Provider};
+use vipgate_cloud::{Binding, Capacity, ErrorKind, NicId, Provider};
 use vipgate_cloud_testkit::Fault;
 
 use crate::bench::{Bench, NIC_1, NIC_2, ip, kind};
@@ -228,4 +228,23 @@ async fn reads_from_before_the_last_change_do_no_harm() {
     bench.server.with(|cloud| cloud.lag = 1);
     assert_eq!(kind(bench.provider.detach(&nic.id, &[binding.address]).await), ErrorKind::Conflict);
     assert_eq!(bench.route(), None);
+}
+
+/// Somebody detached the VIP and attached it again, by hand, to the very NIC.
+#[tokio::test]
+async fn an_access_config_with_another_name_is_somebody_elses() {
+    let bench = Bench::claimed().await;
+    let (binding, nic, other) = (bench.binding(NIC_1).await, bench.nic(NIC_1).await, bench.nic(NIC_2).await);
+    bench.server.with(|cloud| cloud.attach("203.0.113.1", "gw-1"));
+    let observed = bench.address("vip-1").await;
+    assert_eq!(observed.attachment.as_ref().and_then(|it| it.private), None);
+    assert_eq!(bench.nic(NIC_1).await.capacity, Capacity::ipv4(0));
+    bench.log();
+    assert_eq!(kind(bench.provider.attach(&nic, std::slice::from_ref(&binding)).await), ErrorKind::InUse);
+    let from = NicId(NIC_1.to_owned());
+    let elsewhere = Binding { private: ip("10.0.0.12"), ..binding };
+    assert_eq!(kind(bench.provider.move_from_dead(&from, &other, &[elsewhere]).await), ErrorKind::InUse);
+    assert_eq!(kind(bench.provider.detach(&from, &[observed]).await), ErrorKind::InUse);
+    assert_eq!(bench.writes(), [""; 0]);
+    assert!(bench.route().is_some());
 }

@@ -1,10 +1,10 @@
 //! Claims.
 
 use serde_json::json;
-use vipgate_cloud::{Claim, ErrorKind, Provider};
+use vipgate_cloud::{Capacity, Claim, ErrorKind, NicId, Provider, PublicAddress};
 use vipgate_cloud_testkit::{Fault, Reply};
 
-use crate::bench::{Bench, kind, our_claim};
+use crate::bench::{Bench, NIC_1, kind, our_claim};
 
 fn conflict() -> Fault {
     let error = json!({ "message": "m", "domain": "global", "reason": "conditionNotMet" });
@@ -31,14 +31,24 @@ async fn an_address_with_another_claim_is_in_use() {
     let free = bench.address("vip-1").await;
     let other_owner = Claim { owner: "shop/mail".to_owned(), ..our_claim() };
     let other_cluster = Claim { cluster: "test".to_owned(), ..our_claim() };
+    assert_eq!(kind(bench.provider.claim(&free, &other_cluster).await), ErrorKind::InUse);
     for claim in [other_owner, other_cluster] {
-        assert_eq!(kind(bench.provider.claim(&free, &claim).await), ErrorKind::InUse);
         let mut stale = free.clone();
         stale.claim = Some(claim);
         assert_eq!(kind(bench.provider.unclaim(&stale).await), ErrorKind::InUse);
     }
     assert_eq!(bench.writes(), [""; 0]);
     assert_eq!(bench.address("vip-1").await.claim, Some(our_claim()));
+}
+
+/// A VIP that another Service gets, or whose Service has another name now.
+#[tokio::test]
+async fn a_claim_of_another_owner_of_the_cluster_is_replaced() {
+    let bench = Bench::attached().await;
+    let claim = Claim { owner: "shop/mail".to_owned(), ..our_claim() };
+    bench.provider.claim(&bench.address("vip-1").await, &claim).await.expect("claimed");
+    assert_eq!(bench.address("vip-1").await.claim, Some(claim));
+    assert!(bench.route().is_some(), "it is still attached");
 }
 
 #[tokio::test]
@@ -49,6 +59,24 @@ async fn an_address_that_somebody_else_uses_is_in_use() {
     bench.log();
     assert_eq!(kind(bench.provider.claim(&address, &our_claim()).await), ErrorKind::InUse);
     assert_eq!(bench.log(), ["GET vip-1"]);
+}
+
+/// Somebody removed the claim of a VIP: its access config still has vipgate's name.
+#[tokio::test]
+async fn an_address_that_vipgate_has_attached_is_claimed_again() {
+    let bench = Bench::attached().await;
+    let claimed = bench.address("vip-1").await;
+    bench.provider.unclaim(&claimed).await.expect("given up");
+    let observed = bench.address("vip-1").await;
+    assert_eq!(observed.private.keys().collect::<Vec<_>>(), [&NicId(NIC_1.to_owned())]);
+    assert_eq!(bench.nic(NIC_1).await.capacity, Capacity::ipv4(1));
+    bench.provider.claim(&observed, &our_claim()).await.expect("claimed");
+    assert_eq!(bench.address("vip-1").await, claimed_again(claimed, &bench).await);
+}
+
+/// The same with the version that it has now.
+async fn claimed_again(claimed: PublicAddress, bench: &Bench) -> PublicAddress {
+    PublicAddress { version: bench.address("vip-1").await.version, ..claimed }
 }
 
 #[tokio::test]

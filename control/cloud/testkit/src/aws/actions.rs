@@ -238,10 +238,11 @@ fn allocate(state: &mut State, parameters: &Parameters) -> Result<String, Refusa
     if state.eips.len() >= state.address_limit {
         return Err(refuse("AddressLimitExceeded", "The maximum number of addresses has been reached."));
     }
-    let last =
-        (100..=u8::MAX).find(|last| state.eips.values().all(|eip| eip.public != IpAddr::from([192, 0, 2, *last])));
-    let none_left = || refuse("InsufficientAddressCapacity", "There are not enough free addresses.");
-    let public = [192, 0, 2, last.ok_or_else(none_left)?].into();
+    // No address is given out twice.
+    let last = u8::try_from(100 + state.allocated);
+    let last = last.map_err(|_| refuse("InsufficientAddressCapacity", "There are not enough free addresses."))?;
+    state.allocated += 1;
+    let public = [192, 0, 2, last].into();
     let tags = tags(parameters, "TagSpecification.1.Tag");
     let tags = tags.into_iter().map(|(key, value)| (key, value.unwrap_or_default())).collect();
     let id = state.add_address(public, tags);

@@ -15,6 +15,8 @@ pub(super) struct State {
     pub(super) instances: BTreeMap<String, String>,
     pub(super) subnets: BTreeMap<String, IpNet>,
     pub(super) address_limit: usize,
+    /// Addresses that were ever allocated.
+    pub(super) allocated: usize,
     counter: u32,
 }
 

@@ -1,8 +1,7 @@
 //! Long operations: a state at a URL, until their time has passed.
 
-use std::time::Instant;
-
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::error::Error;
 use super::{FakeAzure, LOCATION, SUBSCRIPTION};

@@ -80,9 +80,14 @@ impl State {
         self.of_kind("Microsoft.Network/publicIPAddresses")
     }
 
+    /// Network interfaces.
+    pub(super) fn interfaces(&self) -> impl Iterator<Item = &Value> {
+        self.of_kind("Microsoft.Network/networkInterfaces")
+    }
+
     /// IP configurations with their interfaces.
     pub(super) fn configurations(&self) -> impl Iterator<Item = (&Value, &Value)> {
-        self.of_kind("Microsoft.Network/networkInterfaces").flat_map(|nic| {
+        self.interfaces().flat_map(|nic| {
             let all = nic["properties"]["ipConfigurations"].as_array();
             all.into_iter().flatten().map(move |configuration| (nic, configuration))
         })

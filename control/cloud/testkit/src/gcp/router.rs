@@ -1,9 +1,9 @@
 //! Requests of the API: paths, parameters and bodies.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
 
 use serde_json::{Map, Value};
+use tokio::time::Instant;
 
 use super::change::Change;
 use super::error::Error;
