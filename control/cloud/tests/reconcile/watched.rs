@@ -41,6 +41,8 @@ pub(crate) struct Watched<C> {
     pub(crate) foreign: BTreeMap<IpAddr, Instant>,
     /// Private addresses that somebody else has given to NICs.
     pub(crate) foreign_private: BTreeSet<String>,
+    /// Private addresses whose public address somebody has deleted: nobody knows whose they are, but a request that is on its way.
+    pub(crate) orphaned: BTreeSet<String>,
     /// Gateways that are dead in some server's view, and when they were last.
     pub(crate) dead: BTreeMap<String, Instant>,
     /// Time that operations take.
@@ -69,6 +71,7 @@ impl<C: Cloud> Watched<C> {
             crash: None,
             foreign: BTreeMap::new(),
             foreign_private: BTreeSet::new(),
+            orphaned: BTreeSet::new(),
             dead: BTreeMap::new(),
             operation_time: Duration::ZERO,
             failed: common.failed.clone(),
@@ -86,7 +89,9 @@ impl<C: Cloud> Watched<C> {
         self.last = self.cloud.snapshot();
         // What went with its NIC can be anybody's next.
         let nics = &self.last.nics;
-        self.foreign_private.retain(|it| nics.values().any(|nic| nic.secondary.contains_key(it)));
+        let is_there = |it: &String| nics.values().any(|nic| nic.secondary.contains_key(it));
+        self.foreign_private.retain(is_there);
+        self.orphaned.retain(is_there);
         done
     }
 
@@ -121,7 +126,7 @@ impl<C: Cloud> Watched<C> {
         self.foreign.remove(&address);
         self.by_hand(|cloud| cloud.remove(address));
         let is_left = |private: &String| self.last.nics.values().any(|nic| nic.secondary.contains_key(private));
-        self.foreign_private.extend(bound.into_iter().filter(is_left));
+        self.orphaned.extend(bound.into_iter().filter(is_left));
     }
 
     fn violation(&self, text: &str) {
