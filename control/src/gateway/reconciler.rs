@@ -16,6 +16,7 @@ use std::time::SystemTime;
 use tokio::task::{JoinHandle, spawn_blocking};
 use vipgate_dataplane::policy::build::Builder;
 use vipgate_dataplane::policy::change::PolicyChange;
+use vipgate_dataplane::policy::compiled::Policy;
 use vipgate_dataplane::policy::members::MembersSpec;
 use vipgate_dataplane::policy::publish::Publisher;
 use vipgate_dataplane::policy::spec::{Announce, NetworkSpec};
@@ -175,6 +176,7 @@ impl Reconciler {
         let before = steering_tables::PreviousTables::of(&change, &self.builder);
         let snapshot = self.builder.with_change(&change).map_err(|error| rejection(&error))?;
         let (generation, compiled) = (snapshot.generation, snapshot.policy.clone());
+        self.report_vips_at_tunnel_endpoints(&compiled);
         let (added, removed) = before.difference(&change, &self.builder);
         {
             let mut steering = self.steering.lock().unwrap_or_else(PoisonError::into_inner);
@@ -218,6 +220,20 @@ impl Reconciler {
         self.state.placement.apply(&change);
         self.announce(Some(&previous));
         Ok(())
+    }
+
+    fn report_vips_at_tunnel_endpoints(&self, policy: &Policy) {
+        let of = |policy: &Policy| steering_tables::vips_at_tunnel_endpoints(policy, &self.tunnels);
+        let before = of(&self.state.compiled.load());
+        for (vip, private) in of(policy).into_iter().filter(|conflict| !before.contains(conflict)) {
+            tracing::error!(
+                event = "private_address_conflict",
+                %vip,
+                %private,
+                "the private address {private} of the VIP {vip} is this gateway's address for peers, so the VIP can't be reached: \
+                 name another NIC of the gateway in `spec.nic`"
+            );
+        }
     }
 
     /// Whether the local addresses are unchanged.

@@ -32,6 +32,13 @@ fn private_addresses(policy: &Policy) -> BTreeSet<IpAddr> {
     policy.static_nat().addresses().map(|(private, _)| private).collect()
 }
 
+/// VIPs whose private address is a tunnel endpoint of this gateway, with that address. Packets to it stay the kernel's, so these
+/// VIPs can't be reached.
+pub(super) fn vips_at_tunnel_endpoints(policy: &Policy, tunnels: &[SocketAddr]) -> Vec<(IpAddr, IpAddr)> {
+    let is_endpoint = |(private, _): &(IpAddr, IpAddr)| tunnels.iter().any(|tunnel| tunnel.ip() == *private);
+    policy.static_nat().addresses().filter(is_endpoint).map(|(private, vip)| (vip, private)).collect()
+}
+
 /// Pod CIDRs whose uncovered traffic is dropped (`uncovered: drop`).
 fn pods(cluster: &ClusterSpec) -> BTreeSet<IpNet> {
     cluster.pods.iter().filter(|_| cluster.drop_uncovered).copied().collect()
@@ -153,6 +160,17 @@ mod tests {
             removed: Removed { vips: gone, ..Removed::default() },
             ..PolicyChange::default()
         }
+    }
+
+    #[test]
+    fn a_vip_at_the_address_of_peers_is_found() {
+        let mut builder = Builder::new(NetworkSpec::default());
+        let vips = [("203.0.113.1", Some("10.0.0.5")), ("203.0.113.2", Some("10.0.0.6"))];
+        builder.with_change(&change(&[], &vips)).unwrap();
+        let at =
+            |tunnel: &str| vips_at_tunnel_endpoints(&builder.snapshot().policy, &[SocketAddr::new(ip(tunnel), 4790)]);
+        assert_eq!(at("10.0.0.6"), [(ip("203.0.113.2"), ip("10.0.0.6"))]);
+        assert_eq!(at("10.0.0.7"), []);
     }
 
     #[test]

@@ -5,7 +5,8 @@
 //   ARP from a VIP, or neighbor advertisement of it         -> socket: address conflict
 //   to a VIP                                                -> socket
 //   to the private address of a VIP in a cloud              -> socket, and its ARP and neighbor discovery; if the kernel
-//                                                              has the address, too, these and DHCP go there
+//                                                              has the address, too, these and DHCP go there; if it is a
+//                                                              tunnel endpoint, too, everything but tunnel packets
 //   from a tunnel to this gateway                           -> socket
 //   from an endpoint, neither to a local address nor
 //   with link-local scope                                   -> socket
@@ -360,9 +361,9 @@ static __always_inline int captures4(const __u8 *l3, void *end, __u32 ifindex)
 	if (roles(to) & (VIP | PRIVATE | TUNNEL)) {
 		if (roles(to) & VIP)
 			return 1;
-		if (roles(to) & PRIVATE)
+		if ((roles(to) & (PRIVATE | TUNNEL)) == PRIVATE)
 			return !((roles(to) & LOCAL) && is_dhcp4(l3, end));
-		if (is_tunnel4(l3, end))
+		if ((roles(to) & TUNNEL) && is_tunnel4(l3, end))
 			return 1;
 	}
 	struct host *from = bpf_map_lookup_elem(&hosts4, &source);
@@ -385,9 +386,9 @@ static __always_inline int captures6(const __u8 *l3, void *end, __u32 ifindex)
 	if (roles(to) & (VIP | PRIVATE | TUNNEL)) {
 		if (roles(to) & VIP)
 			return 1;
-		if (roles(to) & PRIVATE)
+		if ((roles(to) & (PRIVATE | TUNNEL)) == PRIVATE)
 			return !((roles(to) & LOCAL) && is_dhcp_or_nd6(l3, end));
-		if (is_tunnel6(l3, end))
+		if ((roles(to) & TUNNEL) && is_tunnel6(l3, end))
 			return 1;
 	}
 	struct host *from = bpf_map_lookup_elem(&hosts6, &source);

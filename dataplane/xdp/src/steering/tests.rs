@@ -205,6 +205,13 @@ fn only_tunnel_packets_to_the_tunnel_endpoint_are_captured() {
         let mut tcp = tunnel(4790);
         tcp[if local.is_ipv4() { 23 } else { 20 }] = 6;
         assert_eq!(verdict(&mut steering, &tcp), Kernel, "the replication link is the kernel's");
+        // A VIP's private address can't take the peers' one: the gateway would lose them.
+        let private_addresses = [local].into();
+        let tunnels = [(local, 4790)].into();
+        let locals = [local].into();
+        let tables = SteeringTables { private_addresses, tunnels, local_addresses: locals, ..Default::default() };
+        steering.apply(tables).expect("tables");
+        assert_eq!((verdict(&mut steering, &tunnel(4790)), verdict(&mut steering, &tcp)), (Socket, Kernel));
         let mut outgoing = packet(local, peer);
         outgoing[ports..ports + 2].copy_from_slice(&4790_u16.to_be_bytes());
         assert_eq!(verdict(&mut steering, &outgoing), Kernel);
