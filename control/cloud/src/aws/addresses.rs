@@ -186,7 +186,8 @@ fn is_instance(aws: &Aws) -> bool {
     aws.config.associate == Associate::Instance
 }
 
-/// Ends associations with an ENI. An association has an id of its own: one that was made meanwhile isn't ended.
+/// Ends associations with an ENI, at the private addresses that are bound there: one that somebody made elsewhere at it stays. An
+/// association has an id of its own: one that is made meanwhile isn't ended.
 pub(super) async fn detach(aws: &Aws, from: &NicId, addresses: &[PublicAddress]) -> Result<(), CloudError> {
     let (v6, v4): (Vec<PublicAddress>, Vec<PublicAddress>) =
         addresses.iter().cloned().partition(|address| !address.has_tags);
@@ -197,7 +198,8 @@ pub(super) async fn detach(aws: &Aws, from: &NicId, addresses: &[PublicAddress])
     let current = observe::addresses(aws, &v4).await?;
     let mut outcome = Ok(());
     for current in current.values().filter(|it| it.network_interface_id.as_deref() == Some(&*from.0)) {
-        let Some(association) = current.association_id.as_deref().filter(|_| is_ours(aws, current)) else { continue };
+        let is_made_here = is_ours(aws, current) && (is_bound(current) || is_instance(aws));
+        let Some(association) = current.association_id.as_deref().filter(|_| is_made_here) else { continue };
         let one = match aws.query.send(DISASSOCIATE, &[one("AssociationId", association)]).await {
             Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
             outcome => outcome.map(drop),

@@ -74,6 +74,22 @@ async fn private_addresses_of_others_at_the_same_eni_are_left_alone() {
 }
 
 #[tokio::test]
+async fn what_somebody_attaches_elsewhere_at_the_eni_is_not_detached() {
+    let world = World::new(1).await;
+    world.converge().await;
+    let (address, nic) = (world.address(1).await, world.nic("a").await);
+    let pod = [10, 0, 0, 100].into();
+    world.fake.with(|cloud| {
+        cloud.assign_by_hand(&world.enis["a"], pod);
+        cloud.disassociate_by_hand(&world.allocations[0]);
+        cloud.associate_by_hand(&world.allocations[0], &world.enis["a"], pod);
+    });
+    world.provider.detach(&nic.id, std::slice::from_ref(&address)).await.unwrap();
+    let route = world.fake.with(|cloud| cloud.routes().get(&vip(1)).cloned());
+    assert_eq!(route, Some((world.enis["a"].clone(), pod)));
+}
+
+#[tokio::test]
 async fn a_private_address_with_another_public_one_is_neither_used_nor_unassigned() {
     let world = World::new(2).await;
     world.converge().await;
