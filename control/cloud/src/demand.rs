@@ -40,8 +40,8 @@ pub struct Demand {
     pub beyond_limit: usize,
 }
 
-/// What to allocate for shortages, the first ones first. `issued`: tokens of allocations that may have been carried out without
-/// being observed yet; they count.
+/// What to allocate for shortages, the first ones first. `issued`: tokens that aren't observed, of allocations that may have
+/// been carried out; they count.
 pub fn demand(
     reserve: &Reserve<'_>,
     shortages: &[Shortage],
@@ -52,8 +52,7 @@ pub fn demand(
     let tokens: BTreeSet<&str> = observed.addresses.iter().filter_map(|address| address.token.as_deref()).collect();
     // More than tokens if a request was carried out twice.
     let allocated = observed.addresses.iter().filter(|address| address.token.is_some()).count();
-    let mut unseen: BTreeSet<&str> =
-        issued.iter().map(String::as_str).filter(|token| !tokens.contains(token)).collect();
+    let mut unseen: BTreeSet<&str> = issued.iter().map(String::as_str).collect();
     let is_free = |address: &&PublicAddress| {
         address.claim.is_none() && address.attachment.is_none() && !desired.vips.contains_key(&address.address)
     };

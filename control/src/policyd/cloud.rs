@@ -85,13 +85,7 @@ impl CloudState {
 
     /// Sets what Services lack, as address management has found.
     pub(super) fn set_service_shortages(&self, shortages: &[Shortage]) {
-        self.service_shortages.send_if_modified(|current| {
-            let is_new = **current != *shortages;
-            if is_new {
-                *current = shortages.into();
-            }
-            is_new
-        });
+        send_if_new(&self.service_shortages, shortages.into());
     }
 
     /// Whether a pool's provider hasn't been observed yet, though it is to be.
@@ -287,18 +281,10 @@ impl Manager {
             reports.insert(name.clone(), report);
             let candidates: Arc<[IpNet]> = pool.spec.spec.private.prefixes().iter().map(|cidr| cidr.0).collect();
             let inputs = Inputs { scope: scope(&pool.spec, &objects), desired, candidates, leads };
-            pool.inputs.send_if_modified(|current| {
-                let is_new = *current != inputs;
-                *current = inputs;
-                is_new
-            });
+            send_if_new(&pool.inputs, inputs);
         }
         self.state.pools.store(Arc::new(reports));
-        self.state.inventory.send_if_modified(|current| {
-            let is_new = **current != inventory;
-            *current = Arc::new(inventory);
-            is_new
-        });
+        send_if_new(&self.state.inventory, Arc::new(inventory));
     }
 
     fn start(&self, spec: &ProviderPool) -> Result<Pool, Box<FailedPool>> {
@@ -313,6 +299,15 @@ impl Manager {
         let demand = DemandTracker::default();
         Ok(Pool { spec: spec.clone(), inputs, states: of_manager, meter, demand, task })
     }
+}
+
+/// Sends a value, unless it equals the current one.
+fn send_if_new<T: PartialEq>(sender: &watch::Sender<T>, value: T) {
+    sender.send_if_modified(|current| {
+        let is_new = *current != value;
+        *current = value;
+        is_new
+    });
 }
 
 /// What the provider of a pool is asked for.

@@ -23,7 +23,7 @@ pub(super) async fn unprepare(aws: &Aws, nic: &Nic, bindings: &[Binding]) -> Res
     };
     let (mut free, mut bound_twice, mut is_in_use) = (Vec::new(), Vec::new(), false);
     for binding in v4.iter().filter(is_bound) {
-        // Unassigning a private address ends its association, whoever made it.
+        // Unassigning a private address ends its association, also one of another user.
         match user(aws, &interface, binding).await? {
             User::Nobody => free.push(binding),
             User::BoundToo => bound_twice.push(binding),

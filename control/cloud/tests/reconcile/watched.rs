@@ -41,7 +41,8 @@ pub(crate) struct Watched<C> {
     pub(crate) foreign: BTreeMap<IpAddr, Instant>,
     /// Private addresses that somebody else has given to NICs.
     pub(crate) foreign_private: BTreeSet<String>,
-    /// Private addresses whose public address somebody has deleted: nobody knows whose they are, but a request that is on its way.
+    /// Private addresses whose public address was deleted by hand: no tag says any more that they are vipgate's, which a request in
+    /// flight still knows.
     pub(crate) orphaned: BTreeSet<String>,
     /// Gateways that are dead in some server's view, and when they were last.
     pub(crate) dead: BTreeMap<String, Instant>,
@@ -117,8 +118,8 @@ impl<C: Cloud> Watched<C> {
         self.is_long_free(address) || self.max_in_flight() < MAX_IN_FLIGHT
     }
 
-    /// Somebody deletes an address. Of the private addresses that were bound to it nobody knows any more whose they are, except
-    /// where they have a name.
+    /// Deletes an address by hand. No tag says any more that the private addresses that were bound to it are vipgate's, except where
+    /// they have a name.
     pub(crate) fn delete_by_hand(&mut self, address: IpAddr) {
         let nics = self.last.nics.values().flat_map(|nic| &nic.secondary);
         let bound = nics.filter(|(_, bound)| bound.contains(&address)).map(|(private, _)| private.clone());

@@ -60,3 +60,17 @@ impl CloudPool {
         zone.is_none_or(|zone| nic.zone.as_ref() == Some(zone))
     }
 }
+
+#[cfg(test)]
+impl super::Object {
+    /// Gives a pool observed addresses, each with the object that it is claimed for.
+    pub(crate) fn observe_addresses(&mut self, addresses: &[(&str, Option<&str>)]) {
+        let super::Body::AddressPool(pool) = &mut self.body else { return };
+        let address = |(address, owner): &(&str, Option<&str>)| {
+            let cloud = CloudAddress { owner: owner.map(str::to_owned), ..CloudAddress::default() };
+            (address.parse().unwrap(), cloud)
+        };
+        let addresses = addresses.iter().map(address).collect();
+        pool.cloud = Some(std::sync::Arc::new(CloudPool { addresses, ..CloudPool::default() }));
+    }
+}

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::diagnostic::Code;
-use crate::manifest::{Body, CloudAddress, CloudPool, Family};
+use crate::manifest::Family;
 
 /// Two policies for a pool whose provider has these addresses, each with the object that it is claimed for.
 fn compiled_with(pool: &str, counts: [u32; 2], addresses: &[(&str, Option<&str>)]) -> Compiled {
@@ -21,16 +21,8 @@ fn compiled_with(pool: &str, counts: [u32; 2], addresses: &[(&str, Option<&str>)
         policy("young", 2021, counts[1])
     );
     let mut objects = objects(&text);
-    let address = |(address, owner): &(&str, Option<&str>)| {
-        (ip(address), CloudAddress { owner: owner.map(str::to_owned), ..CloudAddress::default() })
-    };
     for object in &mut objects {
-        if let Body::AddressPool(pool) = &mut object.body {
-            let mut changed = (**pool).clone();
-            let addresses = addresses.iter().map(address).collect();
-            changed.cloud = Some(Arc::new(CloudPool { addresses, ..CloudPool::default() }));
-            *pool = changed.into();
-        }
+        object.observe_addresses(addresses);
     }
     compile(&objects)
 }

@@ -1,7 +1,6 @@
 //! Addresses of pools whose provider was observed: claims, and what can be allocated.
 
 use super::*;
-use crate::manifest::{CloudAddress, CloudPool};
 
 /// The plan for Services, with a pool whose provider has these addresses.
 fn plan(provider: &str, addresses: &[(&str, Option<&str>)], services: &str) -> AllocationPlan {
@@ -9,18 +8,8 @@ fn plan(provider: &str, addresses: &[(&str, Option<&str>)], services: &str) -> A
         "apiVersion: vipgate.io/v1alpha1\nkind: AddressPool\nmetadata: {{name: public}}\nspec: {{provider: {provider}}}\n"
     );
     let mut snapshot = snapshot(&format!("{pool}{services}"));
-    let address = |(address, owner): &(&str, Option<&str>)| {
-        let cloud = CloudAddress { owner: owner.map(str::to_owned), ..CloudAddress::default() };
-        (address.parse().unwrap(), cloud)
-    };
     for object in &mut snapshot.objects {
-        let object = Arc::make_mut(object);
-        if let Body::AddressPool(pool) = &mut object.body {
-            let mut changed = (**pool).clone();
-            let addresses = addresses.iter().map(address).collect();
-            changed.cloud = Some(Arc::new(CloudPool { addresses, ..CloudPool::default() }));
-            *pool = changed.into();
-        }
+        Arc::make_mut(object).observe_addresses(addresses);
     }
     let services = snapshot.services();
     snapshot.plan(&services)
