@@ -137,6 +137,8 @@ impl From<&Member> for proto::Member {
             tunnel_key: member.tunnel_key.map(Vec::from).unwrap_or_default(),
             unable: member.unable.as_deref().unwrap_or_default().to_owned(),
             commitment: member.commitment.map(Vec::from).unwrap_or_default(),
+            overlay_address: String::new(),
+            overlay_port: 0,
         }
     }
 }

@@ -65,6 +65,12 @@ impl Membership for Service {
         tokio::spawn(task.run(request.into_inner()));
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
+
+    type WatchStream = Self::JoinStream;
+
+    async fn watch(&self, _: Request<proto::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        Err(Status::unimplemented("watch"))
+    }
 }
 
 /// Task of one gateway's stream.

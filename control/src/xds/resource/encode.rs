@@ -184,6 +184,7 @@ pub fn cluster(cluster: &Cluster) -> (Key, Content) {
         service_cidrs: texts(&cluster.services),
         node_cidrs: texts(&cluster.nodes),
         uncovered: uncovered(cluster.uncovered),
+        node_addresses: Vec::new(),
     };
     resource(Kind::Cluster, CLUSTER.into(), &message)
 }

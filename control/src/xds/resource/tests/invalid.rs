@@ -90,6 +90,7 @@ fn cluster() -> proto::Cluster {
         service_cidrs: texts(&["10.96.0.0/12"]),
         node_cidrs: texts(&["10.244.1.0/24"]),
         uncovered: proto::Uncovered::Drop.into(),
+        node_addresses: Vec::new(),
     }
 }
 
