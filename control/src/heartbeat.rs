@@ -51,6 +51,8 @@ pub struct ClientConfig {
     pub tunnel_key: TunnelKey,
     /// Address where other gateways reach it.
     pub peer: Option<SocketAddr>,
+    /// Address and UDP port where it ends VXLAN tunnels of nodes.
+    pub overlay: Option<SocketAddr>,
     /// Receiver of leases.
     pub lease: Arc<dyn LeaseClock>,
 }

@@ -48,6 +48,8 @@ pub struct Member {
     pub peer: Option<SocketAddr>,
     /// Public key, from which its tunnel keys are derived.
     pub tunnel_key: Option<TunnelKey>,
+    /// Address and UDP port where it ends VXLAN tunnels of nodes; `None`: it ends none.
+    pub overlay: Option<SocketAddr>,
     /// Its fault; `None`: no fault is known.
     pub unable: Option<Arc<str>>,
 }
@@ -134,6 +136,8 @@ pub struct Heartbeat {
     pub peer: Option<SocketAddr>,
     /// Public key, from which its tunnel keys are derived.
     pub tunnel_key: Option<TunnelKey>,
+    /// Address and UDP port where it ends VXLAN tunnels of nodes; `None`: it ends none.
+    pub overlay: Option<SocketAddr>,
     /// Its fault. It requests to drain then, for servers without this field.
     pub unable: Option<Arc<str>>,
     /// Version of the policy that it has in force.
@@ -157,6 +161,7 @@ impl Heartbeat {
             fingerprint: None,
             peer: None,
             tunnel_key: None,
+            overlay: None,
             unable: None,
             policy_version: None,
             sessions: 0,
@@ -204,6 +209,7 @@ impl Member {
             fingerprint: None,
             peer: None,
             tunnel_key: None,
+            overlay: None,
             unable: None,
         }
     }

@@ -149,6 +149,8 @@ fn view() -> proto::View {
         fingerprint: vec![3; 32],
         address: "10.2.0.1".to_owned(),
         port: 4790,
+        overlay_address: "10.2.0.11".to_owned(),
+        overlay_port: 8472,
         ..proto::Member::default()
     };
     proto::View { number: 5, serving_changes: 3, members: vec![member("a", 1), member("b", 2)] }
@@ -168,6 +170,8 @@ fn members() {
             fingerprint: vec![1; 32],
             peer_address: "10.2.0.1".to_owned(),
             peer_port: 4790,
+            overlay_address: "10.2.0.11".to_owned(),
+            overlay_port: 8472,
             view,
             ..proto::Heartbeat::default()
         };

@@ -157,6 +157,7 @@ impl HeartbeatStream<'_> {
             fingerprint: Some(config.fingerprint),
             peer: config.peer,
             tunnel_key: Some(config.tunnel_key),
+            overlay: config.overlay,
             unable,
             policy_version,
             sessions,

@@ -137,6 +137,7 @@ impl Gateway {
             fingerprint: [process; 32],
             tunnel_key: [process + 100; 32],
             peer: Some("192.0.2.1:4790".parse().unwrap()),
+            overlay: Some("192.0.2.2:8472".parse().unwrap()),
             lease: clock.clone(),
         });
         Self { clock, handle, task: tokio::spawn(client.run()) }
@@ -195,6 +196,7 @@ async fn a_ready_gateway_becomes_active_and_its_lease_is_renewed() {
     let other = status.view.member("b").unwrap();
     assert_eq!((other.incarnation, other.fingerprint), (secret(2).incarnation(), Some([2; 32])));
     assert_eq!(other.peer, Some("192.0.2.1:4790".parse().unwrap()));
+    assert_eq!(other.overlay, Some("192.0.2.2:8472".parse().unwrap()));
     a.wait_for_lease().await;
     b.wait_for_lease().await;
     assert_eq!(a.wait_for(|status| status.ttl < TTL).await.ttl, TTL * 9 / 10);

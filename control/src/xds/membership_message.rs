@@ -105,7 +105,8 @@ impl TryFrom<proto::Member> for Member {
         let fingerprint = fingerprint.map_err(|bytes| InvalidMessage::Fingerprint(name.to_string(), bytes))?;
         let tunnel_key =
             checked_hash(tunnel_key).map_err(|bytes| InvalidMessage::TunnelKey(name.to_string(), bytes))?;
-        let peer = checked_peer(&name, &address, port)?;
+        let peer = checked_endpoint(&name, &address, port)?;
+        let overlay = checked_endpoint(&name, &message.overlay_address, message.overlay_port)?;
         let commitment = checked_commitment(&name, incarnation, &commitment)?;
         Ok(Self {
             name,
@@ -117,6 +118,7 @@ impl TryFrom<proto::Member> for Member {
             fingerprint,
             peer,
             tunnel_key,
+            overlay,
             unable: checked_fault(&unable),
         })
     }
@@ -124,7 +126,8 @@ impl TryFrom<proto::Member> for Member {
 
 impl From<&Member> for proto::Member {
     fn from(member: &Member) -> Self {
-        let (address, port) = peer_fields(member.peer);
+        let (address, port) = endpoint_fields(member.peer);
+        let (overlay_address, overlay_port) = endpoint_fields(member.overlay);
         Self {
             name: member.name.to_string(),
             serving: member.serving,
@@ -137,8 +140,8 @@ impl From<&Member> for proto::Member {
             tunnel_key: member.tunnel_key.map(Vec::from).unwrap_or_default(),
             unable: member.unable.as_deref().unwrap_or_default().to_owned(),
             commitment: member.commitment.map(Vec::from).unwrap_or_default(),
-            overlay_address: String::new(),
-            overlay_port: 0,
+            overlay_address,
+            overlay_port,
         }
     }
 }
@@ -230,7 +233,8 @@ impl proto::Heartbeat {
             checked_hash(fingerprint).map_err(|bytes| InvalidMessage::Fingerprint(gateway.to_string(), bytes))?;
         let tunnel_key =
             checked_hash(tunnel_key).map_err(|bytes| InvalidMessage::TunnelKey(gateway.to_string(), bytes))?;
-        let peer = checked_peer(&gateway, &peer_address, peer_port)?;
+        let peer = checked_endpoint(&gateway, &peer_address, peer_port)?;
+        let overlay = checked_endpoint(&gateway, &self.overlay_address, self.overlay_port)?;
         let view = view.map(MembershipView::try_from).transpose()?.map(Arc::new);
         Ok(Heartbeat {
             gateway,
@@ -242,6 +246,7 @@ impl proto::Heartbeat {
             fingerprint,
             peer,
             tunnel_key,
+            overlay,
             unable,
             policy_version,
             sessions,
@@ -251,7 +256,8 @@ impl proto::Heartbeat {
 
     /// As a message for the store, with this sequence number; without secrets.
     pub fn of(heartbeat: &Heartbeat, sequence: u64) -> Self {
-        let (peer_address, peer_port) = peer_fields(heartbeat.peer);
+        let (peer_address, peer_port) = endpoint_fields(heartbeat.peer);
+        let (overlay_address, overlay_port) = endpoint_fields(heartbeat.overlay);
         Self {
             gateway: heartbeat.gateway.to_string(),
             incarnation: heartbeat.incarnation,
@@ -267,6 +273,8 @@ impl proto::Heartbeat {
             view: heartbeat.view.as_deref().map(Into::into),
             tunnel_key: heartbeat.tunnel_key.map(Vec::from).unwrap_or_default(),
             commitment: heartbeat.commitment.map(Vec::from).unwrap_or_default(),
+            overlay_address,
+            overlay_port,
             ..Self::default()
         }
     }
@@ -307,7 +315,8 @@ fn checked_hash(bytes: Vec<u8>) -> Result<Option<[u8; 32]>, usize> {
     bytes.try_into().map(Some).map_err(|bytes: Vec<u8>| bytes.len())
 }
 
-fn checked_peer(name: &str, address: &str, port: u32) -> Result<Option<SocketAddr>, InvalidMessage> {
+/// An endpoint; `None` if its address is empty.
+fn checked_endpoint(name: &str, address: &str, port: u32) -> Result<Option<SocketAddr>, InvalidMessage> {
     if address.is_empty() {
         return Ok(None);
     }
@@ -317,6 +326,6 @@ fn checked_peer(name: &str, address: &str, port: u32) -> Result<Option<SocketAdd
     Ok(Some((ip, port).into()))
 }
 
-fn peer_fields(peer: Option<SocketAddr>) -> (String, u32) {
-    peer.map_or_else(Default::default, |peer| (peer.ip().to_string(), peer.port().into()))
+fn endpoint_fields(endpoint: Option<SocketAddr>) -> (String, u32) {
+    endpoint.map_or_else(Default::default, |endpoint| (endpoint.ip().to_string(), endpoint.port().into()))
 }

@@ -25,6 +25,7 @@ pub struct MemberRecord {
     fingerprint: Option<Fingerprint>,
     peer: Option<SocketAddr>,
     tunnel_key: Option<TunnelKey>,
+    overlay: Option<SocketAddr>,
     unable: Option<Arc<str>>,
     /// Version of the policy that it has in force.
     pub policy_version: Option<Arc<str>>,
@@ -54,6 +55,7 @@ impl MemberRecord {
             fingerprint: heartbeat.fingerprint,
             peer: heartbeat.peer,
             tunnel_key: heartbeat.tunnel_key,
+            overlay: heartbeat.overlay,
             unable: heartbeat.unable.clone(),
             policy_version: heartbeat.policy_version.clone(),
             sessions: heartbeat.sessions,
@@ -161,6 +163,7 @@ impl MemberRecord {
         member.fingerprint = self.fingerprint;
         member.peer = self.peer;
         member.tunnel_key = self.tunnel_key;
+        member.overlay = self.overlay;
         member.unable.clone_from(&self.unable);
     }
 }

@@ -210,6 +210,22 @@ fn only_changes_of_active_members_are_counted() {
 }
 
 #[test]
+fn a_view_has_the_tunnel_endpoint_of_the_last_heartbeat() {
+    let mut group = Group::active(&["a", "b"]);
+    for overlay in
+        ["192.0.2.11:8472", "[2001:db8::11]:4789"].map(|it| Some(it.parse().unwrap())).into_iter().chain([None])
+    {
+        let before = group.state.view().clone();
+        let minimal = Heartbeat::minimal("b", 1, DesiredState::Ready, before.number);
+        group.apply(&Heartbeat { overlay, ..minimal }).unwrap();
+        assert_eq!((group.member("b").overlay, group.member("a").overlay), (overlay, None));
+        assert_eq!(group.state.view().number, before.number + 1);
+        assert_eq!(group.state.view().serving_changes, before.serving_changes);
+        group.heartbeat("a", 1, DesiredState::Ready).unwrap();
+    }
+}
+
+#[test]
 fn without_a_count_every_view_may_have_changed_the_active_members() {
     let mut group = Group::active(&["a", "b"]);
     let old = MembershipView { serving_changes: 0, ..MembershipView::clone(group.state.view()) };

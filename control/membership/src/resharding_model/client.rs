@@ -108,6 +108,7 @@ impl Process {
             fingerprint: Some(self.fingerprint()),
             peer: Some(address(self.index)),
             tunnel_key: None,
+            overlay: None,
             unable: self.reported.unable.clone(),
             policy_version: None,
             sessions: 0,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::engine::Shared;
 use crate::command_error::CommandError;
-use crate::config::{Config, PolicySource};
+use crate::config::{Config, Overlay, PolicySource};
 use crate::gateway::group::{Group, PeerLinks, ReplicationWorkers};
 use crate::gateway::process_secret;
 use crate::gateway::session_store::SessionStore;
@@ -40,6 +40,7 @@ pub(super) fn join(
         fingerprint: identity.fingerprint().0,
         tunnel_key: *tunnel_secret.public(),
         peer: config.peer_tunnel_endpoint(),
+        overlay: config.overlay.map(Overlay::tunnel_endpoint),
         lease: lease.clone(),
     };
     let links = match &config.peer {

@@ -11,6 +11,7 @@ fn member(name: &str) -> Member {
         fingerprint: Some([3; 32]),
         peer: Some("[2001:db8::1]:4790".parse().unwrap()),
         tunnel_key: Some([4; 32]),
+        overlay: Some("192.0.2.11:8472".parse().unwrap()),
         unable: Some("interface gw-out is gone".into()),
         ..Member::new(name.into(), 4)
     }
@@ -41,6 +42,7 @@ fn a_heartbeat_survives_encoding_and_decoding() {
         fingerprint: Some([1; 32]),
         peer: Some("192.0.2.1:4790".parse().unwrap()),
         tunnel_key: Some([2; 32]),
+        overlay: Some("[2001:db8::2]:8472".parse().unwrap()),
         unable: Some("interface gw-out has no carrier".into()),
         policy_version: Some("fc8ec02219bf7451".into()),
         sessions: 48_211,
@@ -92,6 +94,14 @@ fn invalid_messages_are_rejected() {
         of(&|view| view.members[0].port = 65536),
         InvalidMessage::Address("a".into(), "2001:db8::1".into(), 65536)
     );
+    assert_eq!(
+        of(&|view| view.members[0].overlay_port = 0),
+        InvalidMessage::Address("a".into(), "192.0.2.11".into(), 0)
+    );
+    assert_eq!(
+        of(&|view| view.members[0].overlay_address = "node-1".into()),
+        InvalidMessage::Address("a".into(), "node-1".into(), 8472)
+    );
     assert_eq!(of(&|view| view.members[0].epoch = 6), InvalidMessage::Number(5));
     assert_eq!(of(&|view| view.serving_changes = 6), InvalidMessage::Number(5));
     assert_eq!(of(&|view| view.number = u64::MAX), InvalidMessage::Number(u64::MAX));
@@ -104,6 +114,8 @@ fn invalid_messages_are_rejected() {
         Heartbeat::try_from(proto::Heartbeat { incarnation: 0, ..heartbeat.clone() }),
         Err(InvalidMessage::Incarnation("a".into()))
     );
+    let overlay = proto::Heartbeat { overlay_address: "192.0.2.11".into(), overlay_port: 65536, ..heartbeat.clone() };
+    assert_eq!(Heartbeat::try_from(overlay), Err(InvalidMessage::Address("a".into(), "192.0.2.11".into(), 65536)));
     assert_eq!(
         Heartbeat::try_from(proto::Heartbeat { desired_state: 9, ..heartbeat }),
         Err(InvalidMessage::DesiredState("a".into(), 9))

@@ -56,6 +56,7 @@ async fn a_batch_without_a_write_does_not_end_a_store_outage() {
         fingerprint: None,
         peer: None,
         tunnel_key: None,
+        overlay: None,
         unable: None,
         policy_version: None,
         sessions: 0,

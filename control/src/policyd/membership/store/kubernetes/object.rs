@@ -164,6 +164,7 @@ mod tests {
             fingerprint: Some([7; 32]),
             tunnel_key: Some([7; 32]),
             peer: Some("[2001:db8:1234:5678:9abc:def0:1234:5678]:65535".parse().unwrap()),
+            overlay: Some("[2001:db8:1234:5678:9abc:def0:1234:5679]:65535".parse().unwrap()),
             unable: Some("x".repeat(200).into()),
             ..Member::new(format!("gateway-{n:04}.{}", "x".repeat(50)).into(), u64::MAX)
         };
