@@ -30,7 +30,7 @@ pub struct Stats {
     pub nacks: Counter,
     /// Connections rejected for a missing or invalid client certificate.
     pub tls_rejected: Counter,
-    /// Streams rejected because the certificate is another gateway's.
+    /// Streams rejected because the certificate is another gateway's or node's.
     pub certificate_mismatches: Counter,
     /// Streams rejected because a live process already uses the gateway's name.
     pub name_conflicts: Counter,

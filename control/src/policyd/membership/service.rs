@@ -1,4 +1,4 @@
-//! Membership service over gRPC: one task per stream. Heartbeats that arrive while one is being processed are coalesced
+//! Membership service over gRPC: one task per stream of a gateway. Heartbeats that arrive while one is being processed are coalesced
 //! to the last one, so a slow store delays replies, but never builds up a queue.
 
 use std::pin::Pin;
@@ -20,6 +20,7 @@ use crate::policyd::membership::coordinator::{
     HeartbeatError, HeartbeatReply, MembershipHandle, StreamEvent, StreamOrigin,
 };
 use crate::policyd::stats::Stats;
+use crate::xds::membership_message::is_name;
 use crate::xds::proto;
 use crate::xds::proto::membership_server::{Membership, MembershipServer};
 
@@ -68,8 +69,18 @@ impl Membership for Service {
 
     type WatchStream = Self::JoinStream;
 
-    async fn watch(&self, _: Request<proto::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        Err(Status::unimplemented("watch"))
+    async fn watch(&self, request: Request<proto::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        let client = ClientIdentity::from_request(&request);
+        let node = request.into_inner().node;
+        if !is_name(&node) {
+            return Err(Status::invalid_argument("`node` must be the node's name: 1 to 253 bytes without blanks"));
+        }
+        if let Err(status) = client.authorize_node(&node) {
+            self.stats.certificate_mismatches.increment();
+            self.rejections.log_node(&client, &node, &status);
+            return Err(status);
+        }
+        Ok(Response::new(Box::pin(super::watch::updates(self.membership.view.clone()))))
     }
 }
 
@@ -232,7 +243,8 @@ impl StreamTask {
     }
 }
 
-fn stopping() -> Status {
+/// The status of streams when the membership authority ends.
+pub(super) fn stopping() -> Status {
     Status::unavailable("the policy server is stopping")
 }
 
