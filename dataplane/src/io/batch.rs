@@ -132,7 +132,7 @@ pub struct Batch {
     pub endpoints: [EndpointId; BATCH_SIZE],
     /// Frontend, for packets to or from a Service.
     pub frontends: [FrontendId; BATCH_SIZE],
-    /// Tunnel destination, for packets in `tunneled`.
+    /// Tunnel destination, for packets in `tunneled` and `tunnel_echoes`.
     pub tunnel_destinations: [TunnelDestination; BATCH_SIZE],
     /// Current owner of the session, for packets in `standby`.
     pub session_owners: [Owner; BATCH_SIZE],
@@ -179,6 +179,8 @@ pub struct Batch {
     pub stateless_replies: PacketSet,
     /// Segments of health checks.
     pub health_checks: PacketSet,
+    /// Echoes of nodes in their tunnels, which are still encapsulated; their nodes are in `tunnel_destinations`.
+    pub tunnel_echoes: PacketSet,
     /// Packets of standby sessions.
     pub standby: PacketSet,
     /// Packets to be encapsulated.
@@ -234,6 +236,7 @@ impl Default for Batch {
             new_inbound: PacketSet::default(),
             stateless_replies: PacketSet::default(),
             health_checks: PacketSet::default(),
+            tunnel_echoes: PacketSet::default(),
             standby: PacketSet::default(),
             tunneled: PacketSet::default(),
             unchanged: PacketSet::default(),
@@ -264,7 +267,7 @@ impl Batch {
         (self.plain, self.to_fragment, self.new_ip_id, self.sessionless) = (empty, empty, empty, empty);
         (self.validated, self.stale, self.new_egress, self.unchanged) = (empty, empty, empty, empty);
         (self.new_inbound, self.stateless_replies, self.health_checks) = (empty, empty, empty);
-        (self.standby, self.tunneled) = (empty, empty);
+        (self.standby, self.tunneled, self.tunnel_echoes) = (empty, empty, empty);
         if cfg!(debug_assertions) {
             self.verdicts = [Verdict::Undecided; BATCH_SIZE];
         }
@@ -334,9 +337,15 @@ impl Batch {
 
     /// Encapsulates a packet for a node of the overlay network; done when it leaves.
     pub fn forward_to_node(&mut self, i: usize, node: NodeId) {
-        self.tunnel_destinations[i] =
-            TunnelDestination { remote: TunnelRemote::Node(node), hop_count: 0, requests_port: false };
+        self.tunnel_destinations[i] = TunnelDestination::node(node);
         self.tunneled.insert(i);
+    }
+
+    /// Marks a packet as an echo of this node, in its tunnel.
+    #[cold]
+    pub fn mark_tunnel_echo(&mut self, i: usize, node: NodeId) {
+        self.tunnel_destinations[i] = TunnelDestination::node(node);
+        self.tunnel_echoes.insert(i);
     }
 
     /// The undecided packets of a family.
@@ -364,6 +373,10 @@ pub struct TunnelDestination {
 }
 
 impl TunnelDestination {
+    fn node(node: NodeId) -> Self {
+        Self { remote: TunnelRemote::Node(node), hop_count: 0, requests_port: false }
+    }
+
     /// The metadata of a packet between gateways, which was received on these sides.
     #[inline]
     pub fn metadata(self, sides: u8) -> TunnelMetadata {

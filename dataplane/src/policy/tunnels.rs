@@ -144,6 +144,11 @@ impl Tunnel {
         }
     }
 
+    /// This gateway's MAC address in the overlay network; `None`: the tunnel isn't one to a node.
+    pub fn own_mac(&self) -> Option<Mac> {
+        self.inner_macs().and_then(|macs| ethernet::source(macs))
+    }
+
     /// Next hop, interface, and MTU inside the tunnel, bytes; `None`: no route.
     #[inline]
     pub fn route(&self, network: &Network) -> Option<(NextHop, InterfaceId, u16)> {

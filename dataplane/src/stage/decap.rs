@@ -11,7 +11,7 @@ use vipgate_mem::prefetch_read;
 use crate::flow::address::V6;
 use crate::flow::direction::Direction;
 use crate::flow::drop_reason::DropReason;
-use crate::flow::ids::{InterfaceId, TunnelRemote};
+use crate::flow::ids::{InterfaceId, NodeId, TunnelRemote};
 use crate::flow::tunnel_metadata::TunnelMetadata;
 use crate::flow::verdict::Verdict;
 use crate::io::Received;
@@ -23,7 +23,7 @@ use crate::policy::spec::Role;
 use crate::policy::tunnels::Tunnels;
 use crate::wire::ethernet::{Mac, MacPair};
 use crate::wire::vxlan::{self, InnerFrame, PlainHeaders};
-use crate::wire::{ethernet, ipv4, ipv6, u16_at};
+use crate::wire::{ethernet, ipv4, ipv6, tunnel_echo, u16_at};
 
 /// Decapsulates the tunnel packets of the batch.
 pub fn run(batch: &mut Batch, snapshot: &Snapshot, counters: &Counters) {
@@ -60,8 +60,10 @@ pub fn run(batch: &mut Batch, snapshot: &Snapshot, counters: &Counters) {
         }
     }
     for i in of_nodes {
-        if let Err(reason) = from_node(&mut batch.frames[i], snapshot) {
-            batch.decide(i, Verdict::Drop(reason));
+        match from_node(&mut batch.frames[i], snapshot) {
+            Ok(NodePacket::Decapsulated) => {}
+            Ok(NodePacket::Echo(node)) => batch.mark_tunnel_echo(i, node),
+            Err(reason) => batch.decide(i, Verdict::Drop(reason)),
         }
     }
     counters.forwarded(Direction::PeerIn, packet_count, bytes_total);
@@ -136,9 +138,18 @@ fn authenticate(
     Err(reason)
 }
 
+/// An accepted packet from a node.
+#[derive(Clone, Copy, Debug)]
+enum NodePacket {
+    /// A pod's packet, without the outer headers.
+    Decapsulated,
+    /// An echo of this node, unchanged.
+    Echo(NodeId),
+}
+
 /// Decapsulates a packet from a node. The node must be known by address and VNI and be routed over this interface,
-/// which must be an inside one; the inner source must be a pod of that node.
-fn from_node(received: &mut Received, snapshot: &Snapshot) -> Result<(), DropReason> {
+/// which must be an inside one; the inner source must be a pod of that node. An echo is left to `tunnel_echo`.
+fn from_node(received: &mut Received, snapshot: &Snapshot) -> Result<NodePacket, DropReason> {
     let outer = parse_tunnel_packet(received, &snapshot.network)?;
     let node = snapshot.policy.nodes().by_address(outer.sender).filter(|(_, node)| node.vni == outer.inner.vni);
     let is_inside = snapshot.network.interface_entry(received.interface).sides & Role::Inside.sides() != 0;
@@ -147,12 +158,15 @@ fn from_node(received: &mut Received, snapshot: &Snapshot) -> Result<(), DropRea
     if !tunnel.is_some_and(|tunnel| tunnel.passes_reverse_path(received.interface)) {
         return Err(DropReason::PeerUnknown);
     }
+    if u16_at(received.frame.bytes(), outer.inner.offset + ethernet::ETHERTYPE) == tunnel_echo::ETHERTYPE {
+        return Ok(NodePacket::Echo(id));
+    }
     strip_outer::<{ size_of::<Mac>() }>(received, &outer)?;
     let owner = match source_and_class(received.frame.bytes()).ok_or(DropReason::Malformed)?.0 {
         IpAddr::V4(v4) => snapshot.policy.node_of(v4.to_bits()),
         IpAddr::V6(v6) => snapshot.policy.node_of(V6::from_bits(v6.to_bits())),
     };
-    if owner == Some(id) { Ok(()) } else { Err(DropReason::SpoofedSource) }
+    if owner == Some(id) { Ok(NodePacket::Decapsulated) } else { Err(DropReason::SpoofedSource) }
 }
 
 /// Parses a tunnel packet addressed to this gateway.

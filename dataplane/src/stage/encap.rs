@@ -106,10 +106,22 @@ pub fn encap_reply(batch: &mut Batch, i: usize, tunnel: &Tunnel, network: &Netwo
     if !encap(batch, i, tunnel) {
         return None;
     }
-    Some(match forward(batch, i, tunnel, hop, out, network) {
+    Some(send_reply(batch, i, tunnel, hop, out, network))
+}
+
+/// The verdict of a reply of this gateway that is encapsulated, toward the tunnel's next hop.
+pub fn send_reply(
+    batch: &mut Batch,
+    i: usize,
+    tunnel: &Tunnel,
+    hop: NextHop,
+    out: InterfaceId,
+    network: &Network,
+) -> Verdict {
+    match forward(batch, i, tunnel, hop, out, network) {
         Verdict::AwaitNeighbor(_) => Verdict::AwaitNeighbor(AfterResolution::Reply),
         _ => Verdict::Reply(out),
-    })
+    }
 }
 
 /// Length of the Ethernet header, bytes.

@@ -1,6 +1,6 @@
-//! The stages of the packet pipeline, one file each, in this order: decap, parse, `arp_nd`, `virtual_reassembly`,
-//! `forward_to_owner`, lookup, `fast_path`, failover, revalidate, `icmp_error`, classify, snat, `load_balance`, rewrite
-//! (which uses route), `stateless_reply`, `health_check`, encap, reject. `health_check` and reject write their packets
+//! The stages of the packet pipeline, one file each, in this order: decap, parse, `arp_nd`, `tunnel_echo`,
+//! `virtual_reassembly`, `forward_to_owner`, lookup, `fast_path`, failover, revalidate, `icmp_error`, classify, snat,
+//! `load_balance`, rewrite (which uses route), `stateless_reply`, `health_check`, encap, reject. `health_check` and reject write their packets
 //! with `icmp_reply`.
 //!
 //! A stage is a function over a batch. It gets exactly the tables that it may read or change.
@@ -29,4 +29,5 @@ pub mod route;
 pub mod snat;
 pub mod stateless_reply;
 pub mod trace;
+pub mod tunnel_echo;
 pub mod virtual_reassembly;

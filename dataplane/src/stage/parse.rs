@@ -15,9 +15,9 @@ use crate::wire::sctp::{self, CommonHeader};
 use crate::wire::tcp::Segment;
 use crate::wire::{ethernet, icmp, ipv4, ipv6, ndp, protocol, udp};
 
-/// Parses the headers of every packet.
+/// Parses the headers of every packet but those of echoes.
 pub fn run(batch: &mut Batch, network: &Network) {
-    let all = batch.undecided;
+    let all = batch.undecided.without(batch.tunnel_echoes);
     let v4 = parse_fast::<u32>(batch, all, network);
     let v6 = parse_fast::<V6>(batch, all.without(v4), network);
     batch.families = [v4, v6];

@@ -10,7 +10,7 @@ use crate::replication::accounting::SessionAccounting;
 use crate::stage::context::{Context, Tables};
 use crate::stage::{
     arp_nd, classify, decap, encap, failover, fast_path, forward_to_owner, health_check, icmp_error, load_balance,
-    lookup, parse, reject, revalidate, rewrite, snat, stateless_reply, virtual_reassembly,
+    lookup, parse, reject, revalidate, rewrite, snat, stateless_reply, tunnel_echo, virtual_reassembly,
 };
 
 /// Runs a stage for the packets of both address families.
@@ -40,6 +40,7 @@ pub fn run(batch: &mut Batch, tables: &mut Tables, context: &Context<'_>) {
         capture.begin_batch(batch, context.now);
     }
     arp_nd::run(batch, context);
+    tunnel_echo::run(batch, snapshot);
     both!(virtual_reassembly::run(batch, reassembly, ip_ids, context));
     both!(forward_to_owner::run(batch, sessions, context));
     if let Some(capture) = capture {

@@ -20,6 +20,7 @@ pub mod tcp;
 pub mod tcp_reply;
 pub mod tcp_reset;
 pub mod tunnel_auth;
+pub mod tunnel_echo;
 pub mod udp;
 pub mod vxlan;
 

@@ -38,6 +38,7 @@ mod tcp;
 mod timers;
 mod trace;
 mod tunnel_authentication;
+mod tunnel_echoes;
 mod unassigned_endpoints;
 mod uncovered;
 mod vip_owner;

@@ -10,16 +10,16 @@ use vipgate_dataplane::wire::vxlan::{OuterHeaders, parse};
 use vipgate_testkit::services::{CLIENTS, both_pods, service};
 use vipgate_testkit::*;
 
-const VNI: u32 = 0x00_1234;
+pub(crate) const VNI: u32 = 0x00_1234;
 /// Inner MAC addresses of the nodes' VXLAN interfaces, and the inner destination that they send to.
-const NODE_MACS: [[u8; 6]; 2] = [[0x0e, 0, 0, 0, 0, 1], [0x0e, 0, 0, 0, 0, 2]];
+pub(crate) const NODE_MACS: [[u8; 6]; 2] = [[0x0e, 0, 0, 0, 0, 1], [0x0e, 0, 0, 0, 0, 2]];
 const INNER_DESTINATION_MAC: [u8; 6] = [0x0e, 0, 0, 0, 0, 0xff];
 
-fn local_vtep(v6: bool) -> SocketAddr {
+pub(crate) fn local_vtep(v6: bool) -> SocketAddr {
     at(if v6 { "[fd00:20::64]:4789" } else { "10.20.0.100:4789" })
 }
 
-fn vtep(number: usize, v6: bool) -> SocketAddr {
+pub(crate) fn vtep(number: usize, v6: bool) -> SocketAddr {
     at(&if v6 { format!("[fd00:20::{number}]:4789") } else { format!("10.20.0.{number}:4789") })
 }
 
@@ -39,7 +39,7 @@ fn nodes(v6: bool) -> Vec<NodeSpec> {
     (1..).zip(prefixes).map(spec).collect()
 }
 
-fn network_with_nodes(v6: bool) -> NetworkSpec {
+pub(crate) fn network_with_nodes(v6: bool) -> NetworkSpec {
     let mut network = network();
     network.interfaces[0].addresses = vec![ip("10.244.1.1"), ip("fd00:244:1::1")];
     let net = if v6 { "fd00:20::/64" } else { "10.20.0.0/24" };
@@ -52,13 +52,13 @@ fn network_with_nodes(v6: bool) -> NetworkSpec {
     network
 }
 
-fn gateway(v6: bool, mut policy: PolicySet) -> Gateway {
+pub(crate) fn gateway(v6: bool, mut policy: PolicySet) -> Gateway {
     policy.nodes = nodes(v6);
     Gateway::with(&Setup { overlay: Some(local_vtep(v6)), ..Setup::default() }, network_with_nodes(v6), &policy)
 }
 
 /// A pod's packet in the tunnel of its node.
-fn node_packet(from: IpAddr, to: SocketAddr, vni: u32, packet: &[u8]) -> Vec<u8> {
+pub(crate) fn node_packet(from: IpAddr, to: SocketAddr, vni: u32, packet: &[u8]) -> Vec<u8> {
     let outer = OuterHeaders::new(from, to).unwrap();
     let mut frame = vec![0; outer.length()];
     outer.write(&mut frame, packet.len() as u16, vni, 7, 0);
@@ -280,14 +280,14 @@ fn decap_fragment((_, frame): &(vipgate_dataplane::flow::ids::InterfaceId, Vec<u
 }
 
 /// Removes the neighbor entry of node 1.
-fn remove_node_1_neighbor(gateway: &mut Gateway, v6: bool) {
+pub(crate) fn remove_node_1_neighbor(gateway: &mut Gateway, v6: bool) {
     let mut network = network_with_nodes(v6);
     network.neighbors.retain(|neighbor| neighbor.address != vtep(1, v6).ip());
     gateway.set_network(network);
 }
 
 /// Asserts that the neighbor entry of node 1 was requested, and resolves it.
-fn resolve_node_1_neighbor(gateway: &mut Gateway, v6: bool) {
+pub(crate) fn resolve_node_1_neighbor(gateway: &mut Gateway, v6: bool) {
     let requested = gateway.resolution_requests.queue.pop().map(|it| (it.interface, it.address));
     assert_eq!(requested, Some((INSIDE, vtep(1, v6).ip())), "no resolution request: {:?}", gateway.drops());
     gateway.set_network(network_with_nodes(v6));
