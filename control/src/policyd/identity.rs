@@ -55,6 +55,20 @@ impl ClientIdentity {
         }
     }
 
+    /// Checks that the client may act as the agent of this node.
+    ///
+    /// # Errors
+    /// `PERMISSION_DENIED` when its certificate doesn't have the node's name.
+    pub fn authorize_node(&self, node: &str) -> Result<(), Status> {
+        match &self.names {
+            Some(names) if !names.contains(node) => Err(Status::permission_denied(format!(
+                "the certificate is valid for {names}, not for node {node}: give its agent a certificate with the DNS \
+                 name {node}"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
     /// Checks that the client may run admin commands. With client certificates: a name in `admins`; if `admins` is
     /// empty, any certificate that isn't a gateway's. Without: connections from this host.
     ///
@@ -102,6 +116,13 @@ impl RejectionLog {
         let Some(repeated) = self.is_due(peer.address.map(|it| it.ip()), gateway, Instant::now()) else { return };
         let (address, reason) = (peer.address.map(|it| it.to_string()).unwrap_or_default(), status.message());
         tracing::warn!(event = "gateway_refused", gateway, address, reason, repeated, "gateway refused");
+    }
+
+    /// Logs a rejected stream of a node's agent.
+    pub fn log_node(&self, peer: &ClientIdentity, node: &str, status: &Status) {
+        let Some(repeated) = self.is_due(peer.address.map(|it| it.ip()), node, Instant::now()) else { return };
+        let (address, reason) = (peer.address.map(|it| it.to_string()).unwrap_or_default(), status.message());
+        tracing::warn!(event = "node_refused", node, address, reason, repeated, "node agent refused");
     }
 
     /// Logs a denied admin command.

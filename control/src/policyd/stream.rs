@@ -15,7 +15,7 @@ use tonic::Status;
 
 use self::pending::{Batch, Contents, KeyList, NAME_OVERHEAD, PendingResponse, SHARED_KEY_BYTES};
 use super::codec::Response;
-use super::publication::{EncodedResponse, Publication, PublishedResource};
+use super::publication::{EncodedResponse, Publication, PublishedResource, encode_responses};
 use crate::xds::resource::slices::parse_name;
 use crate::xds::resource::{Content, Key, Kind};
 
@@ -50,7 +50,7 @@ struct Subscription {
 }
 
 impl Subscription {
-    fn change(&mut self, unsubscribe: &BTreeSet<String>, subscribe: &BTreeSet<String>) {
+    fn change<'a>(&mut self, unsubscribe: &BTreeSet<String>, subscribe: impl Iterator<Item = &'a String>) {
         for name in unsubscribe {
             if self.names.remove(name) {
                 self.bytes -= name.len() + NAME_OVERHEAD;
@@ -104,9 +104,38 @@ pub enum Acknowledgment {
     Nack(String),
 }
 
-/// Delta xDS state of a gateway's stream.
+/// What a client may get.
+#[derive(Clone, Debug, Default)]
+pub enum Audience {
+    /// Gateways: the policy of gateways.
+    #[default]
+    Gateways,
+    /// The agent of the node with this name: the node's policy, and the cluster's prefixes.
+    Node(Arc<str>),
+}
+
+impl Audience {
+    /// Whether it may get a resource.
+    fn may_get(&self, kind: Kind, name: &str) -> bool {
+        match self {
+            Self::Node(node) if kind == Kind::NodePolicy => *name == **node,
+            _ => self.may_get_all(kind),
+        }
+    }
+
+    /// Whether it may get all resources of a kind.
+    fn may_get_all(&self, kind: Kind) -> bool {
+        match self {
+            Self::Gateways => kind != Kind::NodePolicy,
+            Self::Node(_) => kind == Kind::Cluster,
+        }
+    }
+}
+
+/// Delta xDS state of a client's stream.
 #[derive(Debug, Default)]
 pub struct DeltaStream {
+    audience: Audience,
     subscriptions: BTreeMap<Kind, Subscription>,
     /// Whether Services are sent with all their backends: the client wasn't subscribed to backend slices when it
     /// subscribed to Services. Then it gets no slices.
@@ -128,6 +157,11 @@ pub struct DeltaStream {
 }
 
 impl DeltaStream {
+    /// The stream of a client.
+    pub fn new(audience: Audience) -> Self {
+        Self { audience, ..Self::default() }
+    }
+
     /// The number of the last publication that the client has completely in force; 0: none.
     pub fn in_force(&self) -> u64 {
         self.in_force
@@ -177,16 +211,22 @@ impl DeltaStream {
         if is_first && kind == Kind::Service {
             self.has_whole_services = !self.subscriptions.contains_key(&Kind::BackendSlice);
         }
+        let may_get_all = self.audience.may_get_all(kind);
         let subscription = self.subscriptions.entry(kind).or_default();
         // The first request of a type without names is a wildcard subscription; later names are added to it.
         let wants_all = adds_wildcard || is_first && subscribe.is_empty() && !removes_wildcard;
+        let (denies_all, wants_all) = (wants_all && !may_get_all, wants_all && may_get_all);
         let is_new_wildcard = wants_all && !subscription.all;
         subscription.all = wants_all || subscription.all && !removes_wildcard;
-        subscription.change(&unsubscribe, &subscribe);
+        let permitted = subscribe.iter().filter(|name| self.audience.may_get(kind, name));
+        subscription.change(&unsubscribe, permitted);
         let is_wildcard = subscription.all;
         check_limit(self.held_bytes())?;
         let publication = self.publication.get_or_insert_with(|| current.clone()).clone();
         let mut known = request.initial_resource_versions;
+        if denies_all {
+            self.push_none(kind, &publication, known.keys().cloned().collect());
+        }
         if is_new_wildcard {
             self.push_all(kind, &publication, &known);
             // The wildcard response has them already.
@@ -215,7 +255,8 @@ impl DeltaStream {
         if self.in_flight.len() > MAX_IN_FLIGHT {
             return Err(Status::resource_exhausted(format!("more than {MAX_IN_FLIGHT} unacknowledged responses")));
         }
-        let wants_all = self.subscriptions.values().all(|subscription| subscription.all);
+        let wants_all = matches!(self.audience, Audience::Gateways)
+            && self.subscriptions.values().all(|subscription| subscription.all);
         let has_slices = |it: &Publication| it.count(Kind::BackendSlice) > 0;
         let is_shared = !self.has_whole_services || !has_slices(old) && !has_slices(new);
         let batch = if wants_all && is_shared && !self.has_rejected() && old.number + 1 == new.number {
@@ -238,6 +279,10 @@ impl DeltaStream {
         self.resend_kinds.clear();
         self.resend_bytes = 0;
         self.push(update.batch);
+        if self.pending.is_empty() && self.in_flight.is_empty() {
+            // Nothing that it is subscribed to differs.
+            self.in_force = self.publication.as_ref().map_or(self.in_force, |it| it.number);
+        }
     }
 
     /// Estimated length of the next response, bytes; `None` if there is none.
@@ -265,7 +310,13 @@ impl DeltaStream {
     /// Removals come in reverse order of kinds, a resource before those that it refers to; removed endpoints come with
     /// the additions.
     fn changed_keys(&self, old: &Publication, new: &Publication) -> Vec<Key> {
-        let mut keys = new.changed_since(old);
+        // Clients with nothing but names compare those: what has changed may be long.
+        let scans = self.has_whole_services || self.subscriptions.values().any(|subscription| subscription.all);
+        let mut keys = if scans { new.changed_since(old) } else { Vec::new() };
+        for (kind, subscription) in self.subscriptions.iter().filter(|(_, subscription)| !subscription.all) {
+            let names = subscription.names.iter().map(|name| Key { kind: *kind, name: name.as_str().into() });
+            keys.extend(names.filter(|key| new.version_of(key) != old.version_of(key)));
+        }
         keys.extend(self.resend.iter().cloned());
         for kind in &self.resend_kinds {
             keys.extend(new.of_kind(*kind).map(|it| it.key.clone()));
@@ -327,7 +378,10 @@ impl DeltaStream {
             // A publication is in force when all its responses were sent and acknowledged, and none was rejected.
             let is_sent = self.pending.is_empty() || self.publication.as_ref().is_some_and(|it| it.number > number);
             if !self.has_rejected() && is_sent && self.in_flight.iter().all(|it| it.number > number) {
-                self.in_force = self.in_force.max(number);
+                // Later publications without a response for the client are in force with it.
+                let is_all = self.pending.is_empty() && self.in_flight.is_empty();
+                let last = self.publication.as_ref().filter(|_| is_all).map_or(number, |it| it.number);
+                self.in_force = self.in_force.max(last);
             }
             return Acknowledgment::Ack;
         };
@@ -337,7 +391,7 @@ impl DeltaStream {
 
     /// Sends all resources of a kind, except those whose version the client knows.
     fn push_all(&mut self, kind: Kind, publication: &Publication, known: &HashMap<String, String>) {
-        let all = || publication.of_kind(kind).filter(|_| self.sends(kind));
+        let all = || publication.of_kind(kind).filter(|it| self.sends(kind, &it.key.name));
         let is_unknown = |it: &&PublishedResource| self.is_unknown(it, publication, known);
         let present: Vec<&PublishedResource> = all().filter(is_unknown).collect();
         let exists = |name: &str| publication.get(&Key { kind, name: name.into() }).is_some();
@@ -363,7 +417,7 @@ impl DeltaStream {
     ) {
         let (mut present, mut removed) = (Vec::new(), Vec::new());
         for name in names {
-            match publication.get(&Key { kind, name: name.as_str().into() }).filter(|_| self.sends(kind)) {
+            match publication.get(&Key { kind, name: name.as_str().into() }).filter(|_| self.sends(kind, &name)) {
                 Some(it) if !self.is_unknown(it, publication, known) => {}
                 Some(it) => present.push(it),
                 // A name that doesn't exist is sent as removed.
@@ -373,9 +427,16 @@ impl DeltaStream {
         self.push_resources(kind, publication, &present, &removed);
     }
 
-    /// Whether the client gets resources of this kind.
-    fn sends(&self, kind: Kind) -> bool {
-        kind != Kind::BackendSlice || !self.has_whole_services
+    /// Whether the client gets this resource.
+    fn sends(&self, kind: Kind, name: &str) -> bool {
+        self.audience.may_get(kind, name) && (kind != Kind::BackendSlice || !self.has_whole_services)
+    }
+
+    /// Replies that the client gets no resource of a kind, and lacks those that it knows.
+    fn push_none(&mut self, kind: Kind, publication: &Publication, known: Vec<String>) {
+        let responses = encode_responses(&publication.version, kind, [].into_iter(), known);
+        let none = Contents::Keys(Arc::new(KeyList { list: Vec::new(), bytes: 0 }));
+        self.push(Batch::encoded(responses.iter(), &none));
     }
 
     /// Whether the client doesn't know this version of a resource.

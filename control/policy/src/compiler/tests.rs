@@ -1,5 +1,6 @@
 //! The compiled policy, and every diagnostic with file, line and field.
 
+mod agent_nodes;
 mod balance;
 mod cluster;
 mod determinism;
