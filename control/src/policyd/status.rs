@@ -21,7 +21,7 @@ use crate::membership::Member;
 use crate::xds::proto::policy_status_server::PolicyStatus;
 use crate::xds::proto::{
     AcceptEmptyReply, AcceptEmptyRequest, CloudReply, CloudRequest, Diagnostic, EmptyText, EndpointState, GatewayState,
-    MemberState, PolicyState, SourceStatus, StatusReply, StatusRequest,
+    MemberState, NodesState, PolicyState, SourceStatus, StatusReply, StatusRequest,
 };
 use crate::xds::resource::Kind;
 
@@ -39,6 +39,9 @@ const MAX_DIAGNOSTICS_BYTES: usize = 16 << 20;
 const MAX_ERROR: usize = 1000;
 /// Size of an address as text, bytes.
 const ADDRESS_BYTES: usize = size_of::<String>() + 39;
+
+/// Nodes that a reply names, at most.
+const MAX_NAMED_NODES: usize = 100;
 
 /// Permits for concurrent requests.
 static PERMITS: Semaphore = Semaphore::const_new(MAX_CONCURRENT);
@@ -227,6 +230,7 @@ impl<'a> StatusView<'a> {
             services: self.published.placement.services.len() as u64,
             members: self.members(),
             view: self.state.membership.view.borrow().number,
+            nodes: self.nodes(),
         })
     }
 
@@ -331,6 +335,16 @@ impl<'a> StatusView<'a> {
             states.entry(peer.name.to_string()).or_insert_with(never_connected);
         }
         Ok(states.into_values().collect())
+    }
+
+    /// The agents of nodes; `None`: nodes run none.
+    fn nodes(&self) -> Option<NodesState> {
+        let (nodes, connected) = (self.published.placement.agents.len(), self.state.nodes.connected());
+        (nodes + connected > 0).then(|| NodesState {
+            nodes: nodes as u64,
+            connected: connected as u64,
+            rejected: self.state.nodes.rejecting().into_iter().take(MAX_NAMED_NODES).collect(),
+        })
     }
 
     fn members(&self) -> Vec<MemberState> {

@@ -1,5 +1,7 @@
-//! Overlay nodes: VXLAN tunnel endpoints from `OverlayNode` manifests, and, if nodes run the agent, from `Node`
-//! manifests; checked against each other.
+//! Overlay nodes: VXLAN tunnel endpoints from `OverlayNode` manifests, and from `Node` manifests if nodes run the agent or
+//! flannel; checked against each other.
+
+mod flannel;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -13,7 +15,7 @@ use vipgate_dataplane::policy::spec::NodeSpec;
 use super::inventory::{Inventory, ObjectRef};
 use super::options::{NODE_AGENT_MAC, NodeAgents};
 use super::pods::Pods;
-use crate::diagnostic::{Code, Diagnostic};
+use crate::diagnostic::{Code, Diagnostic, Severity};
 use crate::manifest::{Cidr, OverlayNode, unusable_address};
 
 /// Type of the addresses that a node has inside of its cluster.
@@ -31,18 +33,20 @@ pub(super) fn compile(
     for node in &inventory.overlay_nodes {
         nodes.add(node, of_overlay_node(node.body), diagnostics);
     }
-    if let Some(agents) = agents {
-        let explicit: BTreeSet<&str> = inventory.overlay_nodes.iter().map(|node| node.id.name.as_str()).collect();
-        let others = || inventory.nodes.iter().filter(|node| !explicit.contains(node.id.name.as_str()));
-        for node in others() {
-            match of_node(node.body, agents) {
-                Some(candidate) => nodes.add(node, candidate, diagnostics),
-                None => {
-                    let reason = "has no address of type InternalIP: its agent's tunnels have no endpoint";
-                    diagnostics.push(node.warning(Code::NodeWithoutAddress, "status.addresses", reason));
-                }
-            }
+    let explicit: BTreeSet<&str> = inventory.overlay_nodes.iter().map(|node| node.id.name.as_str()).collect();
+    let others = || inventory.nodes.iter().filter(|node| !explicit.contains(node.id.name.as_str()));
+    for node in others() {
+        let candidate = match agents {
+            Some(agents) => Some(of_agent(node.body, agents)),
+            None => flannel::of_node(node.body),
+        };
+        match candidate {
+            Some(Ok(candidate)) => nodes.add(node, candidate, diagnostics),
+            Some(Err(Fault { code, field, reason })) => diagnostics.push(node.warning(code, &field, reason)),
+            None => {}
         }
+    }
+    if agents.is_some() {
         nodes.add_hosts(others(), inventory, pods);
     }
     nodes.specs.sort_unstable_by(|a, b| a.name.cmp(&b.name));
@@ -58,6 +62,15 @@ struct Candidate {
     prefixes: Vec<IpNet>,
     /// Their list.
     prefixes_field: &'static str,
+    /// Severity of a conflict. What isn't an error leaves out what another node has.
+    conflict: Severity,
+}
+
+/// Why a node has no tunnel endpoint.
+struct Fault {
+    code: Code,
+    field: String,
+    reason: String,
 }
 
 fn of_overlay_node(node: &OverlayNode) -> Candidate {
@@ -69,29 +82,35 @@ fn of_overlay_node(node: &OverlayNode) -> Candidate {
         mac: spec.mac.0,
         prefixes: spec.pod_cidrs.iter().map(|cidr| cidr.0).collect(),
         prefixes_field: "spec.podCIDRs",
+        conflict: Severity::Error,
     }
 }
 
-fn of_node(node: &Node, agents: NodeAgents) -> Option<Candidate> {
-    let (at, address) = internal_address(node)?;
+fn of_agent(node: &Node, agents: NodeAgents) -> Result<Candidate, Fault> {
+    let (at, address) = internal_address(node, |_| true).ok_or_else(|| Fault {
+        code: Code::NodeWithoutAddress,
+        field: "status.addresses".to_owned(),
+        reason: "has no address of type InternalIP: its agent's tunnels have no endpoint".to_owned(),
+    })?;
     let (prefixes_field, prefixes) = pod_cidrs(node);
-    Some(Candidate {
+    Ok(Candidate {
         address: SocketAddr::new(address, agents.port),
         address_field: format!("status.addresses[{at}].address"),
         vni: agents.vni,
         mac: NODE_AGENT_MAC,
         prefixes,
         prefixes_field,
+        conflict: Severity::Error,
     })
 }
 
-/// The first internal address of a node that gateways can reach, with its index.
-fn internal_address(node: &Node) -> Option<(usize, IpAddr)> {
+/// The first internal address of a node that gateways can reach, of those that `is_eligible` accepts, with its index.
+fn internal_address(node: &Node, is_eligible: impl Fn(IpAddr) -> bool) -> Option<(usize, IpAddr)> {
     let addresses = node.status.iter().flat_map(|status| status.addresses.iter().flatten()).enumerate();
     let mut internal = addresses.filter(|(_, address)| address.type_ == INTERNAL_IP);
     internal.find_map(|(at, address)| {
         let address: IpAddr = address.address.parse().ok()?;
-        unusable_address(address).is_none().then_some((at, address))
+        (unusable_address(address).is_none() && is_eligible(address)).then_some((at, address))
     })
 }
 
@@ -118,19 +137,26 @@ struct Nodes<'a> {
 
 impl<'a> Nodes<'a> {
     fn add<T>(&mut self, node: &ObjectRef<'a, T>, candidate: Candidate, diagnostics: &mut Vec<Diagnostic>) {
-        let Candidate { address, address_field, vni, mac, prefixes, prefixes_field } = candidate;
+        let Candidate { address, address_field, vni, mac, mut prefixes, prefixes_field, conflict } = candidate;
+        let mut report = |field: &str, what: &dyn std::fmt::Display, other: &str| {
+            let reason = format!("{what} is already used by {other}");
+            diagnostics.push(node.origin.diagnostic(conflict, Code::NodeConflict, field, reason));
+        };
         if let Some(other) = self.addresses.get(&address.ip()) {
-            let reason = format!("{} is already used by {other}", address.ip());
-            diagnostics.push(node.error(Code::NodeConflict, &address_field, reason));
+            report(&address_field, &address.ip(), other);
             return;
         }
         self.addresses.insert(address.ip(), node.name);
-        for (i, prefix) in prefixes.iter().enumerate() {
-            if let Some(other) = self.prefixes.insert(*prefix, node.name) {
-                let reason = format!("{prefix} is already used by {other}");
-                diagnostics.push(node.error(Code::NodeConflict, &format!("{prefixes_field}[{i}]"), reason));
+        let mut at = 0;
+        prefixes.retain(|prefix| {
+            let other = *self.prefixes.entry(*prefix).or_insert(node.name);
+            let is_free = Arc::ptr_eq(other, node.name);
+            if !is_free {
+                report(&format!("{prefixes_field}[{at}]"), prefix, other);
             }
-        }
+            at += 1;
+            is_free
+        });
         self.specs.push(NodeSpec { name: node.id.name.as_str().into(), address, vni, mac, prefixes });
     }
 

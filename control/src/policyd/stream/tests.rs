@@ -1,5 +1,7 @@
 //! Delta xDS conformance: a simulated client that follows the protocol, or violates it.
 
+mod nodes;
+
 use envoy_types::pb::google::rpc;
 use vipgate_dataplane::policy::spec::EndpointSpec;
 use vipgate_policy::compiler::{PlacedService, Placement};
