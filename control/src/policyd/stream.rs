@@ -3,7 +3,9 @@
 //! the server holds keys only. Subscriptions follow Envoy's incremental xDS, with and without wildcard ("How the client
 //! specifies what resources to return" in the protocol's description).
 
+mod audience;
 mod pending;
+mod subscription;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -13,7 +15,9 @@ use envoy_types::pb::envoy::service::discovery::v3::{DeltaDiscoveryRequest, Delt
 use prost::Message;
 use tonic::Status;
 
+pub use self::audience::Audience;
 use self::pending::{Batch, Contents, KeyList, NAME_OVERHEAD, PendingResponse, SHARED_KEY_BYTES};
+use self::subscription::Subscription;
 use super::codec::Response;
 use super::publication::{EncodedResponse, Publication, PublishedResource, encode_responses};
 use crate::xds::resource::slices::parse_name;
@@ -37,36 +41,6 @@ const MAX_REASON_BYTES: usize = 1024;
 const MAX_TYPE_BYTES: usize = 512;
 const MAX_UNKNOWN_NAMES: usize = 16;
 const MAX_UNKNOWN_NAME_BYTES: usize = 256;
-
-/// A client's subscription to resources of one kind.
-#[derive(Debug, Default)]
-struct Subscription {
-    /// Wildcard: all resources.
-    all: bool,
-    /// Or these, by name.
-    names: BTreeSet<String>,
-    /// Memory of the names.
-    bytes: usize,
-}
-
-impl Subscription {
-    fn change<'a>(&mut self, unsubscribe: &BTreeSet<String>, subscribe: impl Iterator<Item = &'a String>) {
-        for name in unsubscribe {
-            if self.names.remove(name) {
-                self.bytes -= name.len() + NAME_OVERHEAD;
-            }
-        }
-        for name in subscribe {
-            if self.names.insert(name.clone()) {
-                self.bytes += name.len() + NAME_OVERHEAD;
-            }
-        }
-    }
-
-    fn includes(&self, key: &Key) -> bool {
-        self.all || self.names.contains(&*key.name)
-    }
-}
 
 /// An unacknowledged response.
 #[derive(Debug)]
@@ -102,34 +76,6 @@ pub enum Acknowledgment {
     Ack,
     /// NACK with its reason, truncated.
     Nack(String),
-}
-
-/// What a client may get.
-#[derive(Clone, Debug, Default)]
-pub enum Audience {
-    /// Gateways: the policy of gateways.
-    #[default]
-    Gateways,
-    /// The agent of the node with this name: the node's policy, and the cluster's prefixes.
-    Node(Arc<str>),
-}
-
-impl Audience {
-    /// Whether it may get a resource.
-    fn may_get(&self, kind: Kind, name: &str) -> bool {
-        match self {
-            Self::Node(node) if kind == Kind::NodePolicy => *name == **node,
-            _ => self.may_get_all(kind),
-        }
-    }
-
-    /// Whether it may get all resources of a kind.
-    fn may_get_all(&self, kind: Kind) -> bool {
-        match self {
-            Self::Gateways => kind != Kind::NodePolicy,
-            Self::Node(_) => kind == Kind::Cluster,
-        }
-    }
 }
 
 /// Delta xDS state of a client's stream.
@@ -218,14 +164,14 @@ impl DeltaStream {
         let (denies_all, wants_all) = (wants_all && !may_get_all, wants_all && may_get_all);
         let is_new_wildcard = wants_all && !subscription.all;
         subscription.all = wants_all || subscription.all && !removes_wildcard;
-        let permitted = subscribe.iter().filter(|name| self.audience.may_get(kind, name));
-        subscription.change(&unsubscribe, permitted);
+        let denied: Vec<String> = subscribe.extract_if(.., |name| !self.audience.may_get(kind, name)).collect();
+        subscription.change(&unsubscribe, &subscribe);
         let is_wildcard = subscription.all;
         check_limit(self.held_bytes())?;
         let publication = self.publication.get_or_insert_with(|| current.clone()).clone();
         let mut known = request.initial_resource_versions;
-        if denies_all {
-            self.push_none(kind, &publication, known.keys().cloned().collect());
+        if denies_all || !denied.is_empty() {
+            self.push_none(kind, &publication, denied);
         }
         if is_new_wildcard {
             self.push_all(kind, &publication, &known);
@@ -432,10 +378,11 @@ impl DeltaStream {
         self.audience.may_get(kind, name) && (kind != Kind::BackendSlice || !self.has_whole_services)
     }
 
-    /// Replies that the client gets no resource of a kind, and lacks those that it knows.
-    fn push_none(&mut self, kind: Kind, publication: &Publication, known: Vec<String>) {
-        let responses = encode_responses(&publication.version, kind, [].into_iter(), known);
-        let none = Contents::Keys(Arc::new(KeyList { list: Vec::new(), bytes: 0 }));
+    /// Replies that there is no resource of a kind, or none with these names, for the client.
+    fn push_none(&mut self, kind: Kind, publication: &Publication, names: Vec<String>) {
+        let responses = encode_responses(&publication.version, kind, [].into_iter(), names);
+        let bytes = responses.iter().map(|response| response.bytes.len()).sum();
+        let none = Contents::Keys(Arc::new(KeyList { list: Vec::new(), bytes }));
         self.push(Batch::encoded(responses.iter(), &none));
     }
 

@@ -1,6 +1,7 @@
 //! Placement: the compiled policy of all gateways, with the owners of each VIP shard and the gateway of each endpoint.
 
 mod locality;
+mod order;
 mod service;
 mod table;
 
@@ -68,34 +69,6 @@ impl Placement {
         let name = map.as_ref().or_else(|| endpoint.vips.iter().find_map(of_vip))?;
         let at = self.shard_maps.binary_search_by(|map| map.name.cmp(name)).ok()?;
         self.shard_maps[at].order(*slot).first()
-    }
-
-    /// The gateways that may have an endpoint's packets, its home first, as gateways derive them (`Policy::shard_of`);
-    /// `None`: any gateway.
-    pub fn order_of<'a>(&'a self, endpoint: &'a EndpointSpec) -> Option<Vec<&'a Arc<str>>> {
-        let shard_map = |name: &Arc<str>| {
-            let at = self.shard_maps.binary_search_by(|map| map.name.cmp(name)).ok()?;
-            Some(&self.shard_maps[at])
-        };
-        if let Some(SlotRef { map, slot }) = &endpoint.slot {
-            let of_vip = |vip: &IpAddr| self.vips.get(vip)?.shard_map.as_ref().map(|reference| &reference.map);
-            let name = map.as_ref().or_else(|| endpoint.vips.iter().find_map(of_vip));
-            if let Some(map) = name.and_then(shard_map) {
-                return Some(map.order(*slot).iter().collect());
-            }
-        }
-        let home = endpoint.gateway.as_ref();
-        let of_vip = |vip: &'a VipSpec| -> Option<Vec<&'a Arc<str>>> {
-            if let Some(reference) = &vip.shard_map {
-                let mut orders = shard_map(&reference.map)?.orders.iter();
-                return Some(orders.find(|order| order.first() == home && home.is_some())?.iter().collect());
-            }
-            let is_whole = vip.shards.iter().all(|shard| shard.blocks.is_none());
-            let shard = vip.shards.iter().find(|shard| is_whole || Some(&shard.gateway) == home)?;
-            Some(std::iter::once(&shard.gateway).chain(&shard.backups).collect())
-        };
-        let first = endpoint.vips.first().and_then(|vip| self.vips.get(vip));
-        first.and_then(of_vip).or_else(|| Some(vec![home?]))
     }
 
     /// The node with this name that runs the agent, as its index.

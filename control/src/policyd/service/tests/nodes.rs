@@ -19,10 +19,16 @@ fn of_agent(node: &str, incarnation: u64, kind: Kind, names: &[&str]) -> DeltaDi
     }
 }
 
-async fn open(server: &Server, request: DeltaDiscoveryRequest) -> Result<Streaming<DeltaDiscoveryResponse>, Status> {
+type Requests = mpsc::Sender<DeltaDiscoveryRequest>;
+
+async fn open(
+    server: &Server,
+    request: DeltaDiscoveryRequest,
+) -> Result<(Requests, Streaming<DeltaDiscoveryResponse>), Status> {
     let mut client = AggregatedDiscoveryServiceClient::connect(server.url.clone()).await.unwrap();
-    let requests = tokio_stream::iter([request]).chain(tokio_stream::pending());
-    Ok(client.delta_aggregated_resources(requests).await?.into_inner())
+    let (sender, requests) = mpsc::channel(1);
+    sender.send(request).await.unwrap();
+    Ok((sender, client.delta_aggregated_resources(ReceiverStream::new(requests)).await?.into_inner()))
 }
 
 #[tokio::test]
@@ -30,7 +36,7 @@ async fn a_node_is_registered_apart_from_gateways_and_excludes_other_processes_o
     let server = Server::start(None);
     let gateway = Gateway::start("n1", &server, None);
     gateway.wait_for(|it| it.connected).await;
-    let mut stream = open(&server, of_agent("n1", 1, Kind::NodePolicy, &["n1"])).await.unwrap();
+    let (requests, mut stream) = open(&server, of_agent("n1", 1, Kind::NodePolicy, &["n1"])).await.unwrap();
     let response = timeout(TIMEOUT, stream.message()).await.unwrap().unwrap().unwrap();
     assert_eq!(
         (response.type_url.as_str(), &*response.removed_resources),
@@ -40,7 +46,7 @@ async fn a_node_is_registered_apart_from_gateways_and_excludes_other_processes_o
     assert_eq!(registries.map(|registry| registry.connected()), [1, 1]);
     let refused = open(&server, of_agent("n1", 2, Kind::NodePolicy, &["n1"])).await.unwrap_err();
     assert_eq!(refused.code(), Code::AlreadyExists);
-    drop(stream);
+    drop((requests, stream));
     let gone = async {
         while server.service.nodes.connected() > 0 {
             sleep(Duration::from_millis(5)).await;
