@@ -216,6 +216,7 @@ mod tests {
         let discovery = DiscoveryService {
             published,
             registry: Arc::default(),
+            nodes: Arc::default(),
             stats: Arc::default(),
             rejections: Arc::default(),
             budget: Arc::default(),

@@ -126,7 +126,7 @@ impl Memo {
         let is_first = self.overlay.is_none();
         let nodes = self.compile_overlay(&sources, options, changes, sink);
         let agents = options.node_agents.map(|_| {
-            let has_nodes = is_first || changes.has_pods || changes.has_overlay_nodes;
+            let has_nodes = is_first || changes.has_pods || changes.overlay_nodes > 0;
             let has_changed = has_nodes || !changes.slices.is_empty() || endpoints != self.placement.endpoints;
             let previous = &self.placement.agents;
             if has_changed { agent_nodes::compile(&sources, &nodes, &endpoints, previous) } else { previous.clone() }
@@ -157,7 +157,7 @@ impl Memo {
         changes: &Changes<'_>,
         sink: &mut Vec<Diagnostic>,
     ) -> Vec<NodeSpec> {
-        let previous = self.overlay.take().filter(|_| !changes.has_pods && !changes.has_overlay_nodes);
+        let previous = self.overlay.take().filter(|_| !changes.has_pods && changes.overlay_nodes == 0);
         let overlay = self.overlay.insert(previous.unwrap_or_else(|| {
             let mut diagnostics = Vec::new();
             let nodes = overlay::compile(sources.inventory, sources.pods, options.node_agents, &mut diagnostics);

@@ -229,8 +229,8 @@ fn codes_of_large_and_missing_files() -> BTreeSet<Code> {
 /// Codes of manifests for a policy server whose nodes run the agent.
 fn codes_of_node_agents() -> BTreeSet<Code> {
     let dir = tempfile::tempdir().unwrap();
-    write(&dir.path().join("policyd.yaml"), document("policyd.yaml", "node_agents: {}").1).unwrap();
-    write(&dir.path().join("m.yaml"), "apiVersion: v1\nkind: Node\nmetadata: {name: n}\n").unwrap();
+    write(dir.path().join("policyd.yaml"), document("policyd.yaml", "node_agents: {}").1).unwrap();
+    write(dir.path().join("m.yaml"), "apiVersion: v1\nkind: Node\nmetadata: {name: n}\n").unwrap();
     let report = run(&[dir.path().to_owned()], None);
     report.diagnostics.iter().map(|it| it.code).collect()
 }

@@ -54,18 +54,15 @@ fn read(node: &Node, family: Family, data_name: &str, address_name: &str) -> Res
     if data.vni >= 1 << 24 {
         return Err(malformed(format!("VNI {} has more than 24 bits", data.vni)));
     }
-    let (address_field, address) = match text(node, address_name) {
-        Some(text) => {
-            let is_usable = |it: &IpAddr| Family::of(*it) == family && unusable_address(*it).is_none();
-            let address = text.parse().ok().filter(is_usable);
-            let reason = || fault(address_name, format!("`{text}` is not an {family} address of a node"));
-            (field(address_name), address.ok_or_else(reason)?)
-        }
-        None => {
-            let (at, address) = internal_address(node, |it| Family::of(it) == family)
-                .ok_or_else(|| fault(address_name, format!("is missing, and there is no {family} InternalIP")))?;
-            (format!("status.addresses[{at}].address"), address)
-        }
+    let (address_field, address) = if let Some(text) = text(node, address_name) {
+        let is_usable = |it: &IpAddr| Family::of(*it) == family && unusable_address(*it).is_none();
+        let address = text.parse().ok().filter(is_usable);
+        let reason = || fault(address_name, format!("`{text}` is not an {family} address of a node"));
+        (field(address_name), address.ok_or_else(reason)?)
+    } else {
+        let (at, address) = internal_address(node, |it| Family::of(it) == family)
+            .ok_or_else(|| fault(address_name, format!("is missing, and there is no {family} InternalIP")))?;
+        (format!("status.addresses[{at}].address"), address)
     };
     let (prefixes_field, prefixes) = pod_cidrs(node);
     Ok(Candidate {
