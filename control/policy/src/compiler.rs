@@ -31,7 +31,6 @@ use std::net::IpAddr;
 use std::ops::Range;
 use std::sync::Arc;
 
-pub use self::agent_nodes::AgentNode;
 use self::changes::Changes;
 pub use self::cluster::Cluster;
 use self::gateways::Gateways;
@@ -41,7 +40,8 @@ pub(crate) use self::inventory::namespace_labels;
 use self::memo::Memo;
 pub use self::options::{NODE_AGENT_MAC, NodeAgents, Options};
 pub use self::placement::{
-    Difference, GatewayLocality, Iter, Keyed, Peer, PlacedBackend, PlacedService, Placement, Table, differences,
+    AgentNode, Difference, GatewayLocality, Iter, Keyed, Peer, PlacedBackend, PlacedService, Placement, Table,
+    differences,
 };
 pub use self::placement_diff::{
     BlockMoves, EndpointChanges, EndpointMoves, GatewayChanges, Homes, PlacedVip, PlacementDiff, PortChanges,

@@ -54,15 +54,19 @@ pub(super) struct Service {
 }
 
 impl Service {
-    /// Whether a name is a gateway's: in the policy, in the membership view, or of one that has connected.
-    fn is_gateway(&self, name: &str) -> bool {
-        let in_policy = self
-            .state
+    /// What a name is in the policy, in the membership view, or of a client that has connected; `None`: neither a
+    /// gateway nor a node.
+    fn role_of(&self, name: &str) -> Option<&'static str> {
+        let state = &self.state;
+        let (in_policy, has_agent) = state
             .published
             .borrow()
             .as_ref()
-            .is_some_and(|it| it.placement.peers.iter().any(|it| *it.name == *name));
-        in_policy || self.state.membership.view.borrow().member(name).is_some() || self.state.registry.contains(name)
+            .map_or((false, false), |it| (it.placement.peer(name).is_some(), it.placement.agent(name).is_some()));
+        let is_gateway =
+            in_policy || state.membership.view.borrow().member(name).is_some() || state.registry.contains(name);
+        let is_node = has_agent || state.nodes.contains(name);
+        is_gateway.then_some("gateway").or_else(|| is_node.then_some("node"))
     }
 }
 
@@ -89,7 +93,7 @@ impl PolicyStatus for Service {
 
     async fn accept_empty(&self, request: Request<AcceptEmptyRequest>) -> Result<Response<AcceptEmptyReply>, Status> {
         let client = ClientIdentity::from_request(&request);
-        if let Err(status) = client.authorize_command(&self.state.admins, |name| self.is_gateway(name)) {
+        if let Err(status) = client.authorize_command(&self.state.admins, |name| self.role_of(name)) {
             self.state.stats.commands_denied.increment();
             self.rejections.log_command(&client, "accept-empty", &status);
             return Err(status);

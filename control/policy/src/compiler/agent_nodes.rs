@@ -9,16 +9,7 @@ use ipnet::IpNet;
 use vipgate_dataplane::policy::spec::{EndpointSpec, NodeSpec};
 
 use super::claim::Inputs;
-use super::placement::Table;
-
-/// A node that runs the agent.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AgentNode {
-    /// Its tunnel endpoint and its pod prefixes.
-    pub tunnel: NodeSpec,
-    /// The addresses of its pods, ascending, with `namespace/pod`; empty if unknown.
-    pub pods: Arc<[(IpAddr, Arc<str>)]>,
-}
+use super::placement::{AgentNode, Table};
 
 /// The nodes with their pods: those with Pod manifests, and covered endpoints of slices without. What is the same as in
 /// `previous` is the same allocation.

@@ -16,7 +16,6 @@ use vipgate_dataplane::policy::spec::{
 pub use self::locality::GatewayLocality;
 pub use self::service::{PlacedBackend, PlacedService};
 pub use self::table::{Difference, Iter, Keyed, Table, differences};
-use super::agent_nodes::AgentNode;
 use super::cluster::Cluster;
 use crate::manifest::UncoveredAction;
 
@@ -42,6 +41,15 @@ pub struct Placement {
     pub peers: Vec<Peer>,
     /// Prefixes inside the cluster, if configured.
     pub cluster: Option<Cluster>,
+}
+
+/// A node that runs the agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AgentNode {
+    /// Its tunnel endpoint and its pod prefixes.
+    pub tunnel: NodeSpec,
+    /// The addresses of its pods, ascending, with `namespace/pod`; empty if unknown.
+    pub pods: Arc<[(IpAddr, Arc<str>)]>,
 }
 
 /// A gateway as published to other gateways.
