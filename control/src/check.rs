@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use vipgate_dataplane::policy::spec::PolicySet;
-use vipgate_policy::compiler::{GatewayLocality, Placement, Tenancy, compile_for};
+use vipgate_policy::compiler::{GatewayLocality, NodeAgents, Options, Placement, Tenancy, compile_for};
 use vipgate_policy::diagnostic::{Code, Diagnostic, sort_and_dedup};
 use vipgate_policy::manifest::{Manifests, UnsupportedKinds, read};
 use vipgate_policy::yaml::{Source, YamlError};
@@ -159,7 +159,8 @@ fn run_in(base: &Path, paths: &[PathBuf], tenancy: Option<Tenancy>) -> (Report, 
         report.diagnostics.extend(found);
     }
     if files > 0 {
-        let compiled = compile_for(tenancy.unwrap_or(settings.tenancy()), &manifests.objects);
+        let tenancy = tenancy.unwrap_or(settings.tenancy());
+        let compiled = compile_for(Options { tenancy, node_agents: settings.node_agents }, &manifests.objects);
         let set = compiled.placement.policy_for(settings.gateway(), &version_of(&compiled.placement));
         report.policy = Some(summary(files, &manifests, &set));
         report.diagnostics.extend(manifests.diagnostics);
@@ -176,6 +177,8 @@ struct Settings {
     gateways: Vec<GatewayLocality>,
     /// Of each file whose process compiles manifests.
     tenancies: Vec<Tenancy>,
+    /// Of the last policy server that has some.
+    node_agents: Option<NodeAgents>,
 }
 
 impl Settings {
@@ -197,6 +200,7 @@ impl Settings {
             Err(errors) => return (String::new(), errors.0),
         };
         self.tenancies.push(config.tenancy);
+        self.node_agents = config.node_agents.map(NodeAgents::from).or(self.node_agents);
         ("policyd".to_owned(), diagnostics(source, files::policyd(&config, base)))
     }
 

@@ -55,7 +55,7 @@ use self::publisher::Publisher;
 use self::service::{AggregatedDiscoveryServiceServer, DiscoveryService};
 use self::state::{AcceptEmptyCommand, ServerState};
 use crate::command_error::CommandError;
-use crate::config::{PolicydConfig, PolicydLimits, PolicydSource, Tls};
+use crate::config::{PodWatch, PolicydConfig, PolicydLimits, PolicydSource, Tls};
 use crate::listener::{self, ConnectionLimiter, Limits, limit_by_descriptors, raise_descriptor_limit};
 use crate::metrics::NotReady;
 use crate::source::ingest::{SourceIngester, SourceStatus};
@@ -111,7 +111,7 @@ fn read_certificates(files: Tls) -> Result<Arc<Certificates>, CommandError> {
 async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
     let (event_sender, events) = mpsc::channel(EVENT_QUEUE);
     let kubernetes = KubernetesState::of(&config.source);
-    let (source, source_task) = start_source(&config.source, event_sender, kubernetes.as_ref());
+    let (source, source_task) = start_source(&config, event_sender, kubernetes.as_ref());
     let certificates = config.tls.clone().map(read_certificates).transpose()?;
     let listener = listen::bind(config.listen)?;
     let metrics_listener = metrics::bind(config.metrics.listen).await?;
@@ -122,6 +122,7 @@ async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
     let store = ManifestStore::new(config.allow_empty)
         .with_cluster(cluster)
         .with_tenancy(config.tenancy)
+        .with_node_agents(config.node_agents.map(Into::into))
         .with_unclassed(unclassed_services(&config))
         .with_ipam(kubernetes.is_some());
     let intake = SourceIngester::new(source, store);
@@ -187,6 +188,7 @@ fn server_state(
         accept_empty,
         published,
         registry: Arc::default(),
+        nodes: Arc::default(),
         membership,
         kubernetes,
         cloud: Arc::new(CloudState::new(config.cloud)),
@@ -221,6 +223,7 @@ fn serve_gateways(
     let discovery = DiscoveryService {
         published: state.published.clone(),
         registry: state.registry.clone(),
+        nodes: state.nodes.clone(),
         stats: state.stats.clone(),
         rejections: rejections.clone(),
         budget: state.budget.clone(),
@@ -301,11 +304,11 @@ fn unclassed_services(config: &PolicydConfig) -> UnclassedServices {
 
 /// Starts the task that watches the policy source; returns its display name and the task.
 fn start_source(
-    source: &PolicydSource,
+    config: &PolicydConfig,
     events: mpsc::Sender<SourceEvent>,
     state: Option<&KubernetesState>,
 ) -> (String, JoinHandle<()>) {
-    match source {
+    match &config.source {
         PolicydSource::Files(paths) => {
             let names: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
             (format!("files {}", names.join(", ")), tokio::spawn(files::watch_paths(paths.clone(), events)))
@@ -320,7 +323,12 @@ fn start_source(
                 None => "the Kubernetes API".to_owned(),
             };
             let observed = state.map(|state| state.objects.observed.clone()).unwrap_or_default();
-            (name, tokio::spawn(watch_cluster(source.clone(), events, observed)))
+            let mut source = source.clone();
+            if config.node_agents.is_some() {
+                // Agents are sent all pods, covered or not.
+                source.pods = PodWatch::Always;
+            }
+            (name, tokio::spawn(watch_cluster(source, events, observed)))
         }
     }
 }

@@ -199,7 +199,7 @@ impl Streams {
     fn subscribe(count: u32, published: &Arc<Publication>) -> Result<Self> {
         let mut streams = Self((0..count).map(|_| DeltaStream::default()).collect());
         for stream in &mut streams.0 {
-            for kind in Kind::ALL {
+            for kind in Kind::OF_GATEWAYS {
                 let request =
                     DeltaDiscoveryRequest { type_url: kind.type_url().to_owned(), ..DeltaDiscoveryRequest::default() };
                 stream.handle_request(request, published)?;

@@ -133,6 +133,7 @@ impl Churn {
             services: Vec::new().into(),
             nodes: Vec::new(),
             cluster: None,
+            agents: [].into(),
             peers: Vec::new(),
         }
     }

@@ -4,6 +4,7 @@
 //! checks single documents; here objects are checked against each other. In doubt, an endpoint is covered without a
 //! VIP, so its traffic is dropped: nothing leaves untranslated.
 
+mod agent_nodes;
 mod backends;
 mod changes;
 mod claim;
@@ -12,6 +13,7 @@ mod endpoints;
 mod gateways;
 mod inventory;
 mod memo;
+mod options;
 mod overlay;
 mod placement;
 mod placement_diff;
@@ -36,8 +38,10 @@ pub use self::gateways::MAX_BACKUPS;
 use self::inventory::Inventory;
 pub(crate) use self::inventory::namespace_labels;
 use self::memo::Memo;
+pub use self::options::{NODE_AGENT_MAC, NodeAgents, Options};
 pub use self::placement::{
-    Difference, GatewayLocality, Iter, Keyed, Peer, PlacedBackend, PlacedService, Placement, Table, differences,
+    AgentNode, Difference, GatewayLocality, Iter, Keyed, Peer, PlacedBackend, PlacedService, Placement, Table,
+    differences,
 };
 pub use self::placement_diff::{
     BlockMoves, EndpointChanges, EndpointMoves, GatewayChanges, Homes, PlacedVip, PlacementDiff, PortChanges,
@@ -86,17 +90,17 @@ pub fn compile<'a>(objects: impl IntoIterator<Item = &'a Object>) -> Compiled {
 }
 
 /// Compiles the policy of all objects.
-pub fn compile_for<'a>(tenancy: Tenancy, objects: impl IntoIterator<Item = &'a Object>) -> Compiled {
+pub fn compile_for<'a>(options: impl Into<Options>, objects: impl IntoIterator<Item = &'a Object>) -> Compiled {
     let mut objects: Vec<&Object> = objects.into_iter().collect();
     objects.sort_by(|a, b| inventory::order(a, b));
-    Memo::default().compile(tenancy, objects.into_iter(), &Changes::default())
+    Memo::default().compile(options.into(), objects.into_iter(), &Changes::default())
 }
 
 /// A compiler that keeps its last result, and compiles only what a change of the objects concerns. Each result equals
 /// that of [`compile_for`], diagnostics included.
 #[derive(Clone, Debug, Default)]
 pub struct Compiler {
-    tenancy: Tenancy,
+    options: Options,
     /// In the order of the inventory.
     objects: Vec<Arc<Object>>,
     memo: Memo,
@@ -104,13 +108,13 @@ pub struct Compiler {
 
 impl Compiler {
     /// A compiler without a result.
-    pub fn new(tenancy: Tenancy) -> Self {
-        Self { tenancy, ..Self::default() }
+    pub fn new(options: impl Into<Options>) -> Self {
+        Self { options: options.into(), ..Self::default() }
     }
 
-    /// What tenants may use.
-    pub fn tenancy(&self) -> Tenancy {
-        self.tenancy
+    /// Its options.
+    pub fn options(&self) -> Options {
+        self.options
     }
 
     /// Compiles the policy of all objects. An object that is the same as in the previous call is the same allocation.
@@ -120,7 +124,7 @@ impl Compiler {
     ) -> Compiled {
         let Replaced { at, removed } = replace(&mut self.objects, objects.into_iter());
         let changes = Changes::between(&removed, &self.objects[at]);
-        self.memo.compile(self.tenancy, self.objects.iter().map(Arc::as_ref), &changes)
+        self.memo.compile(self.options, self.objects.iter().map(Arc::as_ref), &changes)
     }
 }
 

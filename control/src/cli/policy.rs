@@ -19,7 +19,7 @@ use crate::output;
 use crate::output::{format_duration, sanitize};
 use crate::xds::client::{Target, describe_status, open_channel};
 use crate::xds::proto::policy_status_client::PolicyStatusClient;
-use crate::xds::proto::{EndpointState, PolicyState, StatusReply, StatusRequest};
+use crate::xds::proto::{EndpointState, NodesState, PolicyState, StatusReply, StatusRequest};
 
 /// Timeout of a reply.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -185,7 +185,13 @@ fn render_source(out: &mut String, reply: &StatusReply) {
     }
     let version = if reply.version.is_empty() { "none yet" } else { &reply.version };
     let StatusReply { vips, covered_endpoints, services, .. } = reply;
-    let _ = writeln!(out, "policy    {version}, {vips} VIPs, {covered_endpoints} endpoints, {services} Services\n");
+    let _ = writeln!(out, "policy    {version}, {vips} VIPs, {covered_endpoints} endpoints, {services} Services");
+    if let Some(NodesState { nodes, connected, rejected }) = &reply.nodes {
+        let rejected =
+            if rejected.is_empty() { String::new() } else { format!(", REJECTED by {}", rejected.join(" ")) };
+        let _ = writeln!(out, "nodes     agents of {connected} connected, {nodes} in the policy{rejected}");
+    }
+    out.push('\n');
 }
 
 /// Policies with their state and VIPs, then why some aren't in force as written.

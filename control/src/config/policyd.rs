@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use vipgate_policy::compiler::Tenancy;
+use vipgate_policy::compiler::{NodeAgents, Tenancy};
 use vipgate_policy::manifest::{Cidr, UnclassedServices, UncoveredAction};
 use vipgate_policy::schema::{FilePath, SocketAddress, URL_PATTERN};
 
@@ -51,6 +51,10 @@ pub struct PolicydConfig {
     /// Action for packets from `pod_cidrs` to destinations outside the cluster that no policy covers. Default: `drop`
     /// if `pod_cidrs` is set, else `pass`.
     pub uncovered: Option<UncoveredAction>,
+    /// The agent that runs on each Kubernetes node (`vipgate node`) and sends pods' packets to gateways in VXLAN tunnels.
+    /// Every Node with an address of type InternalIP is then a node of the overlay network, and pods are always read.
+    /// Default: nodes run none.
+    pub node_agents: Option<NodeAgentsConfig>,
     /// Public addresses of cloud providers, for AddressPools with a `provider`. Default: none is attached.
     pub cloud: Option<CloudConfig>,
     /// Limits of connections and of memory for clients.
@@ -71,6 +75,30 @@ pub struct PolicydConfig {
     /// Logging.
     #[serde(default)]
     pub log: Log,
+}
+
+/// The agent on Kubernetes nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct NodeAgentsConfig {
+    /// UDP port of the tunnels, at nodes and at gateways (`overlay.port`). Default: 8473, since other networks use 8472.
+    #[schemars(range(min = 1))]
+    pub port: u16,
+    /// VXLAN network identifier of the tunnels. Default: 7.
+    #[schemars(range(max = 0x00ff_ffff))]
+    pub vni: u32,
+}
+
+impl Default for NodeAgentsConfig {
+    fn default() -> Self {
+        Self { port: 8473, vni: 7 }
+    }
+}
+
+impl From<NodeAgentsConfig> for NodeAgents {
+    fn from(NodeAgentsConfig { port, vni }: NodeAgentsConfig) -> Self {
+        Self { port, vni }
+    }
 }
 
 fn default_listen() -> SocketAddr {
@@ -210,7 +238,7 @@ pub struct KubernetesSource {
     pub namespaces: Vec<String>,
     /// Which Services are vipgate's.
     pub services: HandledServices,
-    /// When pods are read. Default: `selected`.
+    /// When pods are read. Default: `selected`; with `node_agents` always.
     pub pods: PodWatch,
     /// How objects are listed. Default: `paged`.
     pub lists: ListMode,

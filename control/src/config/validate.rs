@@ -268,6 +268,12 @@ impl Validate for PolicydConfig {
             let reason = "needs `tls.ca`: clients are identified by their certificates";
             report(Code::AdminsWithoutClientCertificates, "admins", reason.into());
         }
+        if let Some(agents) = &self.node_agents {
+            port("node_agents.port", agents.port, report);
+            if agents.vni >= 1 << 24 {
+                report(Code::OutOfRange, "node_agents.vni", format!("{} has more than 24 bits", agents.vni));
+            }
+        }
         self.limits.validate(report);
         if !LEASE_TTL_RANGE.contains(&self.leases.ttl) {
             report(Code::OutOfRange, "leases.ttl", "must be from 100ms to 60s".into());

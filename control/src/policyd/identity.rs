@@ -70,11 +70,16 @@ impl ClientIdentity {
     }
 
     /// Checks that the client may run admin commands. With client certificates: a name in `admins`; if `admins` is
-    /// empty, any certificate that isn't a gateway's. Without: connections from this host.
+    /// empty, any certificate without a name that is a client's by `role_of`, e.g. a `gateway`. Without: connections
+    /// from this host.
     ///
     /// # Errors
     /// `PERMISSION_DENIED` when it may not.
-    pub fn authorize_command(&self, admins: &[String], is_gateway: impl Fn(&str) -> bool) -> Result<(), Status> {
+    pub fn authorize_command(
+        &self,
+        admins: &[String],
+        role_of: impl Fn(&str) -> Option<&'static str>,
+    ) -> Result<(), Status> {
         let reason = match &self.names {
             None if self.is_local => return Ok(()),
             None => "without client certificates (`tls.ca`) this is allowed from the server's own host only".to_owned(),
@@ -84,11 +89,11 @@ impl ClientIdentity {
                 }
                 format!("the certificate is valid for {names}, none of which is in the server's `admins`")
             }
-            Some(names) => match names.iter().find(|name| is_gateway(name)) {
+            Some(names) => match names.iter().find_map(|name| Some((name, role_of(name)?))) {
                 None => return Ok(()),
-                Some(gateway) => format!(
-                    "the certificate is that of gateway {gateway}, and gateways may not do this: use a certificate \
-                     with a name in the server's `admins`"
+                Some((name, role)) => format!(
+                    "the certificate is that of {role} {name}, and {role}s may not do this: use a certificate with a \
+                     name in the server's `admins`"
                 ),
             },
         };

@@ -35,6 +35,8 @@ pub(super) fn families(state: &Arc<ServerState>) -> Vec<Family> {
     let mut all = vec![
         defined::GATEWAYS.single(state.registry.connected() as u64),
         defined::GATEWAYS_IN_STEP.single(in_step as u64),
+        defined::NODES.single(state.nodes.connected() as u64),
+        defined::NODES_REJECTING.single(state.nodes.rejecting().len() as u64),
         defined::RESOURCES.by_label(resources),
         defined::OBJECTS.single(compiled.objects as u64),
         defined::FAULTY_OBJECTS.by_label([("last_good", last_good), ("nothing", missing)]),

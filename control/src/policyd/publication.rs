@@ -15,7 +15,7 @@ use prost::bytes::Bytes;
 use vipgate_dataplane::policy::spec::EndpointSpec;
 use vipgate_policy::compiler::{Placement, shard_groups};
 
-use self::resources::Resources;
+use self::resources::{Next, Resources};
 use crate::membership::authority::ShardGroup;
 use crate::xds::resource::slices::slice_key;
 use crate::xds::resource::{Content, Key, Kind, encode, settings};
@@ -35,7 +35,7 @@ pub struct Publication {
     pub placement: Arc<Placement>,
     /// The distinct groups of gateways that can own a shard.
     pub shard_groups: Arc<BTreeSet<ShardGroup>>,
-    /// Keys of added, changed and removed resources since the previous publication.
+    /// Keys of added, changed and removed resources of gateways since the previous publication.
     pub changed_keys: Vec<Key>,
     resources: Resources,
     full_responses: [OnceLock<Arc<[EncodedResponse]>>; Kind::ALL.len()],
@@ -63,16 +63,25 @@ pub struct EncodedResponse {
 }
 
 impl Publication {
-    /// The next publication, or `None` if nothing changed. Unchanged resources keep their encoding.
+    /// The next publication, or `None` if nothing changed. Unchanged resources keep their encoding. If nothing but policies
+    /// of nodes changed, gateways have it in force already, Settings included.
     pub fn next(&self, placement: Arc<Placement>) -> Option<Self> {
         let number = self.number + 1;
-        let (mut resources, mut changed_keys) = self.resources.next((&self.placement, &placement), number);
-        if changed_keys.is_empty() && self.number > 0 {
+        let Next { mut resources, mut changed_keys, changes_nodes } =
+            self.resources.next((&self.placement, &placement), number);
+        let changes_gateways = !changed_keys.is_empty() || self.number == 0;
+        if !changes_gateways && !changes_nodes {
             return None;
         }
-        let (key, content, version) = settings(resources.counts(), resources.version_sum);
-        changed_keys.push(key.clone());
-        resources.settings = Some(PublishedResource { key, content, changed_in: number });
+        let mut version = self.version.clone();
+        if changes_gateways {
+            let (key, content, new_version) = settings(resources.counts(), resources.version_sum);
+            version = new_version;
+            changed_keys.push(key.clone());
+            resources.settings = Some(PublishedResource { key, content, changed_in: number });
+        } else {
+            resources.settings.clone_from(&self.resources.settings);
+        }
         let old = &self.placement;
         let has_same_maps =
             Arc::ptr_eq(&old.shard_maps, &placement.shard_maps) || old.shard_maps == placement.shard_maps;
@@ -81,7 +90,8 @@ impl Publication {
         } else {
             Arc::new(shard_groups(&placement.vips, &placement.shard_maps))
         };
-        let (full_responses, delta_responses) = Default::default();
+        // What was encoded of the gateways' policy is the same, and so is its version.
+        let full_responses = if changes_gateways { Default::default() } else { self.full_responses.clone() };
         Some(Self {
             number,
             version,
@@ -90,14 +100,24 @@ impl Publication {
             changed_keys,
             resources,
             full_responses,
-            delta_responses,
+            delta_responses: OnceLock::new(),
         })
+    }
+
+    /// How many policies of nodes were encoded for this publication.
+    pub fn encoded_nodes(&self) -> usize {
+        self.resources.encoded_nodes()
     }
 
     /// The resource with this key.
     pub fn get(&self, key: &Key) -> Option<&PublishedResource> {
         // A name that isn't in canonical form doesn't match.
         self.resources.get(&self.placement, key).filter(|it| *it.key.name == *key.name)
+    }
+
+    /// The version of the resource with this key.
+    pub fn version_of(&self, key: &Key) -> Option<u64> {
+        self.get(key).map(|it| it.content.version)
     }
 
     /// The resource with this key as a client without backend slices gets it: a Service with all its backends.
@@ -171,13 +191,13 @@ impl Publication {
         out
     }
 
-    /// Keys of resources that differ between an earlier publication and this one.
+    /// Keys of resources of gateways that differ between an earlier publication and this one.
     pub fn changed_since(&self, earlier: &Self) -> Vec<Key> {
         if earlier.number + 1 == self.number {
             return self.changed_keys.clone();
         }
         let mut keys = Vec::new();
-        for kind in Kind::ALL {
+        for kind in Kind::OF_GATEWAYS {
             let is_changed = |it: &&PublishedResource| {
                 it.changed_in > earlier.number
                     && earlier.get(&it.key).is_none_or(|old| old.content.version != it.content.version)

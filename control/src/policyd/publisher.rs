@@ -161,7 +161,8 @@ fn report_publication(state: &ServerState, publication: &Publication, elapsed: D
         version = publication.version,
         vips = publication.placement.vips.len(),
         endpoints = publication.placement.endpoints.len(),
-        changed = publication.changed_keys.len() - 1,
+        changed = publication.changed_keys.len().saturating_sub(1),
+        nodes = publication.encoded_nodes(),
         ms = elapsed.as_millis() as u64,
         "policy published"
     );

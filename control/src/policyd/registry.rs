@@ -1,4 +1,5 @@
-//! Registry of gateways that are or were connected, with the publication that each has in force.
+//! Registry of gateways that are or were connected, with the publication that each has in force. Another one has the
+//! agents of nodes, by the nodes' names.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -72,6 +73,13 @@ impl Registry {
     /// Number of connected gateways.
     pub fn connected(&self) -> usize {
         self.lock().values().filter(|gateway| gateway.streams > 0).count()
+    }
+
+    /// The names of connected gateways that have rejected their last update.
+    pub fn rejecting(&self) -> Vec<String> {
+        let all = self.lock();
+        let rejecting = all.iter().filter(|(_, gateway)| gateway.streams > 0 && gateway.error.is_some());
+        rejecting.map(|(name, _)| name.clone()).collect()
     }
 
     /// Registers a stream of a gateway's process; returns how many the gateway has now.

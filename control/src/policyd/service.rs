@@ -1,31 +1,29 @@
-//! Discovery service (delta xDS over gRPC): one task per stream sends publications to its gateway and records ACKs and
-//! NACKs. Memory is charged to the client, and a stalled stream ends.
+//! Discovery service (delta xDS over gRPC): one task per stream sends publications to its client, a gateway or a node
+//! agent, and records ACKs and NACKs. Memory is charged to the client, and a stalled stream ends.
 
+mod admission;
 mod outgoing;
 
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use envoy_types::pb::envoy::config::core::v3::Node;
-use envoy_types::pb::envoy::config::core::v3::node::UserAgentVersionType;
 use envoy_types::pb::envoy::service::discovery::v3::DeltaDiscoveryRequest;
-use envoy_types::pb::google::protobuf::value::Kind as ValueKind;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tokio_stream::Stream as Responses;
 use tonic::{Code, Request, Response as Reply, Status, Streaming};
 
+use self::admission::{Admitted, Role};
 use self::outgoing::{DiscardHandle, ResponseQueue};
 use super::budget::{Budget, Charge, Purpose};
 use super::codec::{Response, cost};
 use super::identity::{ClientIdentity, RejectionLog};
 use super::publication::Publication;
-use super::registry::{NameInUse, Process, Registry};
+use super::registry::Registry;
 use super::stream::{Acknowledgment, DeltaStream};
 use crate::policyd::stats::Stats;
-use crate::xds::resource::INCARNATION;
 
 #[expect(
     unreachable_pub,
@@ -49,12 +47,6 @@ const ACK_TIMEOUT: Duration = Duration::from_secs(1);
 const FIRST_REQUEST_WAIT: Duration = Duration::from_secs(1);
 /// Timeout of the first request of an open stream.
 const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum length of a gateway's name, bytes.
-const MAX_NAME_BYTES: usize = 253;
-/// Maximum length of the version of its program, bytes.
-const MAX_VERSION_BYTES: usize = 64;
-/// Maximum streams of one gateway: the server may not have detected yet that earlier ones are broken.
-const MAX_STREAMS: u32 = 16;
 /// Responses that a client must take per stall timeout: about a megabyte, so that a client that hardly reads doesn't
 /// hold an old publication for hours.
 const MIN_RESPONSES_PER_TIMEOUT: usize = 16;
@@ -72,6 +64,8 @@ pub struct DiscoveryService {
     pub published: watch::Receiver<Option<Arc<Publication>>>,
     /// Connected gateways.
     pub registry: Arc<Registry>,
+    /// Nodes with connected agents.
+    pub nodes: Arc<Registry>,
     /// Counters.
     pub stats: Arc<Stats>,
     /// Rate-limited log of rejections.
@@ -88,95 +82,28 @@ impl AggregatedDiscoveryService for DiscoveryService {
         &self,
         request: Request<Streaming<DeltaDiscoveryRequest>>,
     ) -> Result<Reply<Self::DeltaAggregatedResourcesStream>, Status> {
-        let client = ClientIdentity::from_request(&request);
+        let identity = ClientIdentity::from_request(&request);
         let mut requests = request.into_inner();
         // A rejected client should get an error instead of response headers, not after them. But a client may also wait
         // for the headers before its first request.
         let first = timeout(FIRST_REQUEST_WAIT, requests.message()).await.unwrap_or(Ok(None))?;
-        let gateway = first.as_ref().map(|request| self.admit(request, &client)).transpose()?;
+        let client = first.as_ref().map(|request| self.admit(request, &identity)).transpose()?;
         let (sender, receiver) = mpsc::channel(QUEUE);
         let (outgoing, discard) = ResponseQueue::new(receiver);
-        let charge = self.budget.charge(client.address, Purpose::Requests);
+        let charge = self.budget.charge(identity.address, Purpose::Requests);
         let task = StreamTask {
             service: self.clone(),
-            stream: DeltaStream::default(),
-            gateway,
+            stream: DeltaStream::new(client.as_ref().map(Admitted::audience).unwrap_or_default()),
+            client,
             sender,
             discard,
-            client,
+            identity,
             update_deadline: None,
             no_memory_since: None,
             charge,
         };
         tokio::spawn(task.run(first, requests));
         Ok(Reply::new(Box::pin(outgoing)))
-    }
-}
-
-impl DiscoveryService {
-    /// Authorizes and registers a gateway by the first request of its stream; returns its name.
-    fn admit(&self, request: &DeltaDiscoveryRequest, client: &ClientIdentity) -> Result<String, Status> {
-        let node = request.node.as_ref();
-        let name = node.map(|node| node.id.clone()).unwrap_or_default();
-        if name.is_empty() || name.len() > MAX_NAME_BYTES || name.contains(|c: char| c.is_control() || c == ' ') {
-            let reason = "node.id of the first request must be the gateway's name: 1 to 253 bytes without blanks";
-            return Err(Status::invalid_argument(reason));
-        }
-        if let Err(status) = client.authorize_gateway(&name) {
-            self.stats.certificate_mismatches.increment();
-            self.rejections.log_gateway(client, &name, &status);
-            return Err(status);
-        }
-        let process = match node.and_then(incarnation) {
-            Some(incarnation) => Process::Incarnation(incarnation),
-            None => client.address.map_or(Process::Unknown, |address| Process::Host(address.ip())),
-        };
-        match self.registry.connect(&name, process, client.address) {
-            Ok(..=MAX_STREAMS) => {}
-            Ok(_) => {
-                self.registry.disconnect(&name, self.is_in_policy(&name));
-                let reason = format!("gateway {name} has {MAX_STREAMS} streams already: is its name used twice?");
-                return Err(Status::resource_exhausted(reason));
-            }
-            Err(NameInUse { address }) => {
-                let at = address.map(|address| format!(" at {address}")).unwrap_or_default();
-                let status = Status::already_exists(format!(
-                    "the name {name} is in use by another live process{at}: stop one of them, or give each a unique \
-                     name"
-                ));
-                self.stats.name_conflicts.increment();
-                self.rejections.log_gateway(client, &name, &status);
-                return Err(status);
-            }
-        }
-        self.registry.set_version(&name, node.and_then(version));
-        let address = client.address.map(tracing::field::display);
-        tracing::info!(event = "gateway_connected", gateway = name, address, "gateway connected");
-        Ok(name)
-    }
-
-    /// Whether the policy names this gateway.
-    fn is_in_policy(&self, name: &str) -> bool {
-        self.published.borrow().as_ref().is_some_and(|it| it.placement.peer(name).is_some())
-    }
-}
-
-/// The incarnation in a node's metadata.
-fn incarnation(node: &Node) -> Option<u64> {
-    match node.metadata.as_ref()?.fields.get(INCARNATION)?.kind.as_ref()? {
-        ValueKind::StringValue(text) => u64::from_str_radix(text, 16).ok(),
-        _ => None,
-    }
-}
-
-/// The version of the program, in printable characters.
-fn version(node: &Node) -> Option<String> {
-    match node.user_agent_version_type.as_ref()? {
-        UserAgentVersionType::UserAgentVersion(text) => {
-            let text: String = text.chars().filter(char::is_ascii_graphic).take(MAX_VERSION_BYTES).collect();
-            Some(text).filter(|text| !text.is_empty())
-        }
-        UserAgentVersionType::UserAgentBuildVersion(_) => None,
     }
 }
 
@@ -190,12 +117,12 @@ type End = Option<Status>;
 struct StreamTask {
     service: DiscoveryService,
     stream: DeltaStream,
-    /// The gateway's name, from the first request.
-    gateway: Option<String>,
+    /// From the first request.
+    client: Option<Admitted>,
     sender: mpsc::Sender<Result<Response, Status>>,
     /// Drops queued responses that the client doesn't read.
     discard: DiscardHandle,
-    client: ClientIdentity,
+    identity: ClientIdentity,
     /// When a deferred update is sent or retried: ACKs are outstanding, or memory was short.
     update_deadline: Option<Instant>,
     /// Since when there has been no memory for an update.
@@ -207,11 +134,15 @@ struct StreamTask {
 impl StreamTask {
     async fn run(mut self, first: Option<DeltaDiscoveryRequest>, mut requests: Streaming<DeltaDiscoveryRequest>) {
         let status = self.run_stream(first, &mut requests).await.err().flatten();
-        if let Some(name) = &self.gateway {
-            self.service.registry.disconnect(name, self.service.is_in_policy(name));
-            let address = self.client.address;
-            let address = address.map(tracing::field::display);
-            tracing::info!(event = "gateway_lost", gateway = name, address, "gateway disconnected");
+        if let Some(client) = &self.client {
+            self.service.disconnect(client);
+            let (name, address) = (&client.name, self.identity.address.map(tracing::field::display));
+            match client.role {
+                Role::Gateway => {
+                    tracing::info!(event = "gateway_lost", gateway = name, address, "gateway disconnected");
+                }
+                Role::Node => tracing::info!(event = "node_lost", node = name, address, "node agent disconnected"),
+            }
         }
         // Only queued responses stay charged.
         drop(requests);
@@ -224,8 +155,8 @@ impl StreamTask {
     /// dropped.
     async fn end(&self, status: Option<Status>) {
         if let Some(status) = status {
-            if let (Some(name), Code::ResourceExhausted | Code::DeadlineExceeded) = (&self.gateway, status.code()) {
-                self.service.rejections.log_gateway(&self.client, name, &status);
+            if let (Some(client), Code::ResourceExhausted | Code::DeadlineExceeded) = (&self.client, status.code()) {
+                self.service.log_rejection(client, &self.identity, &status);
             }
             if let Err(TrySendError::Full(Err(status))) = self.sender.try_send(Err(status)) {
                 return self.discard.discard(status);
@@ -250,7 +181,7 @@ impl StreamTask {
         self.process_events(requests, &mut published).await
     }
 
-    /// Waits for the first request, which has the gateway's name.
+    /// Waits for the first request, which has the client's name.
     async fn first_request(
         &mut self,
         first: Option<DeltaDiscoveryRequest>,
@@ -264,8 +195,10 @@ impl StreamTask {
             let reason = format!("no request within {} s", FIRST_REQUEST_TIMEOUT.as_secs());
             return Err(Some(Status::deadline_exceeded(reason)));
         };
-        if self.gateway.is_none() {
-            self.gateway = Some(self.service.admit(&request, &self.client).map_err(Some)?);
+        if self.client.is_none() {
+            let client = self.service.admit(&request, &self.identity).map_err(Some)?;
+            self.stream = DeltaStream::new(client.audience());
+            self.client = Some(client);
         }
         Ok(request)
     }
@@ -345,18 +278,32 @@ impl StreamTask {
 
     /// Counts and records an ACK or NACK.
     fn record(&self, acknowledgment: Acknowledgment) {
-        let Some(name) = &self.gateway else { return };
+        let Some(Admitted { role, name }) = &self.client else { return };
         match acknowledgment {
             Acknowledgment::None => {}
             Acknowledgment::Ack => {
                 self.service.stats.acks.increment();
-                self.service.registry.acknowledge(name, self.stream.in_force());
+                self.record_in_force();
             }
             Acknowledgment::Nack(reason) => {
                 self.service.stats.nacks.increment();
-                tracing::warn!(event = "update_refused", gateway = name, reason, "gateway refused an update");
-                self.service.registry.reject(name, reason);
+                match role {
+                    Role::Gateway => {
+                        tracing::warn!(event = "update_refused", gateway = name, reason, "gateway refused an update");
+                    }
+                    Role::Node => {
+                        tracing::warn!(event = "update_refused", node = name, reason, "node agent refused an update");
+                    }
+                }
+                self.service.registry_of(*role).reject(name, reason);
             }
+        }
+    }
+
+    /// Records which publication the client has in force.
+    fn record_in_force(&self) {
+        if let Some(Admitted { role, name }) = &self.client {
+            self.service.registry_of(*role).acknowledge(name, self.stream.in_force());
         }
     }
 
@@ -391,6 +338,8 @@ impl StreamTask {
         }
         self.no_memory_since = None;
         self.stream.publish(update);
+        // One without a response for the client needs no ACK.
+        self.record_in_force();
         drop(new);
         self.send_pending(published).await
     }
@@ -400,7 +349,7 @@ impl StreamTask {
         let stall_timeout = self.service.budget.stall_timeout();
         let (mut sent, mut deadline) = (0_usize, Instant::now() + stall_timeout);
         while let Some(size) = self.stream.next_size() {
-            let mut charge = self.service.budget.charge(self.client.address, Purpose::Responses);
+            let mut charge = self.service.budget.charge(self.identity.address, Purpose::Responses);
             while !self.charge_stream(published) || !charge.try_set(size) {
                 let now = Instant::now();
                 if now >= deadline {

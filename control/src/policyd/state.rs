@@ -30,6 +30,8 @@ pub struct ServerState {
     pub published: watch::Receiver<Option<Arc<Publication>>>,
     /// Connected gateways.
     pub registry: Arc<Registry>,
+    /// Nodes with connected agents.
+    pub nodes: Arc<Registry>,
     /// Membership: active gateways and their leases.
     pub membership: MembershipHandle,
     /// What only servers with `source.kubernetes` have.

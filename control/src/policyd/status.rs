@@ -21,7 +21,7 @@ use crate::membership::Member;
 use crate::xds::proto::policy_status_server::PolicyStatus;
 use crate::xds::proto::{
     AcceptEmptyReply, AcceptEmptyRequest, CloudReply, CloudRequest, Diagnostic, EmptyText, EndpointState, GatewayState,
-    MemberState, PolicyState, SourceStatus, StatusReply, StatusRequest,
+    MemberState, NodesState, PolicyState, SourceStatus, StatusReply, StatusRequest,
 };
 use crate::xds::resource::Kind;
 
@@ -40,6 +40,9 @@ const MAX_ERROR: usize = 1000;
 /// Size of an address as text, bytes.
 const ADDRESS_BYTES: usize = size_of::<String>() + 39;
 
+/// Nodes that a reply names, at most.
+const MAX_NAMED_NODES: usize = 100;
+
 /// Permits for concurrent requests.
 static PERMITS: Semaphore = Semaphore::const_new(MAX_CONCURRENT);
 
@@ -51,15 +54,19 @@ pub(super) struct Service {
 }
 
 impl Service {
-    /// Whether a name is a gateway's: in the policy, in the membership view, or of one that has connected.
-    fn is_gateway(&self, name: &str) -> bool {
-        let in_policy = self
-            .state
+    /// What a name is in the policy, in the membership view, or of a client that has connected; `None`: neither a
+    /// gateway nor a node.
+    fn role_of(&self, name: &str) -> Option<&'static str> {
+        let state = &self.state;
+        let (in_policy, has_agent) = state
             .published
             .borrow()
             .as_ref()
-            .is_some_and(|it| it.placement.peers.iter().any(|it| *it.name == *name));
-        in_policy || self.state.membership.view.borrow().member(name).is_some() || self.state.registry.contains(name)
+            .map_or((false, false), |it| (it.placement.peer(name).is_some(), it.placement.agent(name).is_some()));
+        let is_gateway =
+            in_policy || state.membership.view.borrow().member(name).is_some() || state.registry.contains(name);
+        let is_node = has_agent || state.nodes.contains(name);
+        is_gateway.then_some("gateway").or_else(|| is_node.then_some("node"))
     }
 }
 
@@ -86,7 +93,7 @@ impl PolicyStatus for Service {
 
     async fn accept_empty(&self, request: Request<AcceptEmptyRequest>) -> Result<Response<AcceptEmptyReply>, Status> {
         let client = ClientIdentity::from_request(&request);
-        if let Err(status) = client.authorize_command(&self.state.admins, |name| self.is_gateway(name)) {
+        if let Err(status) = client.authorize_command(&self.state.admins, |name| self.role_of(name)) {
             self.state.stats.commands_denied.increment();
             self.rejections.log_command(&client, "accept-empty", &status);
             return Err(status);
@@ -227,6 +234,7 @@ impl<'a> StatusView<'a> {
             services: self.published.placement.services.len() as u64,
             members: self.members(),
             view: self.state.membership.view.borrow().number,
+            nodes: self.nodes(),
         })
     }
 
@@ -331,6 +339,16 @@ impl<'a> StatusView<'a> {
             states.entry(peer.name.to_string()).or_insert_with(never_connected);
         }
         Ok(states.into_values().collect())
+    }
+
+    /// The agents of nodes; `None`: nodes run none.
+    fn nodes(&self) -> Option<NodesState> {
+        let (nodes, connected) = (self.published.placement.agents.len(), self.state.nodes.connected());
+        (nodes + connected > 0).then(|| NodesState {
+            nodes: nodes as u64,
+            connected: connected as u64,
+            rejected: self.state.nodes.rejecting().into_iter().take(MAX_NAMED_NODES).collect(),
+        })
     }
 
     fn members(&self) -> Vec<MemberState> {

@@ -3,7 +3,9 @@
 //! the server holds keys only. Subscriptions follow Envoy's incremental xDS, with and without wildcard ("How the client
 //! specifies what resources to return" in the protocol's description).
 
+mod audience;
 mod pending;
+mod subscription;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -13,9 +15,11 @@ use envoy_types::pb::envoy::service::discovery::v3::{DeltaDiscoveryRequest, Delt
 use prost::Message;
 use tonic::Status;
 
+pub use self::audience::Audience;
 use self::pending::{Batch, Contents, KeyList, NAME_OVERHEAD, PendingResponse, SHARED_KEY_BYTES};
+use self::subscription::Subscription;
 use super::codec::Response;
-use super::publication::{EncodedResponse, Publication, PublishedResource};
+use super::publication::{EncodedResponse, Publication, PublishedResource, encode_responses};
 use crate::xds::resource::slices::parse_name;
 use crate::xds::resource::{Content, Key, Kind};
 
@@ -37,36 +41,6 @@ const MAX_REASON_BYTES: usize = 1024;
 const MAX_TYPE_BYTES: usize = 512;
 const MAX_UNKNOWN_NAMES: usize = 16;
 const MAX_UNKNOWN_NAME_BYTES: usize = 256;
-
-/// A client's subscription to resources of one kind.
-#[derive(Debug, Default)]
-struct Subscription {
-    /// Wildcard: all resources.
-    all: bool,
-    /// Or these, by name.
-    names: BTreeSet<String>,
-    /// Memory of the names.
-    bytes: usize,
-}
-
-impl Subscription {
-    fn change(&mut self, unsubscribe: &BTreeSet<String>, subscribe: &BTreeSet<String>) {
-        for name in unsubscribe {
-            if self.names.remove(name) {
-                self.bytes -= name.len() + NAME_OVERHEAD;
-            }
-        }
-        for name in subscribe {
-            if self.names.insert(name.clone()) {
-                self.bytes += name.len() + NAME_OVERHEAD;
-            }
-        }
-    }
-
-    fn includes(&self, key: &Key) -> bool {
-        self.all || self.names.contains(&*key.name)
-    }
-}
 
 /// An unacknowledged response.
 #[derive(Debug)]
@@ -104,9 +78,10 @@ pub enum Acknowledgment {
     Nack(String),
 }
 
-/// Delta xDS state of a gateway's stream.
+/// Delta xDS state of a client's stream.
 #[derive(Debug, Default)]
 pub struct DeltaStream {
+    audience: Audience,
     subscriptions: BTreeMap<Kind, Subscription>,
     /// Whether Services are sent with all their backends: the client wasn't subscribed to backend slices when it
     /// subscribed to Services. Then it gets no slices.
@@ -128,6 +103,11 @@ pub struct DeltaStream {
 }
 
 impl DeltaStream {
+    /// The stream of a client.
+    pub fn new(audience: Audience) -> Self {
+        Self { audience, ..Self::default() }
+    }
+
     /// The number of the last publication that the client has completely in force; 0: none.
     pub fn in_force(&self) -> u64 {
         self.in_force
@@ -177,16 +157,22 @@ impl DeltaStream {
         if is_first && kind == Kind::Service {
             self.has_whole_services = !self.subscriptions.contains_key(&Kind::BackendSlice);
         }
+        let may_get_all = self.audience.may_get_all(kind);
         let subscription = self.subscriptions.entry(kind).or_default();
         // The first request of a type without names is a wildcard subscription; later names are added to it.
         let wants_all = adds_wildcard || is_first && subscribe.is_empty() && !removes_wildcard;
+        let (denies_all, wants_all) = (wants_all && !may_get_all, wants_all && may_get_all);
         let is_new_wildcard = wants_all && !subscription.all;
         subscription.all = wants_all || subscription.all && !removes_wildcard;
+        let denied: Vec<String> = subscribe.extract_if(.., |name| !self.audience.may_get(kind, name)).collect();
         subscription.change(&unsubscribe, &subscribe);
         let is_wildcard = subscription.all;
         check_limit(self.held_bytes())?;
         let publication = self.publication.get_or_insert_with(|| current.clone()).clone();
         let mut known = request.initial_resource_versions;
+        if denies_all || !denied.is_empty() {
+            self.push_none(kind, &publication, denied);
+        }
         if is_new_wildcard {
             self.push_all(kind, &publication, &known);
             // The wildcard response has them already.
@@ -215,7 +201,8 @@ impl DeltaStream {
         if self.in_flight.len() > MAX_IN_FLIGHT {
             return Err(Status::resource_exhausted(format!("more than {MAX_IN_FLIGHT} unacknowledged responses")));
         }
-        let wants_all = self.subscriptions.values().all(|subscription| subscription.all);
+        let wants_all = matches!(self.audience, Audience::Gateways)
+            && self.subscriptions.values().all(|subscription| subscription.all);
         let has_slices = |it: &Publication| it.count(Kind::BackendSlice) > 0;
         let is_shared = !self.has_whole_services || !has_slices(old) && !has_slices(new);
         let batch = if wants_all && is_shared && !self.has_rejected() && old.number + 1 == new.number {
@@ -238,6 +225,10 @@ impl DeltaStream {
         self.resend_kinds.clear();
         self.resend_bytes = 0;
         self.push(update.batch);
+        if self.pending.is_empty() && self.in_flight.is_empty() {
+            // Nothing that it is subscribed to differs.
+            self.in_force = self.publication.as_ref().map_or(self.in_force, |it| it.number);
+        }
     }
 
     /// Estimated length of the next response, bytes; `None` if there is none.
@@ -265,7 +256,13 @@ impl DeltaStream {
     /// Removals come in reverse order of kinds, a resource before those that it refers to; removed endpoints come with
     /// the additions.
     fn changed_keys(&self, old: &Publication, new: &Publication) -> Vec<Key> {
-        let mut keys = new.changed_since(old);
+        // Clients with nothing but names compare those: what has changed may be long.
+        let scans = self.has_whole_services || self.subscriptions.values().any(|subscription| subscription.all);
+        let mut keys = if scans { new.changed_since(old) } else { Vec::new() };
+        for (kind, subscription) in self.subscriptions.iter().filter(|(_, subscription)| !subscription.all) {
+            let names = subscription.names.iter().map(|name| Key { kind: *kind, name: name.as_str().into() });
+            keys.extend(names.filter(|key| new.version_of(key) != old.version_of(key)));
+        }
         keys.extend(self.resend.iter().cloned());
         for kind in &self.resend_kinds {
             keys.extend(new.of_kind(*kind).map(|it| it.key.clone()));
@@ -327,7 +324,10 @@ impl DeltaStream {
             // A publication is in force when all its responses were sent and acknowledged, and none was rejected.
             let is_sent = self.pending.is_empty() || self.publication.as_ref().is_some_and(|it| it.number > number);
             if !self.has_rejected() && is_sent && self.in_flight.iter().all(|it| it.number > number) {
-                self.in_force = self.in_force.max(number);
+                // Later publications without a response for the client are in force with it.
+                let is_all = self.pending.is_empty() && self.in_flight.is_empty();
+                let last = self.publication.as_ref().filter(|_| is_all).map_or(number, |it| it.number);
+                self.in_force = self.in_force.max(last);
             }
             return Acknowledgment::Ack;
         };
@@ -337,7 +337,7 @@ impl DeltaStream {
 
     /// Sends all resources of a kind, except those whose version the client knows.
     fn push_all(&mut self, kind: Kind, publication: &Publication, known: &HashMap<String, String>) {
-        let all = || publication.of_kind(kind).filter(|_| self.sends(kind));
+        let all = || publication.of_kind(kind).filter(|it| self.sends(kind, &it.key.name));
         let is_unknown = |it: &&PublishedResource| self.is_unknown(it, publication, known);
         let present: Vec<&PublishedResource> = all().filter(is_unknown).collect();
         let exists = |name: &str| publication.get(&Key { kind, name: name.into() }).is_some();
@@ -363,7 +363,7 @@ impl DeltaStream {
     ) {
         let (mut present, mut removed) = (Vec::new(), Vec::new());
         for name in names {
-            match publication.get(&Key { kind, name: name.as_str().into() }).filter(|_| self.sends(kind)) {
+            match publication.get(&Key { kind, name: name.as_str().into() }).filter(|_| self.sends(kind, &name)) {
                 Some(it) if !self.is_unknown(it, publication, known) => {}
                 Some(it) => present.push(it),
                 // A name that doesn't exist is sent as removed.
@@ -373,9 +373,17 @@ impl DeltaStream {
         self.push_resources(kind, publication, &present, &removed);
     }
 
-    /// Whether the client gets resources of this kind.
-    fn sends(&self, kind: Kind) -> bool {
-        kind != Kind::BackendSlice || !self.has_whole_services
+    /// Whether the client gets this resource.
+    fn sends(&self, kind: Kind, name: &str) -> bool {
+        self.audience.may_get(kind, name) && (kind != Kind::BackendSlice || !self.has_whole_services)
+    }
+
+    /// Replies that there is no resource of a kind, or none with these names, for the client.
+    fn push_none(&mut self, kind: Kind, publication: &Publication, names: Vec<String>) {
+        let responses = encode_responses(&publication.version, kind, [].into_iter(), names);
+        let bytes = responses.iter().map(|response| response.bytes.len()).sum();
+        let none = Contents::Keys(Arc::new(KeyList { list: Vec::new(), bytes }));
+        self.push(Batch::encoded(responses.iter(), &none));
     }
 
     /// Whether the client doesn't know this version of a resource.

@@ -21,7 +21,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use thiserror::Error;
-use vipgate_policy::compiler::{Cluster, Compiled, Compiler, Placement, Tenancy};
+use vipgate_policy::compiler::{Cluster, Compiled, Compiler, NodeAgents, Options, Placement, Tenancy};
 use vipgate_policy::diagnostic::{Code, Diagnostic, sort_and_dedup};
 use vipgate_policy::ipam::Snapshot;
 use vipgate_policy::manifest::{CloudPool, Kind, Object, ObjectId, ReadOptions, UnclassedServices, UnsupportedKinds};
@@ -139,7 +139,13 @@ impl ManifestStore {
     /// Sets what tenants may use. Default: strict tenancy.
     #[must_use]
     pub fn with_tenancy(self, tenancy: Tenancy) -> Self {
-        Self { compiler: Compiler::new(tenancy), ..self }
+        Self { compiler: Compiler::new(Options { tenancy, ..self.compiler.options() }), ..self }
+    }
+
+    /// Sets the agents that nodes run. Default: none.
+    #[must_use]
+    pub fn with_node_agents(self, node_agents: Option<NodeAgents>) -> Self {
+        Self { compiler: Compiler::new(Options { node_agents, ..self.compiler.options() }), ..self }
     }
 
     /// Sets the handling of `LoadBalancer` Services without a class. Default: they are served.
@@ -346,7 +352,8 @@ impl ManifestStore {
         let objects = of_pools.chain(self.entries.of_kind(Kind::Service));
         if self.ipam.as_ref().is_none_or(|last| !last.is_of(objects.clone(), &policy_addresses)) {
             let objects = objects.cloned().collect();
-            self.ipam = Some(Arc::new(Snapshot { tenancy: self.compiler.tenancy(), objects, policy_addresses }));
+            self.ipam =
+                Some(Arc::new(Snapshot { tenancy: self.compiler.options().tenancy, objects, policy_addresses }));
         }
     }
 
@@ -361,7 +368,7 @@ impl ManifestStore {
         {
             self.entries.check();
             let objects = last_good.objects(self.entries.objects()).map(Arc::as_ref);
-            let new = vipgate_policy::compiler::compile_for(self.compiler.tenancy(), objects);
+            let new = vipgate_policy::compiler::compile_for(self.compiler.options(), objects);
             assert_eq!((&compiled.placement, &compiled.diagnostics), (&new.placement, &new.diagnostics));
         }
         compiled

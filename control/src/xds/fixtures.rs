@@ -71,6 +71,7 @@ pub(crate) fn sample_placement(endpoints: u8) -> Placement {
         endpoints: (1..=endpoints).map(endpoint).collect(),
         services: vec![service(&[1, 2])].into(),
         nodes: vec![node()],
+        agents: [].into(),
         peers: vec![Peer {
             name: "g1".into(),
             node: "n1".into(),

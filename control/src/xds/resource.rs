@@ -19,6 +19,10 @@ pub const SETTINGS: &str = "settings";
 /// Key in `node.metadata` of a stream's first request. Its value, 16 hexadecimal digits, identifies the process and is
 /// new at each start.
 pub const INCARNATION: &str = "vipgate.io/incarnation";
+/// Key in `node.metadata` of a stream's first request: what the client is. A client without it is a gateway.
+pub const ROLE: &str = "vipgate.io/role";
+/// Value of [`ROLE`] for node agents.
+pub const NODE_ROLE: &str = "node";
 /// The name of the one resource of kind [`Kind::Cluster`].
 pub const CLUSTER: &str = "cluster";
 
@@ -48,11 +52,13 @@ pub enum Kind {
     Cluster,
     /// `Settings`.
     Settings,
+    /// `NodePolicy`: for node agents, by name. No part of the policy of gateways.
+    NodePolicy,
 }
 
 impl Kind {
-    /// All kinds.
-    pub const ALL: [Self; 10] = [
+    /// All kinds, those of gateways first.
+    pub const ALL: [Self; 11] = [
         Self::EgressPolicy,
         Self::ShardMap,
         Self::Vip,
@@ -63,9 +69,15 @@ impl Kind {
         Self::OverlayNode,
         Self::Cluster,
         Self::Settings,
+        Self::NodePolicy,
     ];
-    /// Number of kinds that Settings count: all but Settings.
-    pub const COUNTED: usize = Self::ALL.len() - 1;
+    /// Number of kinds that Settings count: those of gateways, but Settings.
+    pub const COUNTED: usize = Self::Settings as usize;
+    /// The kinds that the policy of gateways has, Settings included.
+    pub const OF_GATEWAYS: [Self; Self::COUNTED + 1] = match Self::ALL.first_chunk() {
+        Some(kinds) => *kinds,
+        None => unreachable!(),
+    };
 
     /// Its number in caches and fingerprints. Never changes.
     pub const fn number(self) -> u8 {
@@ -80,6 +92,7 @@ impl Kind {
             Self::Cluster => 7,
             Self::ShardMap => 8,
             Self::BackendSlice => 9,
+            Self::NodePolicy => 10,
         }
     }
 
@@ -96,6 +109,7 @@ impl Kind {
             Self::OverlayNode => "type.googleapis.com/vipgate.policy.v1.OverlayNode",
             Self::Cluster => "type.googleapis.com/vipgate.policy.v1.Cluster",
             Self::Settings => "type.googleapis.com/vipgate.policy.v1.Settings",
+            Self::NodePolicy => "type.googleapis.com/vipgate.policy.v1.NodePolicy",
         }
     }
 

@@ -271,7 +271,12 @@ impl ResourceStore {
                     Kind::Vip => change.removed.vips.extend(key.name.parse::<IpAddr>()),
                     Kind::Endpoint => change.removed.endpoints.extend(key.name.parse::<IpAddr>()),
                     Kind::Service => change.removed.services.push(key.name.clone()),
-                    Kind::BackendSlice | Kind::Gateway | Kind::OverlayNode | Kind::Cluster | Kind::Settings => {}
+                    Kind::BackendSlice
+                    | Kind::Gateway
+                    | Kind::OverlayNode
+                    | Kind::Cluster
+                    | Kind::Settings
+                    | Kind::NodePolicy => {}
                 },
             }
         }

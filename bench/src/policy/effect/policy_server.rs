@@ -96,9 +96,9 @@ impl EncodedPolicy {
     fn new(churn: &Churn) -> Result<Self> {
         let publication = Publication::default().next(Arc::new(churn.placement())).context("the policy is empty")?;
         let count = |kind| publication.count(kind);
-        let all = || Kind::ALL.into_iter().flat_map(|kind| publication.of_kind(kind));
+        let all = || Kind::OF_GATEWAYS.into_iter().flat_map(|kind| publication.of_kind(kind));
         let chunks: Vec<EncodedResponse> =
-            Kind::ALL.into_iter().flat_map(|kind| publication.full(kind).to_vec()).collect();
+            Kind::OF_GATEWAYS.into_iter().flat_map(|kind| publication.full(kind).to_vec()).collect();
         Ok(Self {
             bytes: chunks.iter().map(|chunk| chunk.bytes.len()).sum(),
             responses: chunks.iter().map(decode).collect::<Result<_>>()?,

@@ -169,7 +169,7 @@ async fn subscribe(gateway: usize, url: &str, events: &UnboundedSender<Subscribe
         .initial_stream_window_size(WINDOW);
     let mut service = tonic::client::Grpc::new(endpoint.connect().await?).max_decoding_message_size(MAX_RESPONSE);
     let (requests, outgoing) = mpsc::unbounded_channel();
-    for kind in Kind::ALL {
+    for kind in Kind::OF_GATEWAYS {
         let node = Some(Node { id: format!("gw-{gateway}"), ..Node::default() });
         let type_url = kind.type_url().to_owned();
         requests.send(DeltaDiscoveryRequest { node, type_url, ..DeltaDiscoveryRequest::default() })?;
@@ -216,6 +216,7 @@ mod tests {
         let discovery = DiscoveryService {
             published,
             registry: Arc::default(),
+            nodes: Arc::default(),
             stats: Arc::default(),
             rejections: Arc::default(),
             budget: Arc::default(),

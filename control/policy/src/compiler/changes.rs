@@ -21,6 +21,8 @@ pub(super) struct Changes<'a> {
     pub(super) has_pods: bool,
     /// Whether gateways, or the zones of their nodes, differ.
     pub(super) has_gateways: bool,
+    /// Number of `OverlayNode` manifests that differ.
+    pub(super) overlay_nodes: usize,
     /// Whether anything differs but endpoint slices, overlay nodes and Service prefixes.
     pub(super) concerns_vips: bool,
     /// Number of objects that replace none with the same identity, or aren't replaced by one. So are slices by those of
@@ -74,7 +76,8 @@ impl<'a> Changes<'a> {
             Body::Gateway(_) => self.has_gateways = true,
             Body::Node(_) => (self.has_pods, self.has_gateways) = (true, true),
             Body::Pod(_) | Body::Namespace(_) => self.has_pods = true,
-            Body::AddressPool(_) | Body::OverlayNode(_) | Body::ServiceCidr(_) => {}
+            Body::OverlayNode(_) => self.overlay_nodes += 1,
+            Body::AddressPool(_) | Body::ServiceCidr(_) => {}
         }
     }
 }

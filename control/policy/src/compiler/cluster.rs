@@ -1,8 +1,10 @@
 //! Cluster networks: pod, Service and node prefixes from manifests and configuration files, merged for one gateway.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
 use ipnet::IpNet;
+use k8s_openapi::api::core::v1::Node;
 use vipgate_dataplane::policy::spec::ClusterSpec;
 
 use super::inventory::{Inventory, ObjectRef};
@@ -19,6 +21,8 @@ pub struct Cluster {
     pub services: BTreeSet<IpNet>,
     /// `spec.podCIDRs` of Node manifests.
     pub nodes: BTreeSet<IpNet>,
+    /// Addresses of nodes, if these run the agent, which leaves packets to them to the kernel.
+    pub node_addresses: BTreeSet<IpAddr>,
     /// Action for pod traffic that no policy covers, if set.
     pub uncovered: Option<UncoveredAction>,
 }
@@ -27,7 +31,7 @@ impl Cluster {
     /// The settings of a configuration file.
     pub fn from_config(pods: &[Cidr], services: &[Cidr], uncovered: Option<UncoveredAction>) -> Self {
         let set = |cidrs: &[Cidr]| cidrs.iter().map(|cidr| cidr.0).collect();
-        Self { pods: set(pods), services: set(services), nodes: BTreeSet::new(), uncovered }
+        Self { pods: set(pods), services: set(services), uncovered, ..Self::default() }
     }
 
     /// `None` if nothing is set.
@@ -41,6 +45,7 @@ impl Cluster {
         self.pods.extend(&other.pods);
         self.services.extend(&other.services);
         self.nodes.extend(&other.nodes);
+        self.node_addresses.extend(&other.node_addresses);
         self.uncovered = self.uncovered.or(other.uncovered);
         self
     }
@@ -60,10 +65,17 @@ impl Cluster {
     }
 }
 
-/// Pod prefixes of Node manifests, and Service prefixes of ServiceCIDR manifests.
-pub(super) fn compile(inventory: &Inventory<'_>, diagnostics: &mut Vec<Diagnostic>) -> Option<Cluster> {
-    let (mut nodes, mut services) = (BTreeSet::new(), BTreeSet::new());
+/// Pod prefixes of Node manifests, and Service prefixes of ServiceCIDR manifests; with agents also the nodes' addresses.
+pub(super) fn compile(
+    inventory: &Inventory<'_>,
+    has_agents: bool,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> Option<Cluster> {
+    let (mut nodes, mut services, mut node_addresses) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     for node in &inventory.nodes {
+        if has_agents {
+            node_addresses.extend(addresses(node.body));
+        }
         let Some(spec) = &node.body.spec else { continue };
         let one = spec.pod_cidr.iter().map(|cidr| ("spec.podCIDR".to_owned(), cidr));
         let all = indexed("spec.podCIDRs", spec.pod_cidrs.iter().flatten());
@@ -73,7 +85,14 @@ pub(super) fn compile(inventory: &Inventory<'_>, diagnostics: &mut Vec<Diagnosti
         let all = cidr.body.spec.iter().flat_map(|spec| spec.cidrs.iter().flatten());
         services.extend(prefixes(cidr, indexed("spec.cidrs", all), diagnostics));
     }
-    Cluster { services, nodes, ..Cluster::default() }.non_empty()
+    Cluster { services, nodes, node_addresses, ..Cluster::default() }.non_empty()
+}
+
+/// The internal and external addresses of a node.
+fn addresses(node: &Node) -> impl Iterator<Item = IpAddr> {
+    let all = node.status.iter().flat_map(|status| status.addresses.iter().flatten());
+    let of_type = all.filter(|address| matches!(address.type_.as_str(), "InternalIP" | "ExternalIP"));
+    of_type.filter_map(|address| address.address.parse().ok())
 }
 
 /// The texts of a list with their fields.

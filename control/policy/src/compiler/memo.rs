@@ -16,7 +16,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use foldhash::HashSet;
-use vipgate_dataplane::policy::spec::{ShardMapSpec, VipSpec};
+use vipgate_dataplane::policy::spec::{NodeSpec, ShardMapSpec, VipSpec};
 
 use self::endpoints::EndpointMemo;
 use self::services::ServiceMemo;
@@ -26,7 +26,9 @@ use super::inventory::Order;
 use super::placement::Table;
 use super::precedence::Precedence;
 use super::vips::{self, AssignedVip, VipTable};
-use super::{Compiled, Gateways, Inventory, Placement, Pods, Pools, ShardMaps, Slices, Tenancy, cluster, overlay};
+use super::{
+    Compiled, Gateways, Inventory, Options, Placement, Pods, Pools, ShardMaps, Slices, agent_nodes, cluster, overlay,
+};
 use crate::diagnostic::{Diagnostic, sort_and_dedup};
 use crate::manifest::Object;
 
@@ -40,7 +42,15 @@ pub(super) struct Memo {
     vips: Option<VipMemo>,
     endpoints: EndpointMemo,
     services: ServiceMemo,
+    overlay: Option<OverlayMemo>,
     placement: Placement,
+}
+
+/// The overlay nodes with their diagnostics.
+#[derive(Clone, Debug)]
+struct OverlayMemo {
+    nodes: Vec<NodeSpec>,
+    diagnostics: Vec<Diagnostic>,
 }
 
 /// The VIP table with its diagnostics.
@@ -81,7 +91,7 @@ impl Memo {
     /// Compiles objects, which differ from those of the previous compilation by `changes`.
     pub(super) fn compile<'a>(
         &mut self,
-        tenancy: Tenancy,
+        options: Options,
         sorted: impl Iterator<Item = &'a Object>,
         changes: &Changes<'a>,
     ) -> Compiled {
@@ -93,6 +103,7 @@ impl Memo {
         let pods = Pods::new(&inventory, sink);
         let slices = Slices::new(&inventory, &pods);
         let pools = Pools::new(&inventory, sink);
+        let tenancy = options.tenancy;
         let sources =
             Inputs { inventory: &inventory, gateways: &gateways, pods: &pods, slices: &slices, pools: &pools, tenancy };
         let precedence = self.precedence.take().filter(|_| !changes.concerns_vips);
@@ -112,21 +123,48 @@ impl Memo {
         let (policies, endpoints) =
             self.endpoints.compile(previous, claims, &sources, (&vips.table, &differences), sink);
         let services = self.services.compile(&self.placement, &sources, (&vips.table, &differences), sink);
+        let is_first = self.overlay.is_none();
+        let nodes = self.compile_overlay(&sources, options, changes, sink);
+        let agents = options.node_agents.map(|_| {
+            let has_nodes = is_first || changes.has_pods || changes.overlay_nodes > 0;
+            let has_changed = has_nodes || !changes.slices.is_empty() || endpoints != self.placement.endpoints;
+            let previous = &self.placement.agents;
+            if has_changed { agent_nodes::compile(&sources, &nodes, &endpoints, previous) } else { previous.clone() }
+        });
         let placement = Placement {
             policies,
             shard_maps: self.compile_shard_maps(&vips, changes),
             vips: self.compile_specs(&vips.table, &vip_changes),
             endpoints,
             services,
-            nodes: overlay::compile(&inventory, sink),
+            nodes,
+            agents: agents.unwrap_or_default(),
             peers: gateways.peers(),
-            cluster: cluster::compile(&inventory, sink),
+            cluster: cluster::compile(&inventory, options.node_agents.is_some(), sink),
         };
         self.vips = Some(vips);
         (self.order, self.precedence) = (Some(inventory.into_order()), Some(precedence));
         self.placement = placement.clone();
         sort_and_dedup(&mut diagnostics);
         Compiled { placement, diagnostics, policy_addresses, shortages }
+    }
+
+    /// The overlay nodes; the previous ones if nothing that they follow from differs.
+    fn compile_overlay(
+        &mut self,
+        sources: &Inputs<'_>,
+        options: Options,
+        changes: &Changes<'_>,
+        sink: &mut Vec<Diagnostic>,
+    ) -> Vec<NodeSpec> {
+        let previous = self.overlay.take().filter(|_| !changes.has_pods && changes.overlay_nodes == 0);
+        let overlay = self.overlay.insert(previous.unwrap_or_else(|| {
+            let mut diagnostics = Vec::new();
+            let nodes = overlay::compile(sources.inventory, sources.pods, options.node_agents, &mut diagnostics);
+            OverlayMemo { nodes, diagnostics }
+        }));
+        sink.extend(overlay.diagnostics.iter().cloned());
+        overlay.nodes.clone()
     }
 
     /// The shard maps of the placement; forgets the others.

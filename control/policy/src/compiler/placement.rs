@@ -1,6 +1,7 @@
 //! Placement: the compiled policy of all gateways, with the owners of each VIP shard and the gateway of each endpoint.
 
 mod locality;
+mod order;
 mod service;
 mod table;
 
@@ -34,10 +35,21 @@ pub struct Placement {
     pub services: Table<PlacedService>,
     /// The nodes of the overlay network, by name.
     pub nodes: Vec<NodeSpec>,
+    /// The nodes that run the agent, by name.
+    pub agents: Arc<[Arc<AgentNode>]>,
     /// The gateways, by name. Empty: each gateway is standalone and owns everything.
     pub peers: Vec<Peer>,
     /// Prefixes inside the cluster, if configured.
     pub cluster: Option<Cluster>,
+}
+
+/// A node that runs the agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AgentNode {
+    /// Its tunnel endpoint and its pod prefixes.
+    pub tunnel: NodeSpec,
+    /// The addresses of its pods, ascending, with `namespace/pod`; empty if unknown.
+    pub pods: Arc<[(IpAddr, Arc<str>)]>,
 }
 
 /// A gateway as published to other gateways.
@@ -65,6 +77,11 @@ impl Placement {
         let name = map.as_ref().or_else(|| endpoint.vips.iter().find_map(of_vip))?;
         let at = self.shard_maps.binary_search_by(|map| map.name.cmp(name)).ok()?;
         self.shard_maps[at].order(*slot).first()
+    }
+
+    /// The node with this name that runs the agent, as its index.
+    pub fn agent(&self, name: &str) -> Option<usize> {
+        self.agents.binary_search_by(|agent| (*agent.tunnel.name).cmp(name)).ok()
     }
 
     /// The gateway with this name.

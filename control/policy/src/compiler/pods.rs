@@ -116,6 +116,24 @@ impl<'a> Pods<'a> {
         self.by_address.get(&address).map(|(name, _)| name)
     }
 
+    /// The addresses of pods that are on nodes: node, address and `namespace/pod`. Of pods with the same address, the
+    /// first one has it.
+    pub(super) fn placed<'p>(
+        &self,
+        pods: &'p [ObjectRef<'p, Pod>],
+    ) -> impl Iterator<Item = (&'p str, IpAddr, &Arc<str>)> {
+        let own = pods.iter().filter(|pod| !pod.body.is_on_host_network);
+        let on_nodes = own.filter_map(|pod| Some((pod, pod.body.node.as_deref()?)));
+        on_nodes.flat_map(move |(pod, node)| {
+            let is_of = move |name: &str| name.rsplit_once('/') == Some((&pod.id.namespace, &pod.id.name));
+            let addresses = pod.body.addresses.iter().map(|(_, address)| *address);
+            addresses.filter_map(move |address| {
+                let name = self.name_of(address).filter(|name| is_of(name))?;
+                Some((node, address, name))
+            })
+        })
+    }
+
     /// Weight of the pod `namespace/pod`.
     pub(super) fn weight_of(&self, name: &str) -> u16 {
         self.weights.get(name).copied().unwrap_or(DEFAULT_WEIGHT)

@@ -1,9 +1,12 @@
 //! The compiled policy, and every diagnostic with file, line and field.
 
+mod agent_nodes;
+mod any_node;
 mod balance;
 mod cluster;
 mod determinism;
 mod distribution;
+mod flannel;
 mod inbound;
 mod incremental;
 mod invalid;

@@ -226,6 +226,15 @@ fn codes_of_large_and_missing_files() -> BTreeSet<Code> {
     texts.iter().flat_map(|(name, text)| codes(name, text)).collect()
 }
 
+/// Codes of manifests for a policy server whose nodes run the agent.
+fn codes_of_node_agents() -> BTreeSet<Code> {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path().join("policyd.yaml"), document("policyd.yaml", "node_agents: {}").1).unwrap();
+    write(dir.path().join("m.yaml"), "apiVersion: v1\nkind: Node\nmetadata: {name: n}\n").unwrap();
+    let report = run(&[dir.path().to_owned()], None);
+    report.diagnostics.iter().map(|it| it.code).collect()
+}
+
 /// Codes of certificates: expired, of another name, not PEM, and with the key of another one.
 fn codes_of_certificates() -> BTreeSet<Code> {
     let ca = Authority::new("ca");
@@ -246,6 +255,7 @@ fn every_code_is_reported_for_its_mistake() {
     }
     reached.extend(codes_of_large_and_missing_files());
     reached.extend(codes_of_certificates());
+    reached.extend(codes_of_node_agents());
     // An empty file among others is no configuration; as the configuration of a process it is an error.
     reached.extend(Config::parse("gateway.yaml", "").unwrap_err().0.iter().map(|it| it.code));
     let missing: Vec<_> = Code::ALL.iter().filter(|code| !reached.contains(code)).map(ToString::to_string).collect();

@@ -28,6 +28,9 @@ metrics! {
     GATEWAYS = Gauge("policyd_gateways", []): "Connected gateways";
     GATEWAYS_IN_STEP = Gauge("policyd_gateways_in_step", []):
         "Connected gateways that have acknowledged the current policy";
+    NODES = Gauge("policyd_nodes", []): "Nodes with connected agents";
+    NODES_REJECTING = Gauge("policyd_nodes_refusing", []):
+        "Nodes with connected agents that have refused (NACK) their last update";
     RESOURCES = Gauge("policyd_resources", [KIND]): "Resources in the published policy";
     OBJECTS = Gauge("policyd_objects", []): "Objects in force";
     FAULTY_OBJECTS = Gauge("policyd_faulty_objects", [INSTEAD]):
@@ -36,9 +39,9 @@ metrics! {
     SOURCE_CONNECTED = Gauge("policyd_source_connected", []): "Whether the policy source is reachable";
     SOURCE_UPDATES = Counter("policyd_source_updates", []): "Updates received from the policy source";
     PUBLICATIONS = Counter("policyd_publications", []): "Published policy versions";
-    RESPONSES = Counter("policyd_responses", []): "Responses sent to gateways";
+    RESPONSES = Counter("policyd_responses", []): "Responses sent to gateways and to agents of nodes";
     ACKNOWLEDGEMENTS = Counter("policyd_answers", [RESPONSE_RESULT]):
-        "Responses that gateways accepted (ACK) or refused (NACK)";
+        "Responses that gateways and agents of nodes accepted (ACK) or refused (NACK)";
     COMPILE_TIME = Milliseconds("policyd_compile_seconds", []): "Duration of the last compilation";
     MEMBERS = Gauge("policyd_members", []): "Gateways in the membership view";
     ACTIVE_MEMBERS = Gauge("policyd_members_serving", []): "Active gateways";

@@ -35,14 +35,32 @@ fn commands_are_allowed_to_admins_by_default_all_but_gateways_and_without_certif
         names: names.map(CertificateNames::from_names),
     };
     let admins = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
-    let is_gateway = |name: &str| name.starts_with("gw-");
+    let role_of = |name: &str| match name.split_once('-')? {
+        ("gw", _) => Some("gateway"),
+        ("n", _) => Some("node"),
+        _ => None,
+    };
     let is_allowed =
-        |client: &ClientIdentity, named: &[&str]| client.authorize_command(&admins(named), is_gateway).is_ok();
+        |client: &ClientIdentity, named: &[&str]| client.authorize_command(&admins(named), role_of).is_ok();
     let (operator, gateway) = (client(Some(&["x", "operator"]), false), client(Some(&["gateway", "gw-a"]), true));
     assert!(is_allowed(&operator, &[]) && is_allowed(&operator, &["operator"]) && !is_allowed(&operator, &["root"]));
     assert!(!is_allowed(&gateway, &[]) && is_allowed(&gateway, &["root", "gw-a"]), "`admins` may name a gateway");
     assert!(is_allowed(&client(None, true), &[]) && !is_allowed(&client(None, false), &[]));
-    let error = gateway.authorize_command(&[], is_gateway).unwrap_err();
+    let error = gateway.authorize_command(&[], role_of).unwrap_err();
     assert_eq!(error.code(), tonic::Code::PermissionDenied);
     assert!(error.message().contains("is that of gateway gw-a, and gateways may not do this"), "{error}");
+    let error = client(Some(&["n-1"]), true).authorize_command(&[], role_of).unwrap_err();
+    assert!(error.message().contains("is that of node n-1, and nodes may not do this"), "{error}");
+}
+
+#[test]
+fn the_agent_of_a_node_needs_a_certificate_with_the_name_of_the_node() {
+    let client = |names: Option<&[&str]>| ClientIdentity {
+        names: names.map(CertificateNames::from_names),
+        ..ClientIdentity::default()
+    };
+    assert!(client(Some(&["x", "n-1"])).authorize_node("n-1").is_ok() && client(None).authorize_node("n-1").is_ok());
+    let error = client(Some(&["n-1"])).authorize_node("n-2").unwrap_err();
+    assert_eq!(error.code(), tonic::Code::PermissionDenied);
+    assert!(error.message().contains("not for node n-2"), "{error}");
 }

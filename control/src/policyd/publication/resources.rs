@@ -1,12 +1,15 @@
 //! The encoded resources of a placement, in chunks like its tables: what two placements share is neither compared nor
 //! encoded again.
 
+mod node_policies;
+
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use vipgate_policy::compiler::{Difference, Keyed, PlacedService, Placement, Table, differences};
 
+use self::node_policies::NodePolicies;
 use super::PublishedResource;
 use crate::xds::resource::slices::parse_name;
 use crate::xds::resource::{CLUSTER, Content, Key, Kind, SETTINGS, encode};
@@ -25,6 +28,8 @@ pub(super) struct Resources {
     nodes: Vec<PublishedResource>,
     cluster: Option<PublishedResource>,
     pub(super) settings: Option<PublishedResource>,
+    /// Apart from the others, which are the policy of gateways.
+    node_policies: NodePolicies,
     /// The wrapping sum of the versions of all resources but the settings.
     pub(super) version_sum: u64,
 }
@@ -38,10 +43,18 @@ struct Chunks {
     count: usize,
 }
 
+/// The resources of a placement, and what differs from those of the previous one.
+pub(super) struct Next {
+    pub(super) resources: Resources,
+    /// The resources of gateways that differ.
+    pub(super) changed_keys: Vec<Key>,
+    /// Whether the policy of any node differs.
+    pub(super) changes_nodes: bool,
+}
+
 impl Resources {
-    /// The resources of the second placement, and the keys of those that differ from the first one, whose resources these
-    /// are. Without settings.
-    pub(super) fn next(&self, (old, new): (&Placement, &Placement), number: u64) -> (Self, Vec<Key>) {
+    /// The resources of the second placement. These are those of the first one. Without settings.
+    pub(super) fn next(&self, (old, new): (&Placement, &Placement), number: u64) -> Next {
         let mut diff = Diff { number, changed_keys: Vec::new(), version_sum: self.version_sum };
         let resources = Self {
             policies: diff.table(&self.policies, (&old.policies, &new.policies), encode::egress_policy),
@@ -56,9 +69,17 @@ impl Resources {
                 .list(self.cluster.as_slice(), (old.cluster.as_slice(), new.cluster.as_slice()), encode::cluster)
                 .pop(),
             settings: None,
+            node_policies: NodePolicies::default(),
             version_sum: 0,
         };
-        (Self { version_sum: diff.version_sum, ..resources }, diff.changed_keys)
+        let (node_policies, changes_nodes) = self.node_policies.next((old, new), &diff.changed_keys, number);
+        let resources = Self { node_policies, version_sum: diff.version_sum, ..resources };
+        Next { resources, changed_keys: diff.changed_keys, changes_nodes }
+    }
+
+    /// How many policies of nodes were encoded for this publication.
+    pub(super) fn encoded_nodes(&self) -> usize {
+        self.node_policies.encoded
     }
 
     /// Numbers of resources of the kinds that Settings count.
@@ -71,18 +92,22 @@ impl Resources {
             Parts::Chunks(chunks) => chunks.count,
             Parts::List(list) => list.len(),
             Parts::Slices(slices) => slices.values().map(|slices| slices.len()).sum(),
+            Parts::Nodes(nodes) => nodes.len(),
         }
     }
 
     /// The resources of a kind.
     pub(super) fn of_kind(&self, kind: Kind) -> impl Iterator<Item = &PublishedResource> + Clone {
-        let (chunks, list, slices) = match self.parts(kind) {
-            Parts::Chunks(chunks) => (chunks.chunks.as_slice(), [].as_slice(), None),
-            Parts::List(list) => ([].as_slice(), list, None),
-            Parts::Slices(slices) => ([].as_slice(), [].as_slice(), Some(slices)),
-        };
-        let slices = slices.into_iter().flat_map(|slices| slices.values().flat_map(|slices| slices.iter()));
-        chunks.iter().flat_map(|chunk| chunk.iter()).chain(list).chain(slices)
+        let (mut chunks, mut list, mut slices, mut nodes) = Default::default();
+        match self.parts(kind) {
+            Parts::Chunks(of_kind) => chunks = of_kind.chunks.as_slice(),
+            Parts::List(of_kind) => list = of_kind,
+            Parts::Slices(of_kind) => slices = Some(of_kind),
+            Parts::Nodes(of_kind) => nodes = Some(of_kind),
+        }
+        let slices = slices.into_iter().flat_map(|slices: &Slices| slices.values().flat_map(|slices| slices.iter()));
+        let nodes = nodes.into_iter().flat_map(NodePolicies::iter);
+        chunks.iter().flat_map(|chunk| chunk.iter()).chain::<&[_]>(list).chain(slices).chain(nodes)
     }
 
     /// The resource with this key, or one with another spelling of its name. `placement` is that of the resources.
@@ -105,6 +130,7 @@ impl Resources {
             Kind::OverlayNode => self.nodes.get(placement.nodes.binary_search_by(|it| (*it.name).cmp(name)).ok()?),
             Kind::Cluster => self.cluster.as_ref().filter(|_| name == CLUSTER),
             Kind::Settings => self.settings.as_ref().filter(|_| name == SETTINGS),
+            Kind::NodePolicy => self.node_policies.get(placement.agent(name)?),
         }
     }
 
@@ -120,6 +146,7 @@ impl Resources {
             Kind::OverlayNode => Parts::List(&self.nodes),
             Kind::Cluster => Parts::List(self.cluster.as_slice()),
             Kind::Settings => Parts::List(self.settings.as_slice()),
+            Kind::NodePolicy => Parts::Nodes(&self.node_policies),
         }
     }
 }
@@ -129,6 +156,7 @@ enum Parts<'a> {
     Chunks(&'a Chunks),
     List(&'a [PublishedResource]),
     Slices(&'a Slices),
+    Nodes(&'a NodePolicies),
 }
 
 impl Chunks {

@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::task::{Context, Poll};
 
 use arc_swap::ArcSwap;
+use envoy_types::pb::envoy::config::core::v3::Node;
 use envoy_types::pb::envoy::service::discovery::v3::DeltaDiscoveryResponse;
 use envoy_types::pb::envoy::service::discovery::v3::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
 use http_body::Frame;
@@ -22,12 +23,15 @@ use tower::ServiceExt as _;
 use vipgate_dataplane::policy::spec::EndpointSpec;
 use vipgate_policy::compiler::{GatewayLocality, Placement};
 
+mod nodes;
+
 use super::*;
 use crate::config::{PolicyServer, Tls};
 use crate::listener::{ConnectionLimiter, Limits, RejectReason};
 use crate::policyd::listen::{self, Certificates};
 use crate::policyd::membership;
 use crate::policyd::meter::MeterLayer;
+use crate::policyd::registry::{NameInUse, Process};
 use crate::xds::client::{Client, ClientEvent, ServerStatus, Target, open_channel};
 use crate::xds::fixtures::pki::{Authority, Identity};
 use crate::xds::fixtures::sample_placement;
@@ -67,6 +71,7 @@ impl Server {
         let service = DiscoveryService {
             published,
             registry,
+            nodes: Arc::default(),
             stats: stats.clone(),
             rejections: rejections.clone(),
             budget: budget.clone(),

@@ -26,6 +26,7 @@ fn service(endpoints: u8) -> (Service, watch::Sender<Option<Arc<Publication>>>) 
         source: SourceIngester::new("files test".to_owned(), ManifestStore::new(false)).status(),
         accept_empty: mpsc::channel(1).0,
         published,
+        nodes: Arc::default(),
         registry: Arc::default(),
         membership,
         kubernetes: None,

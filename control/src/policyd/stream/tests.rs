@@ -1,5 +1,7 @@
 //! Delta xDS conformance: a simulated client that follows the protocol, or violates it.
 
+mod nodes;
+
 use envoy_types::pb::google::rpc;
 use vipgate_dataplane::policy::spec::EndpointSpec;
 use vipgate_policy::compiler::{PlacedService, Placement};
@@ -64,7 +66,7 @@ impl Client {
     }
 
     fn subscribe_all(&mut self, current: &Arc<Publication>) {
-        for kind in Kind::ALL {
+        for kind in Kind::OF_GATEWAYS {
             self.subscribe(kind, &[], current);
         }
     }
@@ -113,7 +115,7 @@ impl Client {
     }
 
     fn assert_holds(&self, publication: &Publication) {
-        let all = Kind::ALL.into_iter().flat_map(|kind| publication.of_kind(kind));
+        let all = Kind::OF_GATEWAYS.into_iter().flat_map(|kind| publication.of_kind(kind));
         let all: BTreeMap<Key, String> =
             all.map(|it| (it.key.clone(), Content::version_text(it.content.version))).collect();
         assert_eq!(self.held, all);
@@ -493,7 +495,7 @@ fn a_client_without_backend_slices_gets_whole_services() {
     };
     let first = of_service(&Publication::default(), large_service(300));
     let mut stream = DeltaStream::default();
-    for kind in Kind::ALL.into_iter().filter(|kind| *kind != Kind::BackendSlice) {
+    for kind in Kind::OF_GATEWAYS.into_iter().filter(|kind| *kind != Kind::BackendSlice) {
         let request = DeltaDiscoveryRequest { type_url: kind.type_url().to_owned(), ..Default::default() };
         stream.handle_request(request, &first).unwrap();
     }

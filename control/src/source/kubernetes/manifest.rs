@@ -14,6 +14,14 @@ use super::observed::has_observations;
 
 /// Prefix of vipgate's own annotations.
 const ANNOTATION_PREFIX: &str = "vipgate.io/";
+/// Flannel's annotations of nodes that describe their VXLAN tunnel endpoints.
+const FLANNEL_ANNOTATIONS: [&str; 5] = [
+    "flannel.alpha.coreos.com/backend-type",
+    "flannel.alpha.coreos.com/backend-data",
+    "flannel.alpha.coreos.com/backend-v6-data",
+    "flannel.alpha.coreos.com/public-ip",
+    "flannel.alpha.coreos.com/public-ipv6",
+];
 
 /// An object of the API as a manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -137,7 +145,8 @@ fn kept_metadata(kind: Kind, metadata: ObjectMeta) -> Value {
         kept["labels"] = json!(labels);
     }
     let mut annotations = metadata.annotations.unwrap_or_default();
-    annotations.retain(|name, _| name.starts_with(ANNOTATION_PREFIX));
+    let is_flannels = |name: &str| kind == Kind::Node && FLANNEL_ANNOTATIONS.contains(&name);
+    annotations.retain(|name, _| name.starts_with(ANNOTATION_PREFIX) || is_flannels(name));
     if !annotations.is_empty() {
         kept["annotations"] = json!(annotations);
     }

@@ -188,7 +188,7 @@ impl ServerGateway {
         }
         if !self.is_subscribed {
             self.is_subscribed = true;
-            for kind in Kind::ALL {
+            for kind in Kind::OF_GATEWAYS {
                 self.subscribe(kind);
             }
         } else if let Some(update) = self.stream.update(&self.last).unwrap() {

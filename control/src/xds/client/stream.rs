@@ -64,7 +64,7 @@ pub(super) async fn run(client: &mut Client, target: &Target) -> StreamEnd {
         Err(error) => return StreamEnd::Disconnected(error.to_string()),
     };
     let (requests, outgoing) = mpsc::unbounded_channel();
-    for kind in Kind::ALL {
+    for kind in Kind::OF_GATEWAYS {
         // Can't fail: this function owns the receiver.
         let _ = requests.send(subscription(client, kind));
     }

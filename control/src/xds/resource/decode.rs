@@ -107,6 +107,10 @@ pub fn decode(kind: Kind, name: &str, body: &[u8]) -> Result<Decoded, ResourceEr
             parse_text("version", &settings.version)?;
             Ok(Decoded::Settings(settings))
         }
+        Kind::NodePolicy => {
+            let _: proto::NodePolicy = message(kind, body)?;
+            Err(field_error("name", "a gateway has no policies of nodes"))
+        }
     }
 }
 
@@ -273,6 +277,8 @@ fn cluster(name: &str, message: &proto::Cluster) -> Result<Cluster, ResourceErro
         services: ranges("service_cidrs", &message.service_cidrs)?,
         nodes: ranges("node_cidrs", &message.node_cidrs)?,
         uncovered: uncovered(message.uncovered)?,
+        // For agents.
+        node_addresses: BTreeSet::new(),
     })
 }
 

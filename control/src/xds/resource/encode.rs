@@ -1,5 +1,6 @@
 //! Encodes a placement as resources.
 
+mod node_policy;
 mod service;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,6 +17,7 @@ use vipgate_policy::compiler::{Cluster, Peer, Placement};
 use vipgate_policy::fingerprint::{Fingerprint, mix};
 use vipgate_policy::manifest::UncoveredAction;
 
+pub use self::node_policy::{References, node_policy};
 pub use self::service::{backend_slice, service, service_resource, slices, whole_service};
 use super::super::proto;
 use super::{CLUSTER, Content, Key, Kind, SETTINGS};
@@ -82,7 +84,11 @@ fn resource(kind: Kind, name: Arc<str>, message: &impl Message) -> (Key, Content
 
 /// Encodes an egress policy.
 pub fn egress_policy(spec: &EgressSpec) -> (Key, Content) {
-    let message = proto::EgressPolicy {
+    resource(Kind::EgressPolicy, spec.name.clone(), &egress_policy_message(spec))
+}
+
+fn egress_policy_message(spec: &EgressSpec) -> proto::EgressPolicy {
+    proto::EgressPolicy {
         name: spec.name.to_string(),
         destinations: spec.destinations.iter().map(ToString::to_string).collect(),
         excluded: spec.excluded.iter().map(ToString::to_string).collect(),
@@ -99,8 +105,7 @@ pub fn egress_policy(spec: &EgressSpec) -> (Key, Content) {
             OnExhaustion::Drop => proto::OnExhaustion::Drop,
         }
         .into(),
-    };
-    resource(Kind::EgressPolicy, spec.name.clone(), &message)
+    }
 }
 
 /// Encodes a VIP.
@@ -184,7 +189,7 @@ pub fn cluster(cluster: &Cluster) -> (Key, Content) {
         service_cidrs: texts(&cluster.services),
         node_cidrs: texts(&cluster.nodes),
         uncovered: uncovered(cluster.uncovered),
-        node_addresses: Vec::new(),
+        node_addresses: cluster.node_addresses.iter().map(IpAddr::to_string).collect(),
     };
     resource(Kind::Cluster, CLUSTER.into(), &message)
 }

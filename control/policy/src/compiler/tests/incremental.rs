@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use vipgate_coverage::{Coverage, property};
 
+use super::any_node::{any_node, count_nodes};
 use super::determinism::random_document;
 use super::*;
 use crate::diagnostic::Code;
@@ -22,14 +23,6 @@ fn shared_document() -> impl Strategy<Value = String> {
     let labels = prop::sample::select(vec!["labels: {}", "labels: {tier: gold}"]);
     let gateways = (prop::sample::select(GATEWAYS.to_vec()), prop::sample::select(specs), labels)
         .prop_map(|(name, spec, labels)| gateway_with(name, spec).replace("{, ", "{").replace("labels: {}", labels));
-    let nodes = (prop::sample::select(vec!["n1", "n2"]), prop::sample::select(vec!["z1", "z2"]), 1_u8..6).prop_map(
-        |(name, zone, last)| {
-            format!(
-                "apiVersion: v1\nkind: Node\nmetadata: {{name: {name}, labels: {{topology.kubernetes.io/zone: {zone}}}}}\n\
-                 status: {{addresses: [{{type: InternalIP, address: 10.0.0.{last}}}]}}\n"
-            )
-        },
-    );
     let namespaces = (prop::sample::select(vec!["a", "b"]), prop::bool::ANY)
         .prop_map(|(name, labelled)| namespace(name, if labelled { "team: x" } else { "" }));
     let overlay = (prop::sample::select(vec!["o1", "o2"]), 1_u8..3).prop_map(|(name, last)| {
@@ -49,7 +42,7 @@ fn shared_document() -> impl Strategy<Value = String> {
             "apiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {{name: c}}\nspec: {{cidrs: [{cidr}]}}\n"
         )
     });
-    prop_oneof![3 => gateways, 1 => nodes, 2 => namespaces, 1 => overlay, 2 => pools, 1 => service_cidrs].boxed()
+    prop_oneof![3 => gateways, 2 => any_node(), 2 => namespaces, 1 => overlay, 2 => pools, 1 => service_cidrs].boxed()
 }
 
 /// A slice whose addresses may be VIPs by mistake, and those of other Services.
@@ -205,7 +198,14 @@ fn edit() -> impl Strategy<Value = (usize, Option<String>)> {
 }
 
 /// What the changes reach: kinds of objects, and parts and differences of placements.
-const CLASSES: [&str; 46] = [
+const CLASSES: [&str; 53] = [
+    "agents",
+    "node of flannel",
+    "agent without pods",
+    "agent with pods",
+    "pod as a prefix",
+    "covered pod of an agent",
+    "agent stays",
     "AddressPool",
     "ClusterEgressPolicy",
     "EgressPolicy",
@@ -259,15 +259,18 @@ fn an_incremental_compilation_equals_a_new_one() {
     let steps = prop::collection::vec(prop::collection::vec(edit(), 0..3), 1..24);
     let first = prop::bool::weighted(0.7).prop_map(|has_first| if has_first { first_documents() } else { Vec::new() });
     let tenancies = prop::sample::select(vec![Tenancy::Strict, Tenancy::Open]);
+    let agents = prop::option::of(Just(NodeAgents { port: 8473, vni: 7 }));
     property(
         ProptestConfig::with_cases(384),
-        &(first, steps, tenancies),
+        &(first, steps, tenancies, agents),
         &CLASSES,
-        |(first, steps, tenancy), coverage| {
+        |(first, steps, tenancy, node_agents), coverage| {
+            let options = Options { tenancy, node_agents };
             coverage.count(if tenancy == Tenancy::Strict { "strict" } else { "open" });
+            coverage.add("agents", u64::from(node_agents.is_some()));
             let first = first.iter().map(|text| Arc::new(objects(text).pop().unwrap()));
             let mut places: BTreeMap<usize, Arc<Object>> = (0..).zip(first).collect();
-            let (mut compiler, mut before) = (Compiler::new(tenancy), Compiled::default());
+            let (mut compiler, mut before) = (Compiler::new(options), Compiled::default());
             for step in steps {
                 coverage.add("several", u64::from(step.len() > 1));
                 coverage.add("unchanged", u64::from(step.is_empty()));
@@ -285,7 +288,7 @@ fn an_incremental_compilation_equals_a_new_one() {
                     kinds.extend(old.map(|old| old.id.kind));
                 }
                 let compiled = compiler.compile(places.values());
-                let new = compile_for(tenancy, places.values().map(Arc::as_ref));
+                let new = compile_for(options, places.values().map(Arc::as_ref));
                 prop_assert_eq!(&compiled.placement, &new.placement);
                 prop_assert_eq!(&compiled.diagnostics, &new.diagnostics);
                 let is_faulty = |it: &Compiled| it.diagnostics.iter().any(Diagnostic::is_error);
@@ -302,6 +305,7 @@ fn an_incremental_compilation_equals_a_new_one() {
                 }
                 count_differences(coverage, &before.placement, &compiled.placement);
                 count_parts(coverage, &compiled.placement);
+                count_nodes(coverage, &before.placement, &compiled.placement);
                 let is_slices = !kinds.is_empty() && kinds.iter().all(|kind| *kind == Kind::EndpointSlice);
                 coverage.add("only slices differ", u64::from(is_slices));
                 before = compiled;

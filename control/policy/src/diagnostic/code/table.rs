@@ -365,7 +365,11 @@ codes! {
          traffic is dropped. Add a gateway there, or use `Prefer`.";
     NodeConflict = 607, "Two nodes with one address or prefix",
         "Two OverlayNode manifests have the same tunnel address or the same prefix of pods. Packets for one would \
-         reach the other. Correct one of the two.";
+         reach the other. Correct one of the two. The same holds for Node manifests if nodes run the agent.";
+    NodeWithoutAddress = 608, "Node has no internal address",
+        "Nodes run the agent (`node_agents` of the policy server), and this one's manifest has no address of type \
+         InternalIP that gateways can reach. So it has no tunnels, and gets no policy. Kubernetes sets the address when \
+         the node has registered; with `--node-ip` of the kubelet it can be chosen.";
 
     // VG07xx: files, certificates and sources.
     Unreadable = 701, "Can't be read",

@@ -1,5 +1,7 @@
 //! The resources of successive placements equal those of each placement by itself.
 
+mod node_policies;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;

@@ -42,15 +42,23 @@ fn what_changes_without_meaning_is_left_out() {
 }
 
 #[test]
-fn a_node_keeps_its_addresses_and_prefixes_alone() {
+fn a_node_keeps_its_addresses_prefixes_and_flannels_tunnel_endpoint_alone() {
     let node = object(json!({
-        "apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "labels": {"topology.kubernetes.io/zone": "z"}},
+        "apiVersion": "v1", "kind": "Node", "metadata": {
+            "name": "n1", "labels": {"topology.kubernetes.io/zone": "z"},
+            "annotations": {
+                "flannel.alpha.coreos.com/backend-type": "vxlan",
+                "flannel.alpha.coreos.com/kube-subnet-manager": "true",
+                "volumes.kubernetes.io/controller-managed-attach-detach": "true",
+            },
+        },
         "spec": {"podCIDRs": ["10.244.1.0/24"], "podCIDR": "10.244.1.0/24", "providerID": "x"},
         "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}], "images": [{"names": ["x"]}]},
     }));
     let document: Value = serde_json::from_str(&manifest(Kind::Node, node).text).unwrap();
     assert_eq!(document["spec"], json!({"podCIDRs": ["10.244.1.0/24"], "podCIDR": "10.244.1.0/24"}));
     assert_eq!(document["status"], json!({"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]}));
+    assert_eq!(document["metadata"]["annotations"], json!({"flannel.alpha.coreos.com/backend-type": "vxlan"}));
 }
 
 #[test]

@@ -185,7 +185,7 @@ impl ServerStream {
     /// The first requests of a stream: one for each kind.
     pub(super) async fn subscriptions(&mut self) -> Vec<DeltaDiscoveryRequest> {
         let mut requests = Vec::new();
-        for _ in Kind::ALL {
+        for _ in Kind::OF_GATEWAYS {
             requests.push(self.request().await);
         }
         requests

@@ -198,7 +198,9 @@ fn uncovered() -> impl Strategy<Value = Option<UncoveredAction>> {
 
 fn cluster() -> impl Strategy<Value = Option<Cluster>> {
     let parts = (ranges(), ranges(), ranges(), uncovered());
-    parts.prop_map(|(pods, services, nodes, uncovered)| Cluster { pods, services, nodes, uncovered }.non_empty())
+    parts.prop_map(|(pods, services, nodes, uncovered)| {
+        Cluster { pods, services, nodes, uncovered, ..Cluster::default() }.non_empty()
+    })
 }
 
 fn node(name: Arc<str>) -> impl Strategy<Value = NodeSpec> {
@@ -241,6 +243,7 @@ pub(super) fn any_placement() -> impl Strategy<Value = Placement> {
         endpoints: Vec::into(endpoints),
         services: Vec::into(services),
         nodes,
+        agents: [].into(),
         peers,
         cluster,
     })

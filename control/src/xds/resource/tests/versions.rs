@@ -261,7 +261,7 @@ fn every_field_of_a_gateway_is_in_its_version() {
 /// Caches of older versions must stay readable.
 #[test]
 fn kind_numbers_are_stable() {
-    assert_eq!(Kind::ALL.map(Kind::number), [0, 8, 1, 2, 9, 5, 3, 6, 7, 4]);
+    assert_eq!(Kind::ALL.map(Kind::number), [0, 8, 1, 2, 9, 5, 3, 6, 7, 4, 10]);
 }
 
 /// Versions are persisted by gateways and compared between servers: their computation must not change.
@@ -274,6 +274,7 @@ fn versions_are_stable() {
         endpoints: vec![endpoint()].into(),
         services: vec![service()].into(),
         nodes: Vec::new(),
+        agents: [].into(),
         peers: vec![peer()],
         cluster: None,
     };
@@ -303,7 +304,8 @@ fn rename(endpoints: &mut Table<EndpointSpec>, at: usize) {
 /// A placement, and the same with shuffled lists.
 fn shuffled() -> impl Strategy<Value = (Placement, Placement)> {
     any_placement().prop_flat_map(|placement| {
-        let Placement { policies, shard_maps, vips, endpoints, services, nodes, peers, cluster } = placement.clone();
+        let Placement { policies, shard_maps, vips, endpoints, services, nodes, peers, cluster, .. } =
+            placement.clone();
         let vips = Just(vips.to_vec()).prop_shuffle();
         let endpoints = Just(endpoints.to_vec()).prop_shuffle();
         let (services, peers) = (Just(services.to_vec()).prop_shuffle(), Just(peers).prop_shuffle());
@@ -315,6 +317,7 @@ fn shuffled() -> impl Strategy<Value = (Placement, Placement)> {
             endpoints: endpoints.into(),
             services: services.into(),
             nodes,
+            agents: [].into(),
             peers,
             cluster: cluster.clone(),
             shard_maps: shard_maps.iter().rev().cloned().collect(),

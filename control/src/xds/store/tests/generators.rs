@@ -159,7 +159,8 @@ pub(crate) fn any_placement() -> impl Strategy<Value = Placement> {
         let has_map = vips.iter().any(|vip| vip.shard_map.is_some());
         let shard_maps = has_map.then(|| shard_map(map_variant)).into_iter().collect();
         let (policies, vips) = (Vec::into(policies), Vec::into(vips));
-        Placement { policies, shard_maps, vips, endpoints, services, nodes, peers, cluster }
+        let agents = [].into();
+        Placement { policies, shard_maps, vips, endpoints, services, nodes, agents, peers, cluster }
     })
 }
 
