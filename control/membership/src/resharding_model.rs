@@ -51,9 +51,9 @@ use self::steps::Script;
 use self::world::World;
 
 /// Worlds of an ordinary run.
-const WORLDS: u64 = 100_000;
+const WORLDS: u64 = 50_000;
 /// How often each class must be reached at least.
-const LEAST_COUNT: u64 = 100;
+const LEAST_COUNT: u64 = 50;
 
 /// Runs worlds. Those with the same first policy begin with a copy of one in which all gateways are active.
 struct Runner {

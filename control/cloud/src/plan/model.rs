@@ -16,7 +16,7 @@ use super::{Action, AddressPlan, Desired, DesiredVip, GatewayState, Problem, pla
 use crate::provider::{AddressId, Allocation, Associate, Capacity, Claim, NicId, Observation, PublicAddress, Tags};
 
 /// Worlds by default; a million with `make model`.
-const WORLDS: u64 = 100_000;
+const WORLDS: u64 = 50_000;
 /// Steps of a world.
 const STEPS: u32 = 40;
 /// Rounds until all is done, when nothing disturbs.

@@ -1,0 +1,224 @@
+//! The kernel of the node: brings devices, nftables, routes and rules in line with a plan, and keeps them so.
+
+mod conntrack;
+mod devices;
+mod error;
+mod events;
+mod nft;
+mod routes;
+mod rules;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use rtnetlink::Handle;
+use tokio::task::JoinHandle;
+
+pub use self::error::KernelError;
+pub use self::events::{ChangeNotice, Events};
+pub use self::nft::Counter;
+use self::nft::Nft;
+use crate::marks::{Action, RoutingNumbers};
+use crate::plan::{NodePlan, Settings, Steering};
+
+/// Numbers of this protocol mark routes and rules as vipgate's (rtnetlink(7), `rtm_protocol`).
+const PROTOCOL: u8 = 118;
+
+/// What was out of line, and isn't any more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Repairs {
+    /// The nftables table differed.
+    pub table: bool,
+    /// Devices that were created or changed.
+    pub devices: usize,
+    /// Routes and rules that were added or removed.
+    pub routes: usize,
+}
+
+impl Repairs {
+    /// Whether nothing was.
+    pub fn is_empty(self) -> bool {
+        self == Self::default()
+    }
+}
+
+/// The kernel of this thread's network namespace.
+#[derive(Debug)]
+pub struct Kernel {
+    settings: Settings,
+    numbers: RoutingNumbers,
+    handle: Handle,
+    connection: JoinHandle<()>,
+    nft: Nft,
+}
+
+impl Drop for Kernel {
+    fn drop(&mut self) {
+        self.connection.abort();
+    }
+}
+
+impl Kernel {
+    /// Opens a netlink socket; `nft` is the program.
+    ///
+    /// # Errors
+    /// Netlink isn't available.
+    pub fn open(settings: Settings, numbers: RoutingNumbers, nft: std::path::PathBuf) -> Result<Self, KernelError> {
+        let (connection, handle, _) = rtnetlink::new_connection().map_err(KernelError::Netlink)?;
+        let connection = tokio::spawn(connection);
+        Ok(Self { settings, numbers, handle, connection, nft: Nft::new(nft) })
+    }
+
+    /// Programs the kernel: what would let packets pass comes last.
+    ///
+    /// # Errors
+    /// The kernel refused something; what was programmed before stays.
+    pub async fn apply(&mut self, plan: &NodePlan, mtu: u32) -> Result<Repairs, KernelError> {
+        // The table refers to devices by name, so it can be first: it closes.
+        let table = self.nft.apply(&plan.table).await?;
+        let devices = self.ensure_devices(plan, mtu).await?;
+        let routes = self.ensure_routes(plan).await?;
+        Ok(Repairs { table, devices, routes })
+    }
+
+    /// Compares the kernel with the plan that was applied last, and repairs what others have changed.
+    ///
+    /// # Errors
+    /// As for [`Kernel::apply`].
+    pub async fn check(&mut self, plan: &NodePlan, mtu: u32) -> Result<Repairs, KernelError> {
+        let table = self.nft.check(&plan.table).await?;
+        let devices = self.ensure_devices(plan, mtu).await?;
+        let routes = self.ensure_routes(plan).await?;
+        Ok(Repairs { table, devices, routes })
+    }
+
+    async fn ensure_devices(&self, plan: &NodePlan, mtu: u32) -> Result<usize, KernelError> {
+        let mut changed = 0;
+        if let Some(tunnel) = &plan.tunnel {
+            changed += devices::ensure_tunnel(&self.handle, &self.settings.tunnel_device, tunnel, mtu).await?;
+        }
+        changed += devices::ensure_hold(&self.handle, &self.settings.hold_device).await?;
+        Ok(changed)
+    }
+
+    async fn ensure_routes(&self, plan: &NodePlan) -> Result<usize, KernelError> {
+        let tunnel = devices::index(&self.handle, &self.settings.tunnel_device).await?;
+        let hold = devices::index(&self.handle, &self.settings.hold_device).await?;
+        let mut routes = BTreeSet::new();
+        if let (Some(device), Some(own)) = (tunnel, plan.tunnel) {
+            for (index, address) in &plan.tunnels {
+                let table = self.numbers.table(*index);
+                routes.extend(routes::Route::into_tunnel(table, device, own, *address));
+            }
+        }
+        if let Some(device) = hold {
+            routes.extend(routes::Route::to_hold(self.numbers.first_table, device));
+        }
+        let tables = self.numbers.first_table..=self.numbers.first_table + self.settings.mask.max_gateways();
+        let changed = routes::ensure(&self.handle, &routes, &tables).await?;
+        Ok(changed + rules::ensure(&self.handle, &self.rules(plan), self.numbers.rule_priority).await?)
+    }
+
+    /// The rules of a plan: see [`crate::plan`].
+    fn rules(&self, plan: &NodePlan) -> BTreeSet<rules::Rule> {
+        let (first, mask) = (self.numbers.rule_priority, self.settings.mask);
+        let mut rules = BTreeSet::new();
+        let by_mark = |priority, action, verdict| {
+            [false, true].map(|is_ipv6| rules::Rule {
+                priority,
+                is_ipv6,
+                destination: None,
+                mark: Some((mask.mark(action), mask.bits())),
+                verdict,
+            })
+        };
+        // The reverse path filter looks up the way to a pod with the mark of its packet, where `src_valid_mark` is set.
+        for prefix in &plan.own_prefixes {
+            rules.insert(rules::Rule {
+                priority: first,
+                is_ipv6: prefix.addr().is_ipv6(),
+                destination: Some(*prefix),
+                mark: None,
+                verdict: rules::Verdict::Main,
+            });
+        }
+        for index in plan.tunnels.keys() {
+            let action = Action::Gateway(*index);
+            rules.extend(by_mark(first + 1, action, rules::Verdict::Table(self.numbers.table(*index))));
+            rules.extend(by_mark(first + 2, action, rules::Verdict::Unreachable));
+        }
+        rules.extend(by_mark(first + 1, Action::Hold, rules::Verdict::Table(self.numbers.first_table)));
+        rules.extend(by_mark(first + 2, Action::Hold, rules::Verdict::Blackhole));
+        rules.extend(by_mark(first + 2, Action::Unreachable, rules::Verdict::Unreachable));
+        rules
+    }
+
+    /// Deletes connections whose source NAT was decided under another plan: those of covered pods that would go into the
+    /// tunnel with another source than the pod's, and all that pods have opened whom a policy doesn't cover any more. How
+    /// many.
+    ///
+    /// # Errors
+    /// The kernel refused something.
+    pub async fn delete_stale_connections(
+        &self,
+        before: Option<&NodePlan>,
+        plan: &NodePlan,
+    ) -> Result<usize, KernelError> {
+        let is_released = |pod: &IpAddr| {
+            let was_covered =
+                before.and_then(|before| before.endpoints.get(pod)).is_some_and(|was| *was != Steering::Pass);
+            was_covered && plan.endpoints.get(pod).is_none_or(|now| *now == Steering::Pass)
+        };
+        let is_stale = |connection: &conntrack::Connection| {
+            let is_kept = |policy: usize| plan.is_unchanged(policy, connection.remote);
+            match plan.endpoints.get(&connection.source) {
+                Some(Steering::Covered { policy, .. } | Steering::NoVip { policy }) => {
+                    connection.translated != connection.source && !is_kept(*policy)
+                }
+                _ => is_released(&connection.source),
+            }
+        };
+        conntrack::delete(is_stale).await.map_err(KernelError::Conntrack)
+    }
+
+    /// The named counters of the table.
+    ///
+    /// # Errors
+    /// `nft` failed.
+    pub async fn counters(&self) -> Result<BTreeMap<String, Counter>, KernelError> {
+        self.nft.counters().await
+    }
+
+    /// Addresses of this node.
+    ///
+    /// # Errors
+    /// Netlink failed.
+    pub async fn local_addresses(&self) -> Result<BTreeSet<IpAddr>, KernelError> {
+        devices::local_addresses(&self.handle).await
+    }
+
+    /// The smallest MTU of the interfaces that lead to these addresses; `None`: none of them has a route.
+    ///
+    /// # Errors
+    /// Netlink failed.
+    pub async fn mtu_toward(&self, addresses: impl Iterator<Item = IpAddr>) -> Result<Option<u32>, KernelError> {
+        let mut smallest = None;
+        for address in addresses {
+            let mtu = devices::mtu_toward(&self.handle, address).await?;
+            smallest = [smallest, mtu].into_iter().flatten().min();
+        }
+        Ok(smallest)
+    }
+
+    /// Removes all that vipgate has programmed: pods' packets leave as the CNI has it.
+    ///
+    /// # Errors
+    /// The kernel refused something.
+    pub async fn remove(&mut self) -> Result<(), KernelError> {
+        rules::ensure(&self.handle, &BTreeSet::new(), self.numbers.rule_priority).await?;
+        let tables = self.numbers.first_table..=self.numbers.first_table + self.settings.mask.max_gateways();
+        routes::ensure(&self.handle, &BTreeSet::new(), &tables).await?;
+        devices::remove(&self.handle, &self.settings.tunnel_device).await?;
+        self.nft.remove().await
+    }
+}

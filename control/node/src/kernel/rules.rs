@@ -1,0 +1,149 @@
+//! Routing rules: which mark leads to which routing table.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use futures::TryStreamExt;
+use ipnet::IpNet;
+use rtnetlink::packet_route::AddressFamily;
+use rtnetlink::packet_route::route::RouteProtocol;
+use rtnetlink::packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
+use rtnetlink::{Handle, IpVersion};
+
+use super::PROTOCOL;
+use super::error::{KernelError, is_errno};
+
+/// linux/rtnetlink.h: `RT_TABLE_MAIN`.
+const MAIN: u32 = 254;
+/// How many priorities are used.
+const PRIORITIES: u32 = 3;
+
+/// A rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Rule {
+    pub(super) priority: u32,
+    pub(super) is_ipv6: bool,
+    /// Prefix of the destination.
+    pub(super) destination: Option<IpNet>,
+    /// Mark and mask.
+    pub(super) mark: Option<(u32, u32)>,
+    pub(super) verdict: Verdict,
+}
+
+/// What becomes of packets that a rule matches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Verdict {
+    /// Routed by the main table.
+    Main,
+    /// Routed by this table; if it has no route, the next rule decides.
+    Table(u32),
+    /// Dropped, with an ICMP error.
+    Unreachable,
+    /// Dropped.
+    Blackhole,
+}
+
+/// Adds and removes rules until these, and no others of vipgate's at its priorities, are there; how many.
+pub(super) async fn ensure(handle: &Handle, desired: &BTreeSet<Rule>, first: u32) -> Result<usize, KernelError> {
+    let mut changed = 0;
+    for version in [IpVersion::V4, IpVersion::V6] {
+        let is_ipv6 = matches!(version, IpVersion::V6);
+        let mut messages = Vec::new();
+        let mut dump = handle.rule().get(version).execute();
+        while let Some(message) = dump.try_next().await.map_err(KernelError::request("listing rules"))? {
+            messages.push(message);
+        }
+        let mut missing: BTreeSet<Rule> = desired.iter().filter(|rule| rule.is_ipv6 == is_ipv6).copied().collect();
+        let mut stale = Vec::new();
+        for message in messages.into_iter().filter(|message| is_ours(message, first)) {
+            // A second one of the same kind is stale, too.
+            if !parse(&message).is_some_and(|rule| missing.remove(&rule)) {
+                stale.push(message);
+            }
+        }
+        changed += missing.len() + stale.len();
+        for rule in &missing {
+            add(handle, rule).await?;
+        }
+        for message in stale {
+            match handle.rule().del(message).execute().await {
+                Err(error) if is_errno(&error, libc::ENOENT) => {}
+                result => result.map_err(KernelError::request("removing a rule"))?,
+            }
+        }
+    }
+    Ok(changed)
+}
+
+async fn add(handle: &Handle, rule: &Rule) -> Result<(), KernelError> {
+    let mut request = handle.rule().add().priority(rule.priority);
+    let message = request.message_mut();
+    message.header.family = if rule.is_ipv6 { AddressFamily::Inet6 } else { AddressFamily::Inet };
+    message.attributes.push(RuleAttribute::Protocol(RouteProtocol::from(PROTOCOL)));
+    if let Some(destination) = rule.destination {
+        message.header.dst_len = destination.prefix_len();
+        message.attributes.push(RuleAttribute::Destination(destination.network()));
+    }
+    if let Some((mark, mask)) = rule.mark {
+        message.attributes.extend([RuleAttribute::FwMark(mark), RuleAttribute::FwMask(mask)]);
+    }
+    let (action, table) = match rule.verdict {
+        Verdict::Main => (RuleAction::ToTable, MAIN),
+        Verdict::Table(table) => (RuleAction::ToTable, table),
+        Verdict::Unreachable => (RuleAction::Unreachable, 0),
+        Verdict::Blackhole => (RuleAction::Blackhole, 0),
+    };
+    message.header.action = action;
+    // The header's field has 8 bits.
+    message.header.table = u8::try_from(table).unwrap_or(0);
+    if table != 0 {
+        message.attributes.push(RuleAttribute::Table(table));
+    }
+    match request.execute().await {
+        Err(error) if is_errno(&error, libc::EEXIST) => Ok(()),
+        // IPv6 is disabled.
+        Err(error) if rule.is_ipv6 && is_errno(&error, libc::EAFNOSUPPORT) => Ok(()),
+        result => result.map_err(KernelError::request(format!("adding {rule:?}"))),
+    }
+}
+
+/// Whether a rule is vipgate's, at one of its priorities.
+fn is_ours(message: &RuleMessage, first: u32) -> bool {
+    let is_protocol = |attribute: &RuleAttribute| *attribute == RuleAttribute::Protocol(RouteProtocol::from(PROTOCOL));
+    let is_priority = |attribute: &RuleAttribute| matches!(attribute, RuleAttribute::Priority(priority) if (first..first + PRIORITIES).contains(priority));
+    message.attributes.iter().any(is_protocol) && message.attributes.iter().any(is_priority)
+}
+
+/// A rule as the kernel lists it; `None`: none that could be ours.
+fn parse(message: &RuleMessage) -> Option<Rule> {
+    let is_ipv6 = message.header.family == AddressFamily::Inet6;
+    let (mut priority, mut mark, mut mask, mut destination) = (0, 0, 0, None);
+    let mut table = u32::from(message.header.table);
+    for attribute in &message.attributes {
+        match attribute {
+            RuleAttribute::Priority(number) => priority = *number,
+            RuleAttribute::Destination(address) => destination = Some(net(*address, message.header.dst_len)?),
+            RuleAttribute::FwMark(number) => mark = *number,
+            RuleAttribute::FwMask(number) => mask = *number,
+            RuleAttribute::Table(number) => table = *number,
+            // The last two by default: no suppression.
+            RuleAttribute::Protocol(_)
+            | RuleAttribute::SuppressPrefixLen(u32::MAX)
+            | RuleAttribute::SuppressIfGroup(u32::MAX) => {}
+            _ => return None,
+        }
+    }
+    let verdict = match message.header.action {
+        RuleAction::ToTable if table == MAIN => Verdict::Main,
+        RuleAction::ToTable => Verdict::Table(table),
+        RuleAction::Unreachable => Verdict::Unreachable,
+        RuleAction::Blackhole => Verdict::Blackhole,
+        _ => return None,
+    };
+    let mark = (mask != 0).then_some((mark, mask));
+    Some(Rule { priority, is_ipv6, destination, mark, verdict })
+}
+
+fn net(address: IpAddr, length: u8) -> Option<IpNet> {
+    IpNet::new(address, length).ok()
+}
