@@ -60,6 +60,7 @@ done <<END
 755:root:root /usr/bin/vipgate
 644:root:root /lib/systemd/system/vipgate.service
 644:root:root /lib/systemd/system/vipgate-policyd.service
+644:root:root /lib/systemd/system/vipgate-node.service
 750:root:vipgate /etc/vipgate
 644:root:root /usr/share/doc/vipgate/copyright
 644:root:root /usr/share/doc/vipgate/changelog.gz

@@ -36,7 +36,7 @@ chmod 755 "$root"
 
 install -m 755 "$binary" "$root/usr/bin/vipgate"
 strip --strip-unneeded --remove-section=.comment --remove-section=.note "$root/usr/bin/vipgate"
-install -m 644 "$source"/conf/vipgate{,-policyd}.service "$root/lib/systemd/system/"
+install -m 644 "$source"/conf/vipgate{,-policyd,-node}.service "$root/lib/systemd/system/"
 # No gateway.yaml, since it depends on the machine's interfaces. Not readable by all, since it contains keys.
 install -d -m 750 "$root/etc/vipgate"
 
@@ -98,7 +98,7 @@ Architecture: $architecture
 Maintainer: $maintainer
 Installed-Size: $(du -sk --apparent-size --exclude=DEBIAN "$root" | cut -f1)
 Depends: $depends, passwd
-Suggests: etcd-server, frr | bird2
+Suggests: nftables, etcd-server, frr | bird2
 Section: net
 Priority: optional
 Description: NAT and load-balancing gateway for Kubernetes Services

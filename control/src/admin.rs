@@ -5,7 +5,7 @@
 
 pub mod capture;
 pub mod capture_filter;
-mod client;
+pub(crate) mod client;
 mod drops;
 mod explain;
 pub mod filter;
@@ -24,7 +24,7 @@ pub use client::{Client, ClientError, PacketStream, SessionStream};
 pub use placement::PlacementError;
 #[cfg(any(test, fuzzing))]
 pub(crate) use server::Service;
-pub use socket::{Socket, SocketError, SocketFile, bind, serve};
+pub use socket::{Socket, SocketError, SocketFile, bind, serve, serve_router};
 
 /// Generated messages and services.
 #[expect(missing_docs, unused_qualifications, clippy::pedantic, reason = "generated; the .proto file has the comments")]

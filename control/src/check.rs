@@ -19,7 +19,7 @@ use vipgate_policy::diagnostic::{Code, Diagnostic, sort_and_dedup};
 use vipgate_policy::manifest::{Manifests, UnsupportedKinds, read};
 use vipgate_policy::yaml::{Source, YamlError};
 
-use crate::config::{Config, PolicydConfig};
+use crate::config::{Config, NodeConfig, PolicydConfig};
 use crate::source::manifest_files::walk;
 use crate::text_file::named_text;
 use crate::xds::resource::version_of;
@@ -147,6 +147,7 @@ fn run_in(base: &Path, paths: &[PathBuf], tenancy: Option<Tenancy>) -> (Report, 
         let (what, found) = match kind(&source, paths.contains(&path)) {
             File::Gateway => settings.check_gateway(&source, base),
             File::Policyd => settings.check_policyd(&source, base),
+            File::Node => check_node(&source, base),
             File::Manifests => {
                 files += 1;
                 read(&source, UnsupportedKinds::IgnoreOtherGroups, &mut manifests);
@@ -218,6 +219,14 @@ impl Settings {
     }
 }
 
+/// Checks a `node.yaml`: what it is, and its diagnostics.
+fn check_node(source: &Source, base: &Path) -> (String, Vec<Diagnostic>) {
+    match NodeConfig::from_source(source) {
+        Ok(config) => (format!("node {}", config.name), diagnostics(source, files::node(&config, base))),
+        Err(errors) => (String::new(), errors.0),
+    }
+}
+
 fn unreadable(name: &str, error: &io::Error) -> Diagnostic {
     Diagnostic::for_file(name, Code::Unreadable, format!("can't be read: {error}"))
 }
@@ -236,6 +245,7 @@ fn diagnostics(source: &Source, findings: Vec<files::Finding>) -> Vec<Diagnostic
 enum File {
     Gateway,
     Policyd,
+    Node,
     Manifests,
 }
 
@@ -247,6 +257,8 @@ fn kind(source: &Source, is_argument: bool) -> File {
         File::Manifests
     } else if has(&["listen", "source", "tls"]) {
         File::Policyd
+    } else if has(&["server", "tunnel", "mark_mask", "routing", "echo_interval"]) {
+        File::Node
     } else if is_argument || has(&["interfaces", "policy"]) {
         File::Gateway
     } else {

@@ -8,6 +8,7 @@ mod drain;
 mod drops;
 mod explain;
 mod generate;
+mod node;
 mod peers;
 mod placement;
 mod policy;
@@ -72,6 +73,9 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
+    /// Run a node agent in the foreground, which takes pods' packets to their gateways; or ask a running one
+    #[command(after_help = "Example:\n  vipgate node --config node.yaml")]
+    Node(node::Node),
     /// Run a policy server in the foreground: compiles manifests, distributes policy to gateways over gRPC (delta xDS)
     #[command(after_help = "Example:\n  vipgate policyd --config policyd.yaml")]
     Policyd {
@@ -320,6 +324,7 @@ fn run(cli: Cli) -> Result<(), CommandError> {
     match cli.command {
         Command::Gateway { config } => gateway::run(&config),
         Command::Policyd { config } => policyd::run(&config),
+        Command::Node(args) => node::run(&args),
         Command::Policy { action: PolicyAction::Status(args) } => policy::status(&args),
         Command::Policy { action: PolicyAction::AcceptEmpty(args) } => accept_empty::run(&args),
         Command::Cloud { action } => cloud::run(&action),

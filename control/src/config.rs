@@ -1,4 +1,4 @@
-//! Configuration files: `gateway.yaml` and `policyd.yaml`.
+//! Configuration files: `gateway.yaml`, `policyd.yaml` and `node.yaml`.
 //!
 //! The types are the schema: other values are rejected with file, line, field and reason. Relative paths are relative
 //! to the current directory.
@@ -7,6 +7,7 @@ mod cloud;
 mod gateway;
 mod health;
 mod nat_log;
+mod node;
 mod policyd;
 mod privileges;
 mod services;
@@ -26,6 +27,7 @@ pub use self::gateway::{
 };
 pub use self::health::{Health, HealthTarget, LinkRequirement};
 pub use self::nat_log::{NatLog, NatLogTransport};
+pub use self::node::{NodeConfig, NodePolicyServer, NodeRouting, NodeTunnel};
 pub use self::policyd::{
     Etcd, HandledServices, KubernetesSource, LeaseName, Leases, ListMode, MembershipLimits, NodeAgentsConfig, PodWatch,
     PolicydConfig, PolicydLimits, PolicydSource, Tls, Unclassed,
@@ -85,6 +87,32 @@ impl PolicydConfig {
     }
 
     /// Reads a `policyd.yaml` from a source.
+    ///
+    /// # Errors
+    /// All errors in the file.
+    pub fn from_source(source: &Source) -> Result<Self, Diagnostics> {
+        parse(source)
+    }
+}
+
+impl NodeConfig {
+    /// Reads a `node.yaml`.
+    ///
+    /// # Errors
+    /// All errors in the file.
+    pub fn load(path: &Path) -> Result<Self, Diagnostics> {
+        load(path)
+    }
+
+    /// Reads a `node.yaml` from a text; diagnostics have `name` as file.
+    ///
+    /// # Errors
+    /// All errors in the file.
+    pub fn parse(name: &str, text: &str) -> Result<Self, Diagnostics> {
+        parse(&Source::new(name, text.to_owned()))
+    }
+
+    /// Reads a `node.yaml` from a source.
     ///
     /// # Errors
     /// All errors in the file.

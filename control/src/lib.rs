@@ -20,6 +20,7 @@ pub mod logging;
 pub mod metric;
 pub mod metrics;
 pub mod natlog;
+pub mod node;
 pub(crate) mod output;
 pub mod peer;
 pub mod policyd;

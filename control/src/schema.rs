@@ -6,7 +6,7 @@ use serde_json::Value;
 use vipgate_policy::manifest::{Kind, schema};
 use vipgate_policy::schema::root;
 
-use crate::config::{Config, PolicydConfig};
+use crate::config::{Config, NodeConfig, PolicydConfig};
 
 /// Documents with a schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,11 +25,13 @@ pub enum Published {
     GatewayYaml,
     /// Configuration of the policy server.
     PolicydYaml,
+    /// Configuration of a node agent.
+    NodeYaml,
 }
 
 impl Published {
     /// All documents.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::EgressPolicy,
         Self::ClusterEgressPolicy,
         Self::Gateway,
@@ -37,6 +39,7 @@ impl Published {
         Self::OverlayNode,
         Self::GatewayYaml,
         Self::PolicydYaml,
+        Self::NodeYaml,
     ];
 
     /// The kind, or the default name of the file.
@@ -49,6 +52,7 @@ impl Published {
             Self::OverlayNode => Kind::OverlayNode.as_str(),
             Self::GatewayYaml => "gateway.yaml",
             Self::PolicydYaml => "policyd.yaml",
+            Self::NodeYaml => "node.yaml",
         }
     }
 }
@@ -80,6 +84,7 @@ pub fn document(of: Published) -> Value {
         Published::OverlayNode => custom_resource(Kind::OverlayNode),
         Published::GatewayYaml => configuration(root::<Config>(), "Configuration of a gateway."),
         Published::PolicydYaml => configuration(root::<PolicydConfig>(), "Configuration of the policy server."),
+        Published::NodeYaml => configuration(root::<NodeConfig>(), "Configuration of a node agent."),
     }
 }
 

@@ -16,7 +16,7 @@ use super::{PROTOCOL, proto};
 use crate::command_error::CommandError;
 
 /// Timeout of a reply or its next chunk. Longer than the gateway's own timeout for its workers.
-const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout of a flush, which scans the whole session table before it replies.
 const FLUSH_TIMEOUT: Duration = Duration::from_mins(5);
 /// Limit of a reply in bytes: enough for a million endpoints.
@@ -278,12 +278,12 @@ impl PacketStream {
     }
 }
 
-async fn timeout_at<T>(path: &Path, future: impl Future<Output = T>) -> Result<T, ClientError> {
+pub(crate) async fn timeout_at<T>(path: &Path, future: impl Future<Output = T>) -> Result<T, ClientError> {
     let elapsed = |_| ClientError::Timeout { path: path.to_owned(), seconds: REPLY_TIMEOUT.as_secs() };
     timeout(REPLY_TIMEOUT, future).await.map_err(elapsed)
 }
 
-async fn call<T>(
+pub(crate) async fn call<T>(
     path: &Path,
     limit: Duration,
     future: impl Future<Output = Result<Response<T>, Status>>,

@@ -13,7 +13,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
-use tonic::transport::server::Connected;
+use tonic::transport::server::{Connected, Router};
 
 use super::client::Client;
 use super::proto::admin_server::AdminServer;
@@ -148,15 +148,25 @@ async fn check_unused(path: &Path) -> Result<(), SocketError> {
     }
 }
 
-/// Runs the gRPC server until `stop` is set.
+/// Runs a gateway's admin API until `stop` is set.
 pub async fn serve(state: Arc<GatewayState>, listener: UnixListener, stop: watch::Receiver<bool>) {
+    let connections = state.connections.admin.clone();
+    let router = Server::builder().add_service(AdminServer::new(server::Service::new(state)));
+    serve_router(router, listener, connections, stop).await;
+}
+
+/// Runs a gRPC server on the socket until `stop` is set.
+pub async fn serve_router(
+    router: Router,
+    listener: UnixListener,
+    capacity: Arc<ConnectionLimiter>,
+    stop: watch::Receiver<bool>,
+) {
     let (accepted, connections) = mpsc::channel(1);
-    let accepting = accept(listener, state.connections.admin.clone(), accepted);
+    let accepting = accept(listener, capacity, accepted);
     // A dropped sender means stop, too.
     let stopped = |mut stop: watch::Receiver<bool>| async move { drop(stop.wait_for(|stop| *stop).await) };
-    let server = Server::builder()
-        .add_service(AdminServer::new(server::Service::new(state)))
-        .serve_with_incoming_shutdown(ReceiverStream::new(connections), stopped(stop.clone()));
+    let server = router.serve_with_incoming_shutdown(ReceiverStream::new(connections), stopped(stop.clone()));
     let shutdown_timeout = async {
         stopped(stop).await;
         tokio::time::sleep(SHUTDOWN_TIMEOUT).await;

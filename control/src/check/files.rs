@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use vipgate_policy::diagnostic::{Code, Severity};
 
-use crate::config::{Config, KubernetesSource, PolicySource, PolicydConfig, PolicydSource};
+use crate::config::{Config, KubernetesSource, NodeConfig, PolicyServer, PolicySource, PolicydConfig, PolicydSource};
 use crate::xds::tls::{self, CertificateNames, Side, TlsError, Validity};
 
 /// A problem with the file of a field.
@@ -36,19 +36,25 @@ impl Finding {
 pub(super) fn gateway(config: &Config, base: &Path) -> Vec<Finding> {
     match &config.policy {
         PolicySource::Files(paths) => sources("policy.files", paths, base),
-        PolicySource::Server(server) => {
-            let own = server.cert.as_deref().zip(server.key.as_deref());
-            let mut found = tls_files("policy.server", Side::Client, server.ca.as_deref(), own, base);
-            let names = server.cert.as_ref().and_then(|cert| CertificateNames::from_file(&base.join(cert)).ok());
-            if let Some(names) = names.filter(|names| !names.contains(&config.name)) {
-                let name = &config.name;
-                let reason =
-                    format!("the certificate is of {names}, not of {name}: a policy server with `tls.ca` rejects it");
-                found.push(Finding::warning(Code::CertificateName, "policy.server.cert".to_owned(), reason));
-            }
-            found
-        }
+        PolicySource::Server(server) => connection("policy.server", server, &config.name, base),
     }
+}
+
+/// Checks the files of a `node.yaml`.
+pub(super) fn node(config: &NodeConfig, base: &Path) -> Vec<Finding> {
+    connection("server", &config.server.connection(), &config.name, base)
+}
+
+/// Checks the files of a connection to a policy server, whose client has this name.
+fn connection(field: &str, server: &PolicyServer, name: &str, base: &Path) -> Vec<Finding> {
+    let own = server.cert.as_deref().zip(server.key.as_deref());
+    let mut found = tls_files(field, Side::Client, server.ca.as_deref(), own, base);
+    let names = server.cert.as_ref().and_then(|cert| CertificateNames::from_file(&base.join(cert)).ok());
+    if let Some(names) = names.filter(|names| !names.contains(name)) {
+        let reason = format!("the certificate is of {names}, not of {name}: a policy server with `tls.ca` rejects it");
+        found.push(Finding::warning(Code::CertificateName, format!("{field}.cert"), reason));
+    }
+    found
 }
 
 /// Checks the files of a `policyd.yaml`.

@@ -14,11 +14,16 @@ fn conf(name: &str) -> PathBuf {
 
 #[test]
 fn the_example_configuration_is_valid() {
-    let report = run_in(&conf(".."), &[conf("gateway.yaml"), conf("policyd.yaml"), conf("demo/policy")], None).0;
+    let report = run_in(
+        &conf(".."),
+        &[conf("gateway.yaml"), conf("policyd.yaml"), conf("node.yaml"), conf("demo/policy")],
+        None,
+    )
+    .0;
     assert_eq!(report.diagnostics, []);
     assert_eq!(report.exit_code(), 0);
     let what: Vec<_> = report.configurations.iter().map(|configuration| configuration.role.as_str()).collect();
-    assert_eq!(what, ["gateway gw-a", "policyd"]);
+    assert_eq!(what, ["gateway gw-a", "policyd", "node node-1"]);
     let policy = report.policy.as_ref().unwrap();
     let vips: Vec<_> = policy
         .vips
@@ -58,7 +63,7 @@ fn the_example_of_several_gateways_is_valid() {
 fn all_of_conf_can_be_checked_at_once() {
     let report = run_in(&conf(".."), &[conf("")], None).0;
     assert_eq!(report.diagnostics, []);
-    assert_eq!(report.configurations.len(), 3);
+    assert_eq!(report.configurations.len(), 4);
 }
 
 #[test]

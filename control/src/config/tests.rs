@@ -309,3 +309,38 @@ fn policyd_yaml_has_defaults_and_validation() {
         assert!(!schema_accepts(Published::PolicydYaml, text), "{text}");
     }
 }
+
+#[test]
+fn node_yaml_has_defaults_and_validation() {
+    let text = "name: node-1\nserver: {url: \"https://policy:18000\"}";
+    let config = NodeConfig::parse("n.yaml", text).unwrap();
+    assert!(schema_accepts(Published::NodeYaml, text));
+    assert_eq!((config.mark_mask, config.tunnel.device.as_str()), (0x3f00, "vipgate0"));
+    assert_eq!((config.routing.rule_priority, config.routing.first_table), (190, 7680));
+    assert_eq!(config.metrics.listen.to_string(), "127.0.0.1:9471");
+    assert_eq!(config.server.connection().cache.to_str(), Some("/var/lib/vipgate/node.cache"));
+    let server = "server: {url: \"http://policy:18000\"}";
+    for (text, expected) in [
+        ("name: a b", "n.yaml:1: name: must not be empty or contain whitespace"),
+        ("name: a\nmark_mask: 0x3f10", "n.yaml:2: mark_mask: 0x3f10: its bits aren't adjacent"),
+        ("name: a\nmark_mask: 3", "n.yaml:2: mark_mask: 0x3: at least 3 bits"),
+        ("name: a\nrouting: {rule_priority: 32766}", "n.yaml:2: routing.rule_priority: must be from 1 to 32000"),
+        ("name: a\nrouting: {first_table: 254}", "n.yaml:2: routing.first_table: must be from 256"),
+        ("name: a\ntunnel: {mtu: 500}", "n.yaml:2: tunnel.mtu: must be from 1280 to 8950"),
+        ("name: a\ntunnel: {device: a/b}", "n.yaml:2: tunnel.device: `a/b` is not an interface name"),
+        ("name: a\ntunnel: {hold_device: vipgate0}", "n.yaml:2: tunnel.hold_device: is also `tunnel.device`"),
+        ("name: a\necho_interval: 1ms", "n.yaml:2: echo_interval: must be from 10ms to 10s"),
+        ("name: a\npod_cidrs: [0.0.0.0/0]", "n.yaml:2: pod_cidrs[0]: 0.0.0.0/0 covers every address"),
+        ("name: a\nadmin: {socket: \"\"}", "n.yaml:2: admin.socket: must have 1 to"),
+        ("name: a\npolicy: {}", "n.yaml:2: policy: unknown field"),
+    ] {
+        let errors = NodeConfig::parse("n.yaml", &format!("{text}\n{server}")).expect_err(text).to_string();
+        assert!(errors.contains(expected), "{text}\ngot: {errors}");
+    }
+    let errors = NodeConfig::parse("n.yaml", "name: a\nserver: {url: x, cert: c}").unwrap_err().to_string();
+    for expected in
+        ["server.url: `x` is not a server URL", "server.cert: needs an https:// URL", "server.cert: needs `key`"]
+    {
+        assert!(errors.contains(expected), "{errors}");
+    }
+}

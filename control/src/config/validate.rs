@@ -81,14 +81,7 @@ impl Validate for Config {
 impl Config {
     fn validate_interfaces(&self, report: &mut Report<'_>) {
         for (i, interface) in self.interfaces.iter().enumerate() {
-            let name = interface.name.as_str();
-            let is_valid = !matches!(name, "" | "." | "..") && !name.contains(|c: char| c == '/' || c.is_whitespace());
-            if !is_valid || name.len() > INTERFACE_NAME_BYTES {
-                let reason = format!(
-                    "`{name}` is not an interface name: 1 to {INTERFACE_NAME_BYTES} bytes without slash and whitespace"
-                );
-                report(Code::InvalidName, &format!("interfaces[{i}].name"), reason);
-            }
+            interface_name(&format!("interfaces[{i}].name"), &interface.name, report);
         }
         let names: Vec<_> = self.interfaces.iter().map(|interface| interface.name.as_str()).collect();
         for_each_duplicate(&names, |i, first| {
@@ -109,7 +102,7 @@ impl Config {
         match &self.policy {
             PolicySource::Files(files) => paths("policy.files", files, report),
             PolicySource::Server(server) => {
-                server.validate(report);
+                server.validate_at("policy.server", report);
                 if self.allow_empty {
                     let reason = "applies to policy.files only; for a policy server set it in policyd.yaml";
                     report(Code::AllowEmptyWithServer, "allow_empty", reason.into());
@@ -199,12 +192,13 @@ impl Validate for NatLog {
     }
 }
 
-impl Validate for PolicyServer {
-    fn validate(&self, report: &mut Report<'_>) {
-        url("policy.server.url", &self.url, report);
+impl PolicyServer {
+    /// Validates the connection, whose fields are those of `section`.
+    pub(super) fn validate_at(&self, section: &str, report: &mut Report<'_>) {
+        url(&format!("{section}.url"), &self.url, report);
         let tls = self.url.starts_with("https://");
         for (index, other) in self.other_urls.iter().enumerate() {
-            let field = format!("policy.server.other_urls[{index}]");
+            let field = format!("{section}.other_urls[{index}]");
             url(&field, other, report);
             if other.starts_with("https://") != tls {
                 report(Code::TlsWithoutHttps, &field, "needs https:// if `url` has it, else http://".into());
@@ -212,12 +206,12 @@ impl Validate for PolicyServer {
         }
         for (field, path) in [("ca", &self.ca), ("cert", &self.cert), ("key", &self.key)] {
             if path.is_some() && !tls {
-                report(Code::TlsWithoutHttps, &format!("policy.server.{field}"), "needs an https:// URL".into());
+                report(Code::TlsWithoutHttps, &format!("{section}.{field}"), "needs an https:// URL".into());
             }
         }
         match (&self.cert, &self.key) {
-            (Some(_), None) => report(Code::IncompleteKeyPair, "policy.server.cert", "needs `key`".into()),
-            (None, Some(_)) => report(Code::IncompleteKeyPair, "policy.server.key", "needs `cert`".into()),
+            (Some(_), None) => report(Code::IncompleteKeyPair, &format!("{section}.cert"), "needs `key`".into()),
+            (None, Some(_)) => report(Code::IncompleteKeyPair, &format!("{section}.key"), "needs `cert`".into()),
             _ => {}
         }
     }
@@ -339,7 +333,7 @@ impl Validate for PolicydLimits {
 }
 
 /// Validates prefixes inside the cluster.
-fn prefixes(field: &str, cidrs: &[Cidr], report: &mut Report<'_>) {
+pub(super) fn prefixes(field: &str, cidrs: &[Cidr], report: &mut Report<'_>) {
     for_each_duplicate(cidrs, |i, first| {
         let reason = format!("{} is a duplicate of {field}[{first}]", cidrs[i].0);
         report(Code::DuplicateValue, &format!("{field}[{i}]"), reason);
@@ -350,9 +344,19 @@ fn prefixes(field: &str, cidrs: &[Cidr], report: &mut Report<'_>) {
     }
 }
 
-fn name(field: &str, value: &str, report: &mut Report<'_>) {
+pub(super) fn name(field: &str, value: &str, report: &mut Report<'_>) {
     if value.is_empty() || value.contains(|c: char| c.is_whitespace() || c.is_control()) {
         report(Code::InvalidName, field, "must not be empty or contain whitespace".into());
+    }
+}
+
+pub(super) fn interface_name(field: &str, name: &str, report: &mut Report<'_>) {
+    let is_valid = !matches!(name, "" | "." | "..") && !name.contains(|c: char| c == '/' || c.is_whitespace());
+    if !is_valid || name.len() > INTERFACE_NAME_BYTES {
+        let reason = format!(
+            "`{name}` is not an interface name: 1 to {INTERFACE_NAME_BYTES} bytes without slash and whitespace"
+        );
+        report(Code::InvalidName, field, reason);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Metric definitions of the gateway, by subject. Those of the policy server are in `policy_server`, of manifests in
 //! `source/ingest.rs`, and of connections in `listener.rs`.
 
+pub(crate) mod node;
 pub(crate) mod policy_server;
 
 use vipgate_dataplane::flow::direction::Direction;

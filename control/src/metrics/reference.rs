@@ -7,7 +7,7 @@ use vipgate_dataplane::flow::drop_reason::DropReason;
 
 use super::definitions::{
     DEVICE_METRICS, GROUP_METRICS, PACKET_METRICS, POLICY_METRICS, PORT_METRICS, PROCESS_METRICS, SESSION_METRICS,
-    TRACKING_METRICS, policy_server,
+    TRACKING_METRICS, node, policy_server,
 };
 use crate::listener::CONNECTION_METRICS;
 use crate::metric::{Kind, LabelValues, Metric};
@@ -22,7 +22,7 @@ struct Section {
     note: &'static str,
 }
 
-const SECTIONS: [Section; 9] = [
+const SECTIONS: [Section; 10] = [
     Section { title: "Packets", metrics: &[PACKET_METRICS], note: "" },
     Section { title: "Sessions", metrics: &[SESSION_METRICS], note: "" },
     Section { title: "Ports", metrics: &[PORT_METRICS], note: "" },
@@ -46,6 +46,11 @@ const SECTIONS: [Section; 9] = [
         note: "A policy server also has `vipgate_policy_version_info` (the published policy), `vipgate_build_info`, \
                `vipgate_policy_source_healthy`,\n`vipgate_policy_objects`, `vipgate_connections` and \
                `vipgate_connections_refused_total`.",
+    },
+    Section {
+        title: "Node agent",
+        metrics: &[node::NODE_METRICS],
+        note: "A node agent also has `vipgate_build_info`. Counters are read from the kernel every five seconds.",
     },
 ];
 

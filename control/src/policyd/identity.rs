@@ -55,6 +55,11 @@ impl ClientIdentity {
         }
     }
 
+    /// Whether the client has shown a certificate.
+    pub fn has_certificate(&self) -> bool {
+        self.names.is_some()
+    }
+
     /// Checks that the client may act as the agent of this node.
     ///
     /// # Errors

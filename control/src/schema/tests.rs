@@ -10,7 +10,7 @@ use vipgate_policy::yaml::{Node, Source, decode};
 use super::*;
 use crate::source::manifest_files::walk;
 
-static VALIDATORS: LazyLock<[Validator; 7]> =
+static VALIDATORS: LazyLock<[Validator; 8]> =
     LazyLock::new(|| Published::ALL.map(|kind| jsonschema::validator_for(&document(kind)).unwrap()));
 
 /// Whether the schema accepts a document.
@@ -58,6 +58,7 @@ fn all_schemas_are_in_one_object_by_name() {
             "OverlayNode",
             "VipGateway",
             "gateway.yaml",
+            "node.yaml",
             "policyd.yaml"
         ]
     );

@@ -145,7 +145,7 @@ impl fmt::Display for Key {
 }
 
 /// A server's text for logs and NACKs: truncated, without control characters.
-pub(super) fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     let sanitize = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
     text.chars().map(sanitize).take(MAX_PRINTED).collect()
 }

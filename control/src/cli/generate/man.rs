@@ -10,10 +10,12 @@ use clap_mangen::Man;
 const EXAMPLE: &str = "Example:\n";
 
 /// Files of a default installation, with their meaning.
-const FILES: [(&str, &str); 5] = [
+const FILES: [(&str, &str); 7] = [
     ("/etc/vipgate/gateway.yaml", "Configuration of the gateway, by the systemd unit vipgate.service."),
     ("/etc/vipgate/policyd.yaml", "Configuration of the policy server, by the systemd unit vipgate-policyd.service."),
+    ("/etc/vipgate/node.yaml", "Configuration of the node agent, by the systemd unit vipgate-node.service."),
     ("/run/vipgate/gateway.sock", "Admin socket of the gateway."),
+    ("/run/vipgate/node.sock", "Admin socket of the node agent."),
     ("/dev/shm/vipgate", "Sessions, which outlive the process."),
     ("/var/lib/vipgate/policy.cache", "The last policy of the policy server."),
 ];

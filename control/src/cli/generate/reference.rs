@@ -23,6 +23,8 @@ pub(in crate::cli) enum Reference {
     Config,
     /// Fields of policyd.yaml
     Policyd,
+    /// Fields of node.yaml
+    Node,
     /// Fields of vipgate's kinds; part: a kind
     Manifests,
     /// Codes of diagnostics
@@ -51,6 +53,7 @@ impl Reference {
         match self {
             Self::Config => config(part),
             Self::Policyd => whole(part, || fields::table(&document(Published::PolicydYaml), "", Nested::Included)),
+            Self::Node => whole(part, || fields::table(&document(Published::NodeYaml), "", Nested::Included)),
             Self::Manifests => manifests(part),
             Self::Diagnostics => whole(part, diagnostics),
             Self::Metrics => whole(part, metrics_reference),

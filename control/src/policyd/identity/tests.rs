@@ -28,7 +28,7 @@ fn the_number_of_tracked_rejections_is_bounded() {
 }
 
 #[test]
-fn commands_are_allowed_to_admins_by_default_all_but_gateways_and_without_certificates_to_this_host() {
+fn commands_are_allowed_to_admins_by_default_all_but_gateways_and_nodes_and_without_certificates_to_this_host() {
     let client = |names: Option<&[&str]>, is_local| ClientIdentity {
         address: None,
         is_local,

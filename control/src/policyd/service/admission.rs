@@ -72,7 +72,9 @@ impl DiscoveryService {
         }
         let client = Admitted { role, name };
         let authorized = match role {
-            Role::Gateway => identity.authorize_gateway(&client.name),
+            Role::Gateway => {
+                identity.authorize_gateway(&client.name).and_then(|()| self.refuse_node(&client.name, identity))
+            }
             Role::Node => identity.authorize_node(&client.name),
         };
         if let Err(status) = authorized {
@@ -112,6 +114,18 @@ impl DiscoveryService {
             Role::Node => tracing::info!(event = "node_connected", node = name, address, "node agent connected"),
         }
         Ok(client)
+    }
+
+    /// Refuses the certificate of a node that is no gateway, by its name: it is for the node's part of the policy.
+    fn refuse_node(&self, name: &str, identity: &ClientIdentity) -> Result<(), Status> {
+        let published = self.published.borrow();
+        let is_node = published
+            .as_ref()
+            .is_some_and(|it| it.placement.peer(name).is_none() && it.placement.agent(name).is_some());
+        if identity.has_certificate() && is_node {
+            return Err(Status::permission_denied(format!("{name} is a node, and no gateway of the policy")));
+        }
+        Ok(())
     }
 
     /// Removes a stream of a client that has ended.

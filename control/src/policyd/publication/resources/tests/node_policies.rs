@@ -123,6 +123,12 @@ fn the_order_of_an_endpoint_is_that_of_its_owners_at_gateways() {
         let policy = builder.with_policy(&set).unwrap().policy;
         for (address, endpoint) in policy.endpoints() {
             let spec = placement.endpoints.get(&address).unwrap();
+            // The compiler gives an endpoint a slot without a map only where all of its distributed VIPs have the same one.
+            let vips = || spec.vips.iter().filter_map(|vip| placement.vips.get(vip));
+            let is_listed = vips().any(|vip| vip.shards.iter().any(|shard| shard.blocks.is_some()));
+            if is_listed && spec.slot.as_ref().is_some_and(|slot| slot.map.is_none()) {
+                continue;
+            }
             coverage.add("slot", u64::from(spec.slot.is_some()));
             coverage.add("home", u64::from(spec.slot.is_none() && spec.gateway.is_some()));
             let Some(order) = placement.order_of(spec) else {

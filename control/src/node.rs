@@ -1,0 +1,190 @@
+//! `vipgate node`: the agent of a node. Follows the node's part of the policy and the membership view, and programs the
+//! node's kernel ([`vipgate_node`]) so that pods' packets reach their gateway.
+//!
+//! ```text
+//!   policy server ==xDS==> policy client --+--> cache
+//!                 ==gRPC=> view client ----+--> agent -> nftables, routes, tunnels
+//! ```
+
+mod admin;
+mod cache;
+pub(crate) mod client;
+mod decode;
+mod indices;
+mod metric_families;
+mod policy_client;
+mod view_client;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use vipgate_node::agent::{Agent, AgentHandle, Config as AgentConfig, Sources, View};
+use vipgate_node::marks::{MarkMask, RoutingNumbers};
+use vipgate_node::plan::Settings;
+use vipgate_node::policy::{Cluster, NodePolicy};
+
+use self::cache::{Cache, Decoded};
+use self::policy_client::PolicyClient;
+use self::view_client::ViewClient;
+use crate::command_error::CommandError;
+use crate::config::NodeConfig;
+use crate::listener::ConnectionLimiter;
+use crate::metrics::{Monitored, NotReady};
+use crate::{listener, logging, metrics, systemd};
+
+/// Generated messages and services of the admin API.
+#[expect(missing_docs, unused_qualifications, clippy::pedantic, reason = "generated; the .proto file has the comments")]
+pub mod proto {
+    tonic::include_proto!("vipgate.node.v1");
+}
+
+/// Time for requests in progress when the servers stop.
+const STOP_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The connection of the policy client.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ServerConnection {
+    pub(crate) is_connected: bool,
+    /// Why it isn't connected.
+    pub(crate) error: Option<String>,
+}
+
+/// What the clients publish.
+#[derive(Clone, Debug)]
+pub(crate) struct Published {
+    pub(crate) policy: watch::Sender<Option<Arc<NodePolicy>>>,
+    pub(crate) cluster: watch::Sender<Arc<Cluster>>,
+    pub(crate) view: watch::Sender<Arc<View>>,
+    pub(crate) connection: watch::Sender<ServerConnection>,
+}
+
+/// Runs a node agent until SIGTERM or SIGINT. What it has programmed stays in the kernel.
+///
+/// # Errors
+/// When its configuration is invalid, or the kernel can't be programmed.
+pub fn run(path: &Path) -> Result<(), CommandError> {
+    let config = NodeConfig::load(path).map_err(CommandError::usage)?;
+    logging::start(config.log);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| CommandError::runtime(error).context("cannot start the runtime"))?;
+    runtime.block_on(run_agent(config))
+}
+
+async fn run_agent(config: NodeConfig) -> Result<(), CommandError> {
+    let (cache, Decoded { policy, cluster, view }) = Cache::open(&config.server.cache, &config.name);
+    let (policy, policy_receiver) = watch::channel(policy.map(Arc::new));
+    let (cluster, cluster_receiver) = watch::channel(Arc::new(cluster));
+    let (view, view_receiver) = watch::channel(Arc::new(view));
+    let (connection, connection_receiver) = watch::channel(ServerConnection::default());
+    let sources = Sources { policy: policy_receiver, cluster: cluster_receiver, view: view_receiver };
+    let published = Published { policy, cluster, view, connection };
+    let socket = crate::admin::bind(&config.admin.socket).await?;
+    let metrics_listener = metrics::bind(config.metrics.listen).await?;
+    let agent_config = agent_config(&config);
+    let (mask, numbers) = (agent_config.settings.mask, agent_config.numbers);
+    let (agent, handle) = Agent::start(agent_config, sources).await.map_err(CommandError::runtime)?;
+    // Closed, whether or not there is a policy: pods may start.
+    systemd::ready();
+    let cache = Arc::new(cache);
+    let server = config.server.connection();
+    tokio::spawn(PolicyClient::new(&config.name, server.clone(), published.clone(), cache.clone()).run());
+    tokio::spawn(ViewClient::new(&config.name, server, published, cache).run());
+    tokio::spawn(follow(handle.clone(), config.state));
+    let (stop, stopped) = watch::channel(false);
+    let (device, connection) = (config.tunnel.device, connection_receiver.clone());
+    let service = admin::Service { agent: handle.clone(), connection, device, mask, numbers };
+    let servers = [
+        tokio::spawn(admin::serve(service, socket.listener, stopped.clone())),
+        tokio::spawn(metrics::serve(
+            monitored(&handle, connection_receiver),
+            metrics_listener,
+            ConnectionLimiter::new("metrics", listener::METRICS_LIMITS),
+            stopped,
+        )),
+    ];
+    let signal_error = |error| CommandError::runtime(error).context("cannot install signal handlers");
+    let mut terminate = signal(SignalKind::terminate()).map_err(signal_error)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(signal_error)?;
+    let signaled = async {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    };
+    agent.run(signaled).await.map_err(CommandError::runtime)?;
+    systemd::stopping();
+    let _ = stop.send(true);
+    for server in servers {
+        let _ = tokio::time::timeout(STOP_TIMEOUT, server).await;
+    }
+    drop(socket.file);
+    tracing::info!(event = "stopped", "stopped: what is programmed stays in force");
+    Ok(())
+}
+
+/// Stores the numbers of gateways, and says when pods' packets are steered for the first time.
+async fn follow(mut agent: AgentHandle, file: PathBuf) {
+    let (mut is_ready, mut stored) = (false, None);
+    loop {
+        let status = agent.status.borrow_and_update().clone();
+        if stored.as_ref() != Some(&status.indices) {
+            indices::write(&file, &status.indices);
+            stored = Some(status.indices.clone());
+        }
+        if !is_ready
+            && status.policy.is_some()
+            && let Some(plan) = &status.plan
+        {
+            is_ready = true;
+            tracing::info!(event = "ready", pods = plan.endpoints.len(), "ready: pods' packets are steered");
+        }
+        if agent.status.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+fn monitored(agent: &AgentHandle, connection: watch::Receiver<ServerConnection>) -> Monitored {
+    let (for_metrics, for_readiness) = (agent.status.clone(), agent.status.clone());
+    Monitored {
+        families: Arc::new(move || {
+            let status = for_metrics.borrow().clone();
+            metric_families::families(&status, &connection.borrow())
+        }),
+        ready: Arc::new(move || {
+            let status = for_readiness.borrow();
+            match (&status.error, &status.policy, &status.plan) {
+                (None, Some(_), Some(_)) => Ok(()),
+                (error, ..) => Err(NotReady::NoPolicy(error.clone())),
+            }
+        }),
+    }
+}
+
+fn agent_config(config: &NodeConfig) -> AgentConfig {
+    AgentConfig {
+        settings: Settings {
+            node: config.name.as_str().into(),
+            mask: MarkMask::new(config.mark_mask).unwrap_or_default(),
+            pod_prefixes: config.pod_cidrs.iter().map(|cidr| cidr.0).collect(),
+            tunnel_device: config.tunnel.device.clone(),
+            hold_device: config.tunnel.hold_device.clone(),
+        },
+        numbers: RoutingNumbers {
+            rule_priority: config.routing.rule_priority,
+            first_table: config.routing.first_table,
+        },
+        nft: config.nft.clone(),
+        mtu: config.tunnel.mtu,
+        echo_interval: config.echo_interval,
+        indices: indices::read(&config.state),
+    }
+}
+
+#[cfg(test)]
+mod tests;
