@@ -196,7 +196,7 @@ BINARY = $(TEST) --no-run --test admin
 # Tests in single files work with either policy source; tests in directories choose it themselves.
 E2E_EITHER = $(patsubst tests/tests/%.rs,--test %,$(wildcard tests/tests/*.rs))
 E2E_FOLDERS = $(patsubst tests/tests/%/main.rs,--test %,\
-  $(filter-out $(patsubst %,tests/tests/%/main.rs,gateways kubernetes),$(wildcard tests/tests/*/main.rs)))
+  $(filter-out $(patsubst %,tests/tests/%/main.rs,gateways kubernetes nodes),$(wildcard tests/tests/*/main.rs)))
 # Tests most affected by the policy source; `make e2e-server` runs all.
 E2E_SERVER = $(patsubst %,--test %,egress input policy restart services)
 # Tests of gateway groups that the engine's tests can't cover; `make e2e-gateways` runs all.
@@ -211,6 +211,7 @@ e2e: deps ## run end-to-end tests in network namespaces, with policy from files 
 	$(BINARY)
 	@$(MAKE) --no-print-directory -j2 --output-sync=target e2e-lane-files e2e-lane-server
 	$(TEST) --test gateways -- --test-threads=1 --exact $(E2E_GATEWAYS)
+	$(TEST) --test nodes -- --test-threads=3
 
 # Two lanes: single gateways wait most of the time.
 .PHONY: e2e-lane-files e2e-lane-server

@@ -22,6 +22,7 @@ mod gateway;
 mod links;
 mod manifests;
 mod monitor;
+mod node;
 mod routes;
 
 use std::fmt::Write as _;
@@ -34,6 +35,7 @@ pub use captures::Captures;
 pub use clients::{Client, ClientConfig, ClientResults, Clients, Download, LineServer, ServerRecord, unix_time};
 pub use gateway::Gateway;
 pub use manifests::{BULK_PODS_A, BULK_PODS_B, sources_a, sources_b};
+pub use node::{Node, NodePod, TUNNEL_PORT};
 use tempfile::TempDir;
 use vipgate::lab::{Host, Lab, reflector};
 
@@ -103,7 +105,7 @@ pub struct Cluster {
     pub folder: TempDir,
     /// Expected and counted drops and errors of the gateways.
     pub accounting: Arc<DropAccounting>,
-    _lab: Lab,
+    lab: Lab,
 }
 
 impl Cluster {
@@ -164,7 +166,7 @@ impl Cluster {
             policyd: None,
             folder,
             accounting: drop_accounting,
-            _lab: lab,
+            lab,
         };
         cluster.define_gateways(&cluster.indices());
         cluster.write_policy("tenants.yaml", &manifests::tenants());
