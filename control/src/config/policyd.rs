@@ -27,7 +27,7 @@ pub struct PolicydConfig {
     pub tls: Option<Tls>,
     /// Clients that may administer the server (`vipgate policy accept-empty`): names in their certificates, as DNS
     /// name, end of a URI (`../gateway/NAME`) or common name. Without `tls.ca`, only clients on the server's host.
-    /// Default: every certificate signed by `tls.ca`, except those of gateways.
+    /// Default: every certificate signed by `tls.ca`, except those of gateways and nodes.
     #[serde(default)]
     #[schemars(extend("uniqueItems" = true, "default" = []))]
     pub admins: Vec<String>,

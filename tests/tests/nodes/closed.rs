@@ -116,12 +116,9 @@ fn a_flow_that_was_masqueraded_goes_to_a_gateway_once_policy_covers_its_pod() {
         }
         Ok(())
     });
-    sleep_ms(300);
-    let translated = |address: &str| {
-        let entries = scenario.node.host.output(&["grep", "sport=4444", "/proc/net/nf_conntrack"]).unwrap_or_default();
-        entries.contains(&format!("dst={address} sport={UDP} dport=4444"))
-    };
-    assert!(translated(NODE_ADDRESS), "it is masqueraded");
+    let entries = || scenario.node.host.output(&["cat", "/proc/net/nf_conntrack"]).unwrap();
+    let translated = |address: &str| entries().contains(&format!("dst={address} sport={UDP} dport=4444"));
+    assert!(wait_for(Duration::from_secs(10), || translated(NODE_ADDRESS)), "it isn't masqueraded: {}", entries());
     let all = [(&scenario.node.pods[0], "tenant-b"), (&pod, "tenant-b")];
     scenario.cluster.write_policy("node-1.yaml", &manifests(&scenario.node, &all));
     // The kernel deletes masqueraded entries whose interface changes, and the agent those of other source NAT.
