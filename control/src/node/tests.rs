@@ -59,7 +59,7 @@ fn invalid_node_policies_are_rejected_with_field_and_reason() {
         (|it| it.address = "x".to_owned(), "address: `x`: invalid IP address"),
         (|it| it.port = 65_536, "port: 65536 is no UDP port"),
         (|it| it.vni = 1 << 24, "vni: 16777216 has more than 24 bits"),
-        (|it| drop(it.mac.pop()), "mac: has not 6 bytes"),
+        (|it| it.mac.truncate(5), "mac: has not 6 bytes"),
         (|it| it.mac[0] = 1, "mac: is no unicast MAC address"),
         (|it| it.pod_cidrs.push("10.0.0.0/33".to_owned()), "pod_cidrs[1]: `10.0.0.0/33`: "),
         (|it| it.policies[0].excluded.push(String::new()), "policies[0].excluded[1]: ``: "),
@@ -123,7 +123,9 @@ fn numbers_of_gateways_outlive_the_process_and_lines_that_are_none_are_ignored()
     let path = folder.path().join("run/node.marks");
     assert_eq!(indices::read(&path), Indices::default());
     let mut numbers = Indices::default();
-    ["gw-a", "gw-b"].map(|name| numbers.allocate(&name.into(), 60));
+    for name in ["gw-a", "gw-b"] {
+        numbers.allocate(&name.into(), 60);
+    }
     indices::write(&path, &numbers);
     assert_eq!(indices::read(&path).iter().collect::<Vec<_>>(), numbers.iter().collect::<Vec<_>>());
     std::fs::write(&path, "0 gw-a\nx gw-b\n3\n2 gw-c\n").unwrap();
