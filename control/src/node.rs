@@ -7,6 +7,7 @@
 //! ```
 
 mod admin;
+mod attempts;
 mod cache;
 pub(crate) mod client;
 mod decode;

@@ -99,18 +99,7 @@ impl Client {
     /// # Errors
     /// When there is no gateway, or it has another version of the API.
     pub async fn connect(path: &Path) -> Result<Self, ClientError> {
-        // Connected directly first: tonic's error hides the cause.
-        drop(timeout_at(path, UnixStream::connect(path)).await?.map_err(|error| unreachable(path, error))?);
-        let target = path.to_owned();
-        let connector = tower::service_fn(move |_: Uri| {
-            let target = target.clone();
-            async move { UnixStream::connect(target).await.map(hyper_util::rt::TokioIo::new) }
-        });
-        // A placeholder: the connector ignores the address.
-        let endpoint = Endpoint::from_static("http://gateway.invalid");
-        let channel = timeout_at(path, endpoint.connect_with_connector(connector)).await?;
-        let channel =
-            channel.map_err(|error| ClientError::Connection { path: path.to_owned(), reason: error.to_string() })?;
+        let channel = open_channel(path, unreachable).await?;
         let mut inner = AdminClient::new(channel).max_decoding_message_size(MAX_REPLY_BYTES);
         let status = call(path, REPLY_TIMEOUT, inner.status(proto::StatusRequest {})).await?;
         if status.protocol != PROTOCOL {
@@ -278,7 +267,7 @@ impl PacketStream {
     }
 }
 
-pub(crate) async fn timeout_at<T>(path: &Path, future: impl Future<Output = T>) -> Result<T, ClientError> {
+async fn timeout_at<T>(path: &Path, future: impl Future<Output = T>) -> Result<T, ClientError> {
     let elapsed = |_| ClientError::Timeout { path: path.to_owned(), seconds: REPLY_TIMEOUT.as_secs() };
     timeout(REPLY_TIMEOUT, future).await.map_err(elapsed)
 }
@@ -291,6 +280,24 @@ pub(crate) async fn call<T>(
     let elapsed = |_| ClientError::Timeout { path: path.to_owned(), seconds: limit.as_secs() };
     let response = timeout(limit, future).await.map_err(elapsed)?;
     response.map(Response::into_inner).map_err(|status| client_error(path, &status))
+}
+
+/// Connects to the socket of a gateway or an agent; `unreachable` names the probable cause of the kernel's error.
+pub(crate) async fn open_channel(
+    path: &Path,
+    unreachable: fn(&Path, io::Error) -> ClientError,
+) -> Result<Channel, ClientError> {
+    // Connected directly first: tonic's error hides the cause.
+    drop(timeout_at(path, UnixStream::connect(path)).await?.map_err(|error| unreachable(path, error))?);
+    let target = path.to_owned();
+    let connector = tower::service_fn(move |_: Uri| {
+        let target = target.clone();
+        async move { UnixStream::connect(target).await.map(hyper_util::rt::TokioIo::new) }
+    });
+    // A placeholder: the connector ignores the address.
+    let endpoint = Endpoint::from_static("http://admin.invalid");
+    let channel = timeout_at(path, endpoint.connect_with_connector(connector)).await?;
+    channel.map_err(|error| ClientError::Connection { path: path.to_owned(), reason: error.to_string() })
 }
 
 fn unreachable(path: &Path, error: io::Error) -> ClientError {

@@ -121,11 +121,5 @@ fn read(path: &Path) -> io::Result<Cached> {
     if Fingerprint::of(message) != u64::from_le_bytes(*fingerprint) {
         return Err(damaged("is corrupt: wrong fingerprint"));
     }
-    Cached::decode_from(message)
-}
-
-impl Cached {
-    fn decode_from(message: &[u8]) -> io::Result<Self> {
-        <Self as Message>::decode(message).map_err(io::Error::other)
-    }
+    Message::decode(message).map_err(io::Error::other)
 }

@@ -3,13 +3,12 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use tokio::net::UnixStream;
-use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::transport::Channel;
 
 use super::proto;
 use super::proto::node_client::NodeClient;
 use crate::admin::ClientError;
-use crate::admin::client::{REPLY_TIMEOUT, call, timeout_at};
+use crate::admin::client::{REPLY_TIMEOUT, call, open_channel};
 
 /// A connection to an agent.
 #[derive(Debug)]
@@ -21,18 +20,7 @@ pub(crate) struct Client {
 impl Client {
     /// Connects to the agent at a socket.
     pub(crate) async fn connect(path: &Path) -> Result<Self, ClientError> {
-        // Connected directly first: tonic's error hides the cause.
-        drop(timeout_at(path, UnixStream::connect(path)).await?.map_err(|error| unreachable(path, error))?);
-        let target = path.to_owned();
-        let connector = tower::service_fn(move |_: Uri| {
-            let target = target.clone();
-            async move { UnixStream::connect(target).await.map(hyper_util::rt::TokioIo::new) }
-        });
-        // A placeholder: the connector ignores the address.
-        let endpoint = Endpoint::from_static("http://node.invalid");
-        let channel = timeout_at(path, endpoint.connect_with_connector(connector)).await?;
-        let channel =
-            channel.map_err(|error| ClientError::Connection { path: path.to_owned(), reason: error.to_string() })?;
+        let channel = open_channel(path, unreachable).await?;
         Ok(Self { path: path.to_owned(), inner: NodeClient::new(channel) })
     }
 

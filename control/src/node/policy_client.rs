@@ -18,10 +18,11 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::Code;
 
+use super::attempts::{Attempts, RetryDelay};
 use super::cache::Cache;
 use super::{Published, ServerConnection, decode};
 use crate::config::PolicyServer;
-use crate::xds::client::{LoggedErrors, Target, TargetList, describe_status, jittered, open_channel};
+use crate::xds::client::{Target, describe_status, open_channel};
 use crate::xds::proto;
 use crate::xds::resource::{CLUSTER, INCARNATION, Kind, NODE_ROLE, ROLE};
 
@@ -30,7 +31,7 @@ const MAX_RESPONSE_BYTES: usize = 16 << 20;
 /// Timeout for the server to accept the stream.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Delay between attempts: first and maximum.
-const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+const RETRY_DELAY: RetryDelay = (Duration::from_millis(100), Duration::from_secs(5));
 
 /// The kinds that a node subscribes to.
 const KINDS: [Kind; 2] = [Kind::Cluster, Kind::NodePolicy];
@@ -39,7 +40,7 @@ const KINDS: [Kind; 2] = [Kind::Cluster, Kind::NodePolicy];
 pub(super) struct PolicyClient {
     node: Arc<str>,
     server: PolicyServer,
-    targets: TargetList,
+    attempts: Attempts,
     published: Published,
     cache: Arc<Cache>,
     incarnation: u64,
@@ -50,37 +51,28 @@ type StreamEnd = String;
 
 impl PolicyClient {
     pub(super) fn new(node: &str, server: PolicyServer, published: Published, cache: Arc<Cache>) -> Self {
-        let targets = TargetList::new(&server);
+        let attempts = Attempts::new(&server, RETRY_DELAY);
         // Without a random source the server tells processes apart by their addresses.
         let incarnation = getrandom::u64().unwrap_or_default();
-        Self { node: node.into(), server, targets, published, cache, incarnation }
+        Self { node: node.into(), server, attempts, published, cache, incarnation }
     }
 
     /// Follows the server's policy for as long as the agent runs.
     pub(super) async fn run(mut self) {
-        let (mut delay, mut logged) = (RETRY_DELAY.0, LoggedErrors::default());
         loop {
-            let target = self.targets.next().await;
-            let mut was_connected = false;
-            let reason = self.run_stream(&target, &mut was_connected).await;
+            let target = self.attempts.next().await;
+            let reason = self.run_stream(&target).await;
             let error = Some(reason.clone());
             self.published.connection.send_replace(ServerConnection { is_connected: false, error });
-            if was_connected {
-                (delay, logged) = (RETRY_DELAY.0, LoggedErrors::default());
-            }
-            if logged.is_new(&reason) {
+            if self.attempts.is_new(&reason) {
                 let server = target.to_string();
                 tracing::warn!(event = "policy_server_lost", server, reason, "no connection to the policy server");
             }
-            let is_last = !self.targets.has_more();
-            tokio::time::sleep(jittered(if is_last { delay } else { RETRY_DELAY.0 })).await;
-            if is_last {
-                delay = (delay * 2).min(RETRY_DELAY.1);
-            }
+            self.attempts.wait().await;
         }
     }
 
-    async fn run_stream(&mut self, target: &Target, was_connected: &mut bool) -> StreamEnd {
+    async fn run_stream(&mut self, target: &Target) -> StreamEnd {
         let (channel, root_cause) = match open_channel(&self.server, target).await {
             Ok(connection) => connection,
             Err(error) => return error.to_string(),
@@ -98,8 +90,7 @@ impl PolicyClient {
             Ok(Err(status)) => return root_cause.explain(describe_status(&status)),
             Err(_) => return format!("connected, but no response within {} s", OPEN_TIMEOUT.as_secs()),
         };
-        *was_connected = true;
-        self.targets.prefer(target);
+        self.attempts.connected(target);
         self.published.connection.send_replace(ServerConnection { is_connected: true, error: None });
         tracing::info!(event = "policy_server_connected", server = %target, "policy server connected");
         loop {

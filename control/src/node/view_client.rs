@@ -8,10 +8,11 @@ use tokio::time::timeout;
 use tonic::Code;
 
 use super::Published;
+use super::attempts::{Attempts, RetryDelay};
 use super::cache::Cache;
 use super::decode;
 use crate::config::PolicyServer;
-use crate::xds::client::{LoggedErrors, Target, TargetList, describe_status, jittered, open_channel};
+use crate::xds::client::{Target, describe_status, open_channel};
 use crate::xds::proto;
 use crate::xds::proto::membership_client::MembershipClient;
 
@@ -20,46 +21,37 @@ const MAX_VIEW_BYTES: usize = 1 << 20;
 /// Timeout for the server to accept the stream.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Delay between attempts: first and maximum. A view that is late delays a failover.
-const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+const RETRY_DELAY: RetryDelay = (Duration::from_millis(50), Duration::from_secs(1));
 
 /// The client.
 pub(super) struct ViewClient {
     node: String,
     server: PolicyServer,
-    targets: TargetList,
+    attempts: Attempts,
     published: Published,
     cache: Arc<Cache>,
 }
 
 impl ViewClient {
     pub(super) fn new(node: &str, server: PolicyServer, published: Published, cache: Arc<Cache>) -> Self {
-        let targets = TargetList::new(&server);
-        Self { node: node.to_owned(), server, targets, published, cache }
+        let attempts = Attempts::new(&server, RETRY_DELAY);
+        Self { node: node.to_owned(), server, attempts, published, cache }
     }
 
     /// Follows the view for as long as the agent runs.
     pub(super) async fn run(mut self) {
-        let (mut delay, mut logged) = (RETRY_DELAY.0, LoggedErrors::default());
         loop {
-            let target = self.targets.next().await;
-            let mut was_connected = false;
-            let reason = self.run_stream(&target, &mut was_connected).await;
-            if was_connected {
-                (delay, logged) = (RETRY_DELAY.0, LoggedErrors::default());
-            }
-            if logged.is_new(&reason) {
+            let target = self.attempts.next().await;
+            let reason = self.run_stream(&target).await;
+            if self.attempts.is_new(&reason) {
                 let server = target.to_string();
                 tracing::warn!(event = "membership_lost", server, reason, "no membership view from the policy server");
             }
-            let is_last = !self.targets.has_more();
-            tokio::time::sleep(jittered(if is_last { delay } else { RETRY_DELAY.0 })).await;
-            if is_last {
-                delay = (delay * 2).min(RETRY_DELAY.1);
-            }
+            self.attempts.wait().await;
         }
     }
 
-    async fn run_stream(&mut self, target: &Target, was_connected: &mut bool) -> String {
+    async fn run_stream(&mut self, target: &Target) -> String {
         let (channel, root_cause) = match open_channel(&self.server, target).await {
             Ok(connection) => connection,
             Err(error) => return error.to_string(),
@@ -75,8 +67,7 @@ impl ViewClient {
             Ok(Err(status)) => return root_cause.explain(describe_status(&status)),
             Err(_) => return format!("connected, but no response within {} s", OPEN_TIMEOUT.as_secs()),
         };
-        *was_connected = true;
-        self.targets.prefer(target);
+        self.attempts.connected(target);
         loop {
             match updates.message().await {
                 Ok(Some(update)) => {
