@@ -41,15 +41,15 @@ impl Nft {
 
     /// Programs a table; whether anything was changed.
     pub(super) async fn apply(&mut self, table: &Table) -> Result<bool, KernelError> {
-        let script = script(self.programmed.as_ref(), table);
-        if script.is_empty() {
+        let change = script(self.programmed.as_ref(), table);
+        if change.is_empty() {
             return Ok(false);
         }
         // Somebody may have changed what the script refers to.
-        let result = self.run(&["-f", "-"], &script).await;
+        let result = self.run(&["-f", "-"], &change).await;
         if result.is_err() && self.programmed.is_some() {
             self.programmed = None;
-            self.run(&["-f", "-"], &crate::nft::script::script(None, table)).await?;
+            self.run(&["-f", "-"], &script(None, table)).await?;
         } else {
             result?;
         }
