@@ -76,9 +76,7 @@ impl Kernel {
     pub async fn apply(&mut self, plan: &NodePlan, mtu: u32) -> Result<Repairs, KernelError> {
         // The table refers to devices by name, so it can be first: it closes.
         let table = self.nft.apply(&plan.table).await?;
-        let devices = self.ensure_devices(plan, mtu).await?;
-        let routes = self.ensure_routes(plan).await?;
-        Ok(Repairs { table, devices, routes })
+        self.ensure_paths(plan, mtu, table).await
     }
 
     /// Compares the kernel with the plan that was applied last, and repairs what others have changed.
@@ -87,6 +85,11 @@ impl Kernel {
     /// As for [`Kernel::apply`].
     pub async fn check(&mut self, plan: &NodePlan, mtu: u32) -> Result<Repairs, KernelError> {
         let table = self.nft.check(&plan.table).await?;
+        self.ensure_paths(plan, mtu, table).await
+    }
+
+    /// Devices, routes and rules; `table` says whether the table was changed.
+    async fn ensure_paths(&self, plan: &NodePlan, mtu: u32, table: bool) -> Result<Repairs, KernelError> {
         let devices = self.ensure_devices(plan, mtu).await?;
         let routes = self.ensure_routes(plan).await?;
         Ok(Repairs { table, devices, routes })
