@@ -1,5 +1,5 @@
-//! `vipgate certificates`: makes and renews the certificates of a policy server and its gateways, in Secrets of the
-//! Kubernetes API. It runs once and ends; a Job runs it at the installation, a CronJob each day.
+//! `vipgate certificates`: makes and renews the certificates of a policy server and its gateways, and makes what agents of
+//! nodes need beside their tokens, in Secrets of the Kubernetes API. It runs once and ends; a Job runs it at the installation, a CronJob each day.
 //!
 //! ```text
 //!   names          what may be in a certificate, and be a key of a Secret
@@ -38,6 +38,10 @@ pub(crate) struct Specification {
     pub(crate) server: Option<(String, Vec<DnsName>)>,
     /// Secret of the gateways, and their names.
     pub(crate) gateways: Option<(String, Vec<GatewayName>)>,
+    /// Secret of the agents of nodes: the CA's certificate alone.
+    pub(crate) nodes: Option<String>,
+    /// Secret with the tunnels' secret.
+    pub(crate) tunnels: Option<String>,
     /// How long certificates are valid.
     pub(crate) validity: Duration,
     /// How long before their end they are renewed.
@@ -63,10 +67,13 @@ impl Specification {
         names.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0])
     }
 
-    /// The Secrets with certificates that the CA signs.
+    /// The Secrets besides that of the CA.
     fn secrets(&self) -> impl Iterator<Item = (&str, Subjects<'_>)> {
         let server = self.server.iter().map(|(secret, names)| (&**secret, Subjects::Server(names)));
-        server.chain(self.gateways.iter().map(|(secret, names)| (&**secret, Subjects::Gateways(names))))
+        let gateways = self.gateways.iter().map(|(secret, names)| (&**secret, Subjects::Gateways(names)));
+        let nodes = self.nodes.iter().map(|secret| (&**secret, Subjects::Nodes));
+        let tunnels = self.tunnels.iter().map(|secret| (&**secret, Subjects::Tunnels));
+        server.chain(gateways).chain(nodes).chain(tunnels)
     }
 }
 

@@ -201,7 +201,7 @@ impl Settings {
             Err(errors) => return (String::new(), errors.0),
         };
         self.tenancies.push(config.tenancy);
-        self.node_agents = config.node_agents.map(NodeAgents::from).or(self.node_agents);
+        self.node_agents = config.node_agents.as_ref().map(|agents| agents.options(None)).or(self.node_agents);
         ("policyd".to_owned(), diagnostics(source, files::policyd(&config, base)))
     }
 

@@ -92,9 +92,8 @@ async fn run_agent(config: NodeConfig) -> Result<(), CommandError> {
     // Closed, whether or not there is a policy: pods may start.
     systemd::ready();
     let cache = Arc::new(cache);
-    let server = config.server.connection();
-    tokio::spawn(PolicyClient::new(&config.name, server.clone(), published.clone(), cache.clone()).run());
-    tokio::spawn(ViewClient::new(&config.name, server, published, cache).run());
+    tokio::spawn(PolicyClient::new(&config.name, &config.server, published.clone(), cache.clone()).run());
+    tokio::spawn(ViewClient::new(&config.name, &config.server, published, cache).run());
     tokio::spawn(follow(handle.clone(), config.state));
     let (stop, stopped) = watch::channel(false);
     let (device, connection) = (config.tunnel.device, connection_receiver.clone());

@@ -18,6 +18,8 @@ pub mod listen;
 pub mod membership;
 mod meter;
 pub mod metric_families;
+mod node_agents;
+mod node_token;
 mod object_state;
 mod object_status;
 mod policy_summary;
@@ -50,6 +52,7 @@ use self::identity::RejectionLog;
 use self::kubernetes::KubernetesState;
 use self::listen::Certificates;
 use self::meter::MeterLayer;
+use self::node_token::{NodeTokenLayer, TokenVerifier};
 use self::publication::Publication;
 use self::publisher::Publisher;
 use self::service::{AggregatedDiscoveryServiceServer, DiscoveryService};
@@ -63,6 +66,7 @@ use crate::source::kubernetes::watch_cluster;
 use crate::source::store::ManifestStore;
 use crate::source::{SourceEvent, etcd, files};
 use crate::xds::proto::policy_status_server::PolicyStatusServer;
+use crate::xds::tls::ClientCertificates;
 use crate::{logging, metrics, privileges, systemd};
 
 /// Capacity of the queue of source events; when it is full, the source waits.
@@ -103,8 +107,8 @@ pub fn run(path: &Path) -> Result<(), CommandError> {
     outcome
 }
 
-fn read_certificates(files: Tls) -> Result<Arc<Certificates>, CommandError> {
-    let certificates = Certificates::read(files).map_err(|error| CommandError::usage(error).context("tls"))?;
+fn read_certificates(files: Tls, clients: ClientCertificates) -> Result<Arc<Certificates>, CommandError> {
+    let certificates = Certificates::read(files, clients).map_err(|error| CommandError::usage(error).context("tls"))?;
     Ok(Arc::new(certificates))
 }
 
@@ -112,7 +116,10 @@ async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
     let (event_sender, events) = mpsc::channel(EVENT_QUEUE);
     let kubernetes = KubernetesState::of(&config.source);
     let (source, source_task) = start_source(&config, event_sender, kubernetes.as_ref());
-    let certificates = config.tls.clone().map(read_certificates).transpose()?;
+    let node_agents = config.node_agents.as_ref().map(node_agents::options).transpose()?;
+    let verifier = node_agents::token_verifier(&config);
+    let clients = if verifier.is_some() { ClientCertificates::Optional } else { ClientCertificates::Required };
+    let certificates = config.tls.clone().map(|files| read_certificates(files, clients)).transpose()?;
     let listener = listen::bind(config.listen)?;
     let metrics_listener = metrics::bind(config.metrics.listen).await?;
     privileges::drop_capabilities();
@@ -122,7 +129,7 @@ async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
     let store = ManifestStore::new(config.allow_empty)
         .with_cluster(cluster)
         .with_tenancy(config.tenancy)
-        .with_node_agents(config.node_agents.map(Into::into))
+        .with_node_agents(node_agents)
         .with_unclassed(unclassed_services(&config))
         .with_ipam(kubernetes.is_some());
     let intake = SourceIngester::new(source, store);
@@ -133,7 +140,7 @@ async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
     let mut interrupt = signal(SignalKind::interrupt()).map_err(signal_error)?;
     let (stop, stopped) = watch::channel(false);
 
-    let gateways = serve_gateways(&state, listener, stopped.clone());
+    let gateways = serve_gateways(&state, listener, verifier, stopped.clone());
     let [_, metrics_connections] = state.listeners.clone();
     let metrics_server =
         tokio::spawn(metrics::serve(monitored(&state), metrics_listener, metrics_connections, stopped.clone()));
@@ -217,6 +224,7 @@ fn start_clouds(state: &ServerState, stop: watch::Receiver<bool>) {
 fn serve_gateways(
     state: &Arc<ServerState>,
     listener: TcpListener,
+    verifier: Option<Arc<TokenVerifier>>,
     mut stop: watch::Receiver<bool>,
 ) -> JoinHandle<Result<(), tonic::transport::Error>> {
     let rejections = Arc::new(RejectionLog::default());
@@ -230,6 +238,7 @@ fn serve_gateways(
     };
     let router = Server::builder()
         .layer(MeterLayer(state.budget.clone()))
+        .layer(NodeTokenLayer { verifier, stats: state.stats.clone(), rejections: rejections.clone() })
         .max_concurrent_streams(MAX_STREAMS_PER_CONNECTION)
         .http2_max_header_list_size(MAX_HEADER_BYTES)
         .initial_stream_window_size(FLOW_CONTROL_WINDOW)

@@ -38,7 +38,7 @@ pub use self::gateways::MAX_BACKUPS;
 use self::inventory::Inventory;
 pub(crate) use self::inventory::namespace_labels;
 use self::memo::Memo;
-pub use self::options::{NODE_AGENT_MAC, NodeAgents, Options};
+pub use self::options::{NODE_AGENT_MAC, NodeAgents, Options, TunnelSecret};
 pub use self::placement::{
     AgentNode, Difference, GatewayLocality, Iter, Keyed, Peer, PlacedBackend, PlacedService, Placement, Table,
     differences,

@@ -9,13 +9,17 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 use super::authority::Authority;
 use super::certificate::{CertificatePair, Defect, Requirements, day};
-use super::error::{BrokenAuthority, CertificatesError};
+use super::error::{BrokenAuthority, CertificatesError, GenerationError};
 use super::names::{DnsName, GatewayName};
 
 /// Keys of a Secret: the CA's certificate, a certificate, a key.
 const CA: &str = "ca.crt";
 const CERTIFICATE: &str = "tls.crt";
 const KEY: &str = "tls.key";
+/// The key of a secret that isn't a certificate's.
+const TUNNEL_SECRET: &str = "secret";
+/// Length of a random secret, bytes; in text twice as much.
+const RANDOM_BYTES: usize = 32;
 /// Types of Secrets.
 const TLS: &str = "kubernetes.io/tls";
 const OPAQUE: &str = "Opaque";
@@ -24,13 +28,17 @@ const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "vipgate");
 /// An annotation of Secrets that cert-manager writes.
 const CERT_MANAGER: &str = "cert-manager.io/certificate-name";
 
-/// Whose certificates a Secret has.
+/// What a Secret is for.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Subjects<'a> {
     /// One of the policy server, with these names.
     Server(&'a [DnsName]),
     /// One for each of these gateways.
     Gateways(&'a [GatewayName]),
+    /// The CA's alone, for agents of nodes: every node can read it.
+    Nodes,
+    /// None, but a secret of the policy servers, from which they derive the MAC addresses in nodes' tunnels.
+    Tunnels,
 }
 
 /// A Secret as it was found.
@@ -79,7 +87,7 @@ pub(super) fn plan_ca(slot: Slot<'_>, now: SystemTime) -> Result<(Authority, Rev
     Ok((authority, draft.finish()))
 }
 
-/// A Secret with certificates of the CA.
+/// A Secret with certificates of the CA, or without.
 pub(super) fn plan(
     slot: Slot<'_>,
     subjects: Subjects<'_>,
@@ -87,11 +95,15 @@ pub(super) fn plan(
 ) -> Result<Revision, CertificatesError> {
     let secret_type = match subjects {
         Subjects::Server(_) => TLS,
-        Subjects::Gateways(_) => OPAQUE,
+        Subjects::Gateways(_) | Subjects::Nodes | Subjects::Tunnels => OPAQUE,
     };
     let mut draft = Draft::new(slot, secret_type)?;
-    draft.store_ca(requirements.authority);
+    if !matches!(subjects, Subjects::Tunnels) {
+        draft.store_ca(requirements.authority);
+    }
     match subjects {
+        Subjects::Nodes => {}
+        Subjects::Tunnels => draft.ensure_random(TUNNEL_SECRET)?,
         Subjects::Server(names) => {
             let names: Vec<&DnsName> = names.iter().collect();
             draft.ensure("the policy server", [CERTIFICATE, KEY], &names, requirements)?;
@@ -175,6 +187,21 @@ impl<'a> Draft<'a> {
         let until = (now + validity).min(authority.validity.until);
         self.store(certificate, key, authority.sign(names, now, validity)?);
         self.changes.push(format!("made certificate of {subject} until {}: {defect}", day(until)));
+        Ok(())
+    }
+
+    /// Makes a random secret, unless there is one.
+    fn ensure_random(&mut self, key: &str) -> Result<(), CertificatesError> {
+        let title = title(self.slot.name);
+        if self.data.get(key).is_some_and(|value| !value.0.is_empty()) {
+            self.kept.push(format!("kept `{key}` of {title}"));
+            return Ok(());
+        }
+        let mut bytes = [0; RANDOM_BYTES];
+        getrandom::fill(&mut bytes).map_err(GenerationError::from)?;
+        let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        self.data.insert(key.to_owned(), ByteString(text.into_bytes()));
+        self.changes.push(format!("made `{key}` of {title}"));
         Ok(())
     }
 

@@ -67,6 +67,8 @@ pub(super) fn policyd(config: &PolicydConfig, base: &Path) -> Vec<Finding> {
             .filter_map(|path| unreadable("source.kubernetes.kubeconfig".to_owned(), path, base))
             .collect(),
     };
+    let secret = config.node_agents.iter().find_map(|agents| agents.tunnel_secret.as_deref());
+    found.extend(secret.and_then(|path| unreadable("node_agents.tunnel_secret".to_owned(), path, base)));
     if let Some(tls) = &config.tls {
         found.extend(tls_files("tls", Side::Server, tls.ca.as_deref(), Some((&tls.cert, &tls.key)), base));
     }

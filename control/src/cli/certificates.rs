@@ -35,6 +35,12 @@ pub(super) struct Certificates {
     /// Names of the gateways, which are their nodes'; certificates of others are removed. May be empty
     #[arg(long = "gateway", value_name = "NAMES", requires = "gateways")]
     gateway_names: Vec<GatewayNames>,
+    /// Secret of the agents of nodes: `ca.crt`
+    #[arg(long, value_name = "SECRET")]
+    nodes: Option<String>,
+    /// Secret of the policy servers for the tunnels of nodes (`node_agents.tunnel_secret`): `secret`, random, made once
+    #[arg(long, value_name = "SECRET")]
+    tunnels: Option<String>,
     /// How many days certificates are valid
     #[arg(long, value_name = "DAYS", default_value_t = 90, value_parser = clap::value_parser!(u16).range(1..=365))]
     days: u16,
@@ -70,6 +76,8 @@ fn specification(args: &Certificates) -> Result<Specification, CommandError> {
         ca: args.ca.clone(),
         server: args.server.clone().map(|secret| (secret, args.server_names.clone())),
         gateways: args.gateways.clone().map(|secret| (secret, gateways)),
+        nodes: args.nodes.clone(),
+        tunnels: args.tunnels.clone(),
         validity: days(args.days),
         renew_before: days(args.renew_before),
     };
@@ -113,6 +121,7 @@ mod tests {
             ("--ca a --gateways b --gateway node_1", "no DNS name"),
             ("--ca a --renew-before 366", "366"),
             ("--ca a --gateways a", "different"),
+            ("--ca a --nodes b --tunnels b", "different"),
         ] {
             let error = parse(&format!("vipgate certificates {line}")).unwrap_err();
             assert!(error.contains(part), "{line}: {error}");

@@ -91,6 +91,10 @@ pub struct NodePolicyServer {
     /// Private key of `cert` (PEM).
     #[schemars(with = "Option<FilePath>")]
     pub key: Option<PathBuf>,
+    /// File with the token of the pod's service account, in place of a certificate, read at each connection; the server
+    /// must accept it (`node_agents.tokens`). Default: none.
+    #[schemars(with = "Option<FilePath>")]
+    pub token: Option<PathBuf>,
     /// Cache file of the last policy and view, for a start while the server is unreachable. Default:
     /// `/var/lib/vipgate/node.cache`.
     #[serde(default = "default_cache")]
@@ -101,7 +105,7 @@ pub struct NodePolicyServer {
 impl NodePolicyServer {
     /// As a gateway's connection.
     pub fn connection(&self) -> PolicyServer {
-        let Self { url, other_urls, ca, cert, key, cache } = self.clone();
+        let Self { url, other_urls, ca, cert, key, token: _, cache } = self.clone();
         PolicyServer { url, other_urls, ca, cert, key, cache }
     }
 }
@@ -177,6 +181,9 @@ impl Validate for NodeConfig {
     fn validate(&self, report: &mut Report<'_>) {
         name("name", &self.name, report);
         self.server.connection().validate_at("server", report);
+        if self.server.token.is_some() && !self.server.url.starts_with("https://") {
+            report(Code::TlsWithoutHttps, "server.token", "needs an https:// URL: anybody could read it".into());
+        }
         prefixes("pod_cidrs", &self.pod_cidrs, report);
         let NodeTunnel { device, hold_device, mtu } = &self.tunnel;
         for (field, text) in [("tunnel.device", device), ("tunnel.hold_device", hold_device)] {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use vipgate_policy::compiler::{NodeAgents, Tenancy};
+use vipgate_policy::compiler::{NodeAgents, Tenancy, TunnelSecret};
 use vipgate_policy::manifest::{Cidr, UnclassedServices, UncoveredAction};
 use vipgate_policy::schema::{FilePath, SocketAddress, URL_PATTERN};
 
@@ -78,7 +78,7 @@ pub struct PolicydConfig {
 }
 
 /// The agent on Kubernetes nodes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct NodeAgentsConfig {
     /// UDP port of the tunnels, at nodes and at gateways (`overlay.port`). Default: 8473, since other networks use 8472.
@@ -87,17 +87,45 @@ pub struct NodeAgentsConfig {
     /// VXLAN network identifier of the tunnels. Default: 7.
     #[schemars(range(max = 0x00ff_ffff))]
     pub vni: u32,
+    /// File with a random secret of at least 16 bytes, the same at all servers, which is read at the start. From it each
+    /// node gets a MAC address in its tunnels that only it and the gateways know, so that others can't forge their packets.
+    /// Default: none, and any host that can send with a node's address is taken for it.
+    #[schemars(with = "Option<FilePath>")]
+    pub tunnel_secret: Option<PathBuf>,
+    /// Identification by tokens, for agents without certificates; needs the Kubernetes API as `source`, and `tls.ca`.
+    /// Default: none, and agents need certificates if `tls.ca` is there.
+    pub tokens: Option<NodeTokens>,
+}
+
+/// Agents that are identified by their pods' service account tokens.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NodeTokens {
+    /// Namespace of the service account.
+    #[schemars(length(min = 1, max = 63))]
+    pub namespace: String,
+    /// Name of the service account.
+    #[schemars(length(min = 1, max = 253))]
+    pub service_account: String,
+    /// Audience that tokens must have. Default: `vipgate`.
+    #[serde(default = "default_audience")]
+    pub audience: String,
+}
+
+fn default_audience() -> String {
+    "vipgate".to_owned()
 }
 
 impl Default for NodeAgentsConfig {
     fn default() -> Self {
-        Self { port: 8473, vni: 7 }
+        Self { port: 8473, vni: 7, tunnel_secret: None, tokens: None }
     }
 }
 
-impl From<NodeAgentsConfig> for NodeAgents {
-    fn from(NodeAgentsConfig { port, vni }: NodeAgentsConfig) -> Self {
-        Self { port, vni }
+impl NodeAgentsConfig {
+    /// As options of the compiler, with the content of the file of the secret.
+    pub fn options(&self, secret: Option<TunnelSecret>) -> NodeAgents {
+        NodeAgents { port: self.port, vni: self.vni, secret }
     }
 }
 

@@ -267,6 +267,12 @@ impl Validate for PolicydConfig {
             if agents.vni >= 1 << 24 {
                 report(Code::OutOfRange, "node_agents.vni", format!("{} has more than 24 bits", agents.vni));
             }
+            let is_kubernetes = matches!(self.source, PolicydSource::Kubernetes(_));
+            if agents.tokens.is_some() && (!is_kubernetes || self.tls.as_ref().is_none_or(|tls| tls.ca.is_none())) {
+                let reason = "needs the Kubernetes API as `source`, which verifies them, and `tls.ca`: otherwise no client is \
+                              verified";
+                report(Code::TokensWithoutVerification, "node_agents.tokens", reason.into());
+            }
         }
         self.limits.validate(report);
         if !LEASE_TTL_RANGE.contains(&self.leases.ttl) {

@@ -228,6 +228,7 @@ mod tests {
                 address: address.parse().unwrap(),
                 vni: 1,
                 mac: [2, 0, 0, 0, 0, 1],
+                verify_mac: false,
                 prefixes: Vec::new(),
             };
             let (vips, nodes) = (vips.iter().map(vip).collect(), nodes.iter().map(node).collect());

@@ -116,6 +116,7 @@ pub struct ConnectionGuard<S> {
     stream: S,
     slot: Slot,
     from: Option<IpAddr>,
+    requires_certificate: bool,
     deadlines: Deadlines,
     timer: Pin<Box<Sleep>>,
     progress: Progress,
@@ -135,12 +136,24 @@ impl<S> ConnectionGuard<S> {
             slot.mark_in_use();
         }
         let timer = Box::pin(sleep_until(Instant::now() + first));
-        Self { stream, slot, from: None, deadlines: pace, timer, progress: Progress::Receiving, is_in_use: false }
+        let (from, requires_certificate, is_in_use) = Default::default();
+        let progress = Progress::Receiving;
+        Self { stream, slot, from, requires_certificate, deadlines: pace, timer, progress, is_in_use }
     }
 
     /// Sets the remote address for the log.
     pub fn with_remote(self, from: IpAddr) -> Self {
         Self { from: Some(from), ..self }
+    }
+
+    /// Sets whether its client is identified by its certificate, also if it has shown none.
+    pub fn requiring_certificate(self, requires_certificate: bool) -> Self {
+        Self { requires_certificate, ..self }
+    }
+
+    /// Whether its client is identified by its certificate.
+    pub fn requires_certificate(&self) -> bool {
+        self.requires_certificate
     }
 
     /// The connection.

@@ -1,8 +1,13 @@
 //! Attempts of a client to reach a policy server, with backoff, each error logged once.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::config::PolicyServer;
+use tonic::Request;
+use tonic::metadata::{Ascii, MetadataValue};
+
+use crate::config::NodePolicyServer;
+use crate::text_file::regular_text;
 use crate::xds::client::{LoggedErrors, Target, TargetList, jittered};
 
 /// Delay between attempts: first and maximum.
@@ -14,11 +19,27 @@ pub(super) struct Attempts {
     bounds: RetryDelay,
     delay: Duration,
     logged: LoggedErrors,
+    token: Option<PathBuf>,
 }
 
 impl Attempts {
-    pub(super) fn new(server: &PolicyServer, bounds: RetryDelay) -> Self {
-        Self { targets: TargetList::new(server), bounds, delay: bounds.0, logged: LoggedErrors::default() }
+    pub(super) fn new(server: &NodePolicyServer, bounds: RetryDelay) -> Self {
+        let (targets, token) = (TargetList::new(&server.connection()), server.token.clone());
+        Self { targets, bounds, delay: bounds.0, logged: LoggedErrors::default(), token }
+    }
+
+    /// A request with the agent's token, if it has one: read again for each request, since kubelet renews it.
+    pub(super) fn request<T>(&self, message: T) -> Result<Request<T>, String> {
+        let mut request = Request::new(message);
+        if let Some(path) = &self.token {
+            let failed = |reason: String| format!("server.token {}: {reason}", path.display());
+            let token = regular_text(path).map_err(|error| failed(format!("can't be read: {error}")))?;
+            let value: MetadataValue<Ascii> = format!("Bearer {}", token.trim())
+                .parse()
+                .map_err(|_| failed("is not a token: it has other than visible characters".to_owned()))?;
+            request.metadata_mut().insert("authorization", value);
+        }
+        Ok(request)
     }
 
     /// The address to try.

@@ -21,7 +21,7 @@ use tonic::Code;
 use super::attempts::{Attempts, RetryDelay};
 use super::cache::Cache;
 use super::{Published, ServerConnection, decode};
-use crate::config::PolicyServer;
+use crate::config::{NodePolicyServer, PolicyServer};
 use crate::xds::client::{Target, describe_status, open_channel};
 use crate::xds::proto;
 use crate::xds::resource::{CLUSTER, INCARNATION, Kind, NODE_ROLE, ROLE};
@@ -50,8 +50,8 @@ pub(super) struct PolicyClient {
 type StreamEnd = String;
 
 impl PolicyClient {
-    pub(super) fn new(node: &str, server: PolicyServer, published: Published, cache: Arc<Cache>) -> Self {
-        let attempts = Attempts::new(&server, RETRY_DELAY);
+    pub(super) fn new(node: &str, server: &NodePolicyServer, published: Published, cache: Arc<Cache>) -> Self {
+        let (attempts, server) = (Attempts::new(server, RETRY_DELAY), server.connection());
         // Without a random source the server tells processes apart by their addresses.
         let incarnation = getrandom::u64().unwrap_or_default();
         Self { node: node.into(), server, attempts, published, cache, incarnation }
@@ -83,8 +83,11 @@ impl PolicyClient {
             let _ = requests.send(self.subscription(kind));
         }
         let mut service = AggregatedDiscoveryServiceClient::new(channel).max_decoding_message_size(MAX_RESPONSE_BYTES);
-        let opened =
-            timeout(OPEN_TIMEOUT, service.delta_aggregated_resources(UnboundedReceiverStream::new(outgoing))).await;
+        let request = match self.attempts.request(UnboundedReceiverStream::new(outgoing)) {
+            Ok(request) => request,
+            Err(reason) => return reason,
+        };
+        let opened = timeout(OPEN_TIMEOUT, service.delta_aggregated_resources(request)).await;
         let mut responses = match opened {
             Ok(Ok(response)) => response.into_inner(),
             Ok(Err(status)) => return root_cause.explain(describe_status(&status)),

@@ -11,7 +11,7 @@ use super::Published;
 use super::attempts::{Attempts, RetryDelay};
 use super::cache::Cache;
 use super::decode;
-use crate::config::PolicyServer;
+use crate::config::{NodePolicyServer, PolicyServer};
 use crate::xds::client::{Target, describe_status, open_channel};
 use crate::xds::proto;
 use crate::xds::proto::membership_client::MembershipClient;
@@ -33,8 +33,8 @@ pub(super) struct ViewClient {
 }
 
 impl ViewClient {
-    pub(super) fn new(node: &str, server: PolicyServer, published: Published, cache: Arc<Cache>) -> Self {
-        let attempts = Attempts::new(&server, RETRY_DELAY);
+    pub(super) fn new(node: &str, server: &NodePolicyServer, published: Published, cache: Arc<Cache>) -> Self {
+        let (attempts, server) = (Attempts::new(server, RETRY_DELAY), server.connection());
         Self { node: node.to_owned(), server, attempts, published, cache }
     }
 
@@ -57,7 +57,10 @@ impl ViewClient {
             Err(error) => return error.to_string(),
         };
         let mut service = MembershipClient::new(channel).max_decoding_message_size(MAX_VIEW_BYTES);
-        let request = proto::WatchRequest { node: self.node.clone() };
+        let request = match self.attempts.request(proto::WatchRequest { node: self.node.clone() }) {
+            Ok(request) => request,
+            Err(reason) => return reason,
+        };
         let mut updates = match timeout(OPEN_TIMEOUT, service.watch(request)).await {
             Ok(Ok(response)) => response.into_inner(),
             Ok(Err(status)) if status.code() == Code::Unimplemented => {

@@ -1,7 +1,9 @@
 //! Client authentication and authorization: with client certificates, a gateway's name must be in its certificate (RFC
-//! 9525 section 6). Rejections are logged, rate-limited per address and name.
+//! 9525 section 6); the agent of a node may have a token instead. Rejections are logged, rate-limited per address and
+//! name.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dashmap::{DashMap, Entry};
@@ -17,6 +19,9 @@ const MAX_TRACKED_REJECTIONS: usize = 1024;
 /// Independently locked parts of the table; `len` asks each.
 const SHARDS: usize = 16;
 
+/// Why a client without a certificate is rejected.
+const NO_CERTIFICATE: &str = "the client presents no certificate";
+
 /// Identity of a client.
 #[derive(Clone, Debug, Default)]
 pub struct ClientIdentity {
@@ -24,21 +29,43 @@ pub struct ClientIdentity {
     pub address: Option<SocketAddr>,
     /// Whether it connects from this host.
     is_local: bool,
-    /// The names in its certificate. `None`: certificates aren't required, and any name is accepted.
-    names: Option<CertificateNames>,
+    credential: Credential,
 }
+
+/// What a client has shown.
+#[derive(Clone, Debug, Default)]
+enum Credential {
+    /// Nothing is required, and any name is accepted.
+    #[default]
+    Unneeded,
+    /// Nothing, though it is required.
+    Missing,
+    /// A certificate with these names.
+    Certificate(CertificateNames),
+    /// The token of the agent of this node.
+    NodeToken(Arc<str>),
+}
+
+/// A request whose token was verified: that of the agent of this node.
+#[derive(Clone, Debug)]
+pub(super) struct VerifiedNode(pub(super) Arc<str>);
 
 impl ClientIdentity {
     /// The client of a request.
     pub fn from_request<T>(request: &Request<T>) -> Self {
         let connection = request.extensions().get::<ConnectionInfo>();
-        let certificates = connection.and_then(|it| it.certificates.as_ref());
-        let names = certificates.map(|chain| chain.first().map(CertificateNames::from_certificate).unwrap_or_default());
+        let certificates = connection.and_then(|it| it.certificates.as_ref()).map(|chain| chain.first());
+        let credential = match (certificates, request.extensions().get::<VerifiedNode>()) {
+            (None, _) => Credential::Unneeded,
+            (Some(Some(certificate)), _) => Credential::Certificate(CertificateNames::from_certificate(certificate)),
+            (Some(None), Some(VerifiedNode(node))) => Credential::NodeToken(node.clone()),
+            (Some(None), None) => Credential::Missing,
+        };
         let ip = |address: Option<SocketAddr>| address.map(|it| it.ip().to_canonical());
         let remote = ip(connection.and_then(|it| it.remote));
         let from_this_host =
             |remote: IpAddr| remote.is_loopback() || ip(connection.and_then(|it| it.local)) == Some(remote);
-        Self { address: peer_address(request), is_local: remote.is_some_and(from_this_host), names }
+        Self { address: peer_address(request), is_local: remote.is_some_and(from_this_host), credential }
     }
 
     /// Checks that the client may act as this gateway.
@@ -46,32 +73,43 @@ impl ClientIdentity {
     /// # Errors
     /// `PERMISSION_DENIED` when its certificate doesn't have that name.
     pub fn authorize_gateway(&self, gateway: &str) -> Result<(), Status> {
-        match &self.names {
-            Some(names) if !names.contains(gateway) => Err(Status::permission_denied(format!(
+        let reason = match &self.credential {
+            Credential::Unneeded => return Ok(()),
+            Credential::Certificate(names) if names.contains(gateway) => return Ok(()),
+            Credential::Certificate(names) => format!(
                 "the certificate is valid for {names}, not for gateway {gateway}: give the gateway a certificate with \
                  the DNS name {gateway} (`policy.server.cert`), or set its `name` to one in its certificate"
-            ))),
-            _ => Ok(()),
-        }
+            ),
+            Credential::NodeToken(node) => format!("the token is that of the agent of node {node}, not of a gateway"),
+            Credential::Missing => NO_CERTIFICATE.to_owned(),
+        };
+        Err(Status::permission_denied(reason))
     }
 
     /// Whether the client has shown a certificate.
     pub fn has_certificate(&self) -> bool {
-        self.names.is_some()
+        matches!(self.credential, Credential::Certificate(_))
     }
 
     /// Checks that the client may act as the agent of this node.
     ///
     /// # Errors
-    /// `PERMISSION_DENIED` when its certificate doesn't have the node's name.
+    /// `PERMISSION_DENIED` when neither its certificate nor its token is that node's.
     pub fn authorize_node(&self, node: &str) -> Result<(), Status> {
-        match &self.names {
-            Some(names) if !names.contains(node) => Err(Status::permission_denied(format!(
+        let reason = match &self.credential {
+            Credential::Unneeded => return Ok(()),
+            Credential::Certificate(names) if names.contains(node) => return Ok(()),
+            Credential::NodeToken(own) if **own == *node => return Ok(()),
+            Credential::Certificate(names) => format!(
                 "the certificate is valid for {names}, not for node {node}: give its agent a certificate with the DNS \
                  name {node}"
-            ))),
-            _ => Ok(()),
-        }
+            ),
+            Credential::NodeToken(own) => {
+                format!("the token is that of a pod on node {own}, not on {node}: set the agent's `name` to {own}")
+            }
+            Credential::Missing => format!("{NO_CERTIFICATE}, and no token (`server.token`)"),
+        };
+        Err(Status::permission_denied(reason))
     }
 
     /// Checks that the client may run admin commands. With client certificates: a name in `admins`; if `admins` is
@@ -85,16 +123,22 @@ impl ClientIdentity {
         admins: &[String],
         role_of: impl Fn(&str) -> Option<&'static str>,
     ) -> Result<(), Status> {
-        let reason = match &self.names {
-            None if self.is_local => return Ok(()),
-            None => "without client certificates (`tls.ca`) this is allowed from the server's own host only".to_owned(),
-            Some(names) if !admins.is_empty() => {
+        let reason = match &self.credential {
+            Credential::Unneeded if self.is_local => return Ok(()),
+            Credential::Unneeded => {
+                "without client certificates (`tls.ca`) this is allowed from the server's own host only".to_owned()
+            }
+            Credential::Missing => NO_CERTIFICATE.to_owned(),
+            Credential::NodeToken(node) => {
+                format!("the token is that of the agent of node {node}, and agents may not do this")
+            }
+            Credential::Certificate(names) if !admins.is_empty() => {
                 if admins.iter().any(|admin| names.contains(admin)) {
                     return Ok(());
                 }
                 format!("the certificate is valid for {names}, none of which is in the server's `admins`")
             }
-            Some(names) => match names.iter().find_map(|name| Some((name, role_of(name)?))) {
+            Credential::Certificate(names) => match names.iter().find_map(|name| Some((name, role_of(name)?))) {
                 None => return Ok(()),
                 Some((name, role)) => format!(
                     "the certificate is that of {role} {name}, and {role}s may not do this: use a certificate with a \

@@ -20,7 +20,7 @@ use crate::command_error::CommandError;
 use crate::config::Tls;
 use crate::listener::{self, ConnectionGuard, ConnectionLimiter, Deadlines, Slot, StreamCounter};
 use crate::policyd::stats::Stats;
-use crate::xds::tls::{self, CertificateFiles, CertificateValidity, TlsError};
+use crate::xds::tls::{self, CertificateFiles, CertificateValidity, ClientCertificates, TlsError};
 
 /// Timeout of the TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -39,7 +39,8 @@ pub struct ConnectionInfo {
     pub remote: Option<SocketAddr>,
     /// Local address.
     pub local: Option<SocketAddr>,
-    /// The client's certificate chain, where client certificates are required.
+    /// The client's certificate chain, where clients are identified by certificates; empty: it has shown none, which is
+    /// accepted from agents of nodes that have a token.
     pub certificates: Option<Arc<[CertificateDer<'static>]>>,
     /// Its streams that are in use.
     pub activity: Arc<StreamCounter>,
@@ -69,7 +70,8 @@ impl Connected for ConnectionGuard<TlsStream<TcpStream>> {
 
     fn connect_info(&self) -> ConnectionInfo {
         let (stream, session) = self.get_ref().get_ref();
-        ConnectionInfo::of(self, stream, session.peer_certificates())
+        let none: Option<&[_]> = self.requires_certificate().then_some(&[]);
+        ConnectionInfo::of(self, stream, session.peer_certificates().or(none))
     }
 }
 
@@ -117,6 +119,7 @@ pub fn accept_tls(
     tokio::spawn(async move {
         while let Some((stream, from, mut slot)) = accept(&listener, &room, &sender).await {
             let acceptor = TlsAcceptor::from(certificates.current());
+            let requires_certificate = certificates.identify_clients();
             let (sender, stats, rejections) = (sender.clone(), stats.clone(), rejections.clone());
             // One task per handshake: a slow client delays no other.
             tokio::spawn(async move {
@@ -126,7 +129,10 @@ pub fn accept_tls(
                 };
                 let reason = match handshake {
                     // If the receiver is gone, the server is stopping.
-                    Ok(Ok(stream)) => return drop(sender.send(Ok(guard(stream, from, slot))).await),
+                    Ok(Ok(stream)) => {
+                        let connection = guard(stream, from, slot).requiring_certificate(requires_certificate);
+                        return drop(sender.send(Ok(connection)).await);
+                    }
                     Ok(Err(error)) => explain(&error),
                     Err(_) => {
                         slot.timed_out(Some(from.ip()));
@@ -181,6 +187,7 @@ fn explain(error: &std::io::Error) -> String {
 #[derive(Debug)]
 pub struct Certificates {
     files: Tls,
+    client_certificates: ClientCertificates,
     current: RwLock<Loaded>,
 }
 
@@ -192,13 +199,18 @@ struct Loaded {
 }
 
 impl Certificates {
-    /// Loads the files.
+    /// Loads the files. `client_certificates`: with `ca`, whether clients must show one.
     ///
     /// # Errors
     /// When one is missing or invalid.
-    pub fn read(files: Tls) -> Result<Self, TlsError> {
-        let current = RwLock::new(load(&files)?);
-        Ok(Self { files, current })
+    pub fn read(files: Tls, client_certificates: ClientCertificates) -> Result<Self, TlsError> {
+        let current = RwLock::new(load(&files, client_certificates)?);
+        Ok(Self { files, client_certificates, current })
+    }
+
+    /// Whether clients are identified by certificates.
+    fn identify_clients(&self) -> bool {
+        self.files.ca.is_some()
     }
 
     fn current(&self) -> Arc<ServerConfig> {
@@ -220,7 +232,7 @@ impl Certificates {
                 continue;
             }
             last = now;
-            match load(&self.files) {
+            match load(&self.files, self.client_certificates) {
                 Ok(loaded) => {
                     *self.current.write().unwrap_or_else(PoisonError::into_inner) = loaded;
                     tracing::info!(event = "certificates", "certificates reloaded");
@@ -244,8 +256,8 @@ impl Certificates {
     }
 }
 
-fn load(files: &Tls) -> Result<Loaded, TlsError> {
-    let config = Arc::new(tls::server_config(files.ca.as_deref(), &files.cert, &files.key)?);
+fn load(files: &Tls, client_certificates: ClientCertificates) -> Result<Loaded, TlsError> {
+    let config = Arc::new(tls::server_config(files.ca.as_deref(), client_certificates, &files.cert, &files.key)?);
     let files = CertificateFiles { own: Some(files.cert.clone()), ca: files.ca.clone() };
     Ok(Loaded { config, validity: CertificateValidity::read(&files) })
 }

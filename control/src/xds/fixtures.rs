@@ -90,7 +90,14 @@ fn cluster() -> Cluster {
 
 fn node() -> NodeSpec {
     let prefixes = vec!["10.0.0.0/24".parse().unwrap()];
-    NodeSpec { name: "node-1".into(), address: "10.9.0.1:8472".parse().unwrap(), vni: 1, mac: [2; 6], prefixes }
+    NodeSpec {
+        name: "node-1".into(),
+        address: "10.9.0.1:8472".parse().unwrap(),
+        vni: 1,
+        mac: [2; 6],
+        verify_mac: false,
+        prefixes,
+    }
 }
 
 /// A Service with backends `10.0.0.N` on nodes `nN` in zones `zN`, for each N of `backends`.

@@ -83,11 +83,25 @@ pub fn client_config(ca: Option<&Path>, identity: Option<(&Path, &Path)>) -> Res
     Ok(config)
 }
 
-/// TLS configuration of a server. With `ca`, clients must present a certificate signed by it (mutual TLS).
+/// Certificates of clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClientCertificates {
+    /// Each client must show one.
+    Required,
+    /// A client may show none.
+    Optional,
+}
+
+/// TLS configuration of a server. With `ca`, clients present a certificate signed by it (mutual TLS).
 ///
 /// # Errors
 /// If a file can't be used.
-pub fn server_config(ca: Option<&Path>, cert: &Path, key: &Path) -> Result<ServerConfig, TlsError> {
+pub fn server_config(
+    ca: Option<&Path>,
+    presence: ClientCertificates,
+    cert: &Path,
+    key: &Path,
+) -> Result<ServerConfig, TlsError> {
     let provider = Arc::new(ring::default_provider());
     let builder = ServerConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
@@ -95,7 +109,12 @@ pub fn server_config(ca: Option<&Path>, cert: &Path, key: &Path) -> Result<Serve
     let builder = match ca {
         None => builder.with_no_client_auth(),
         Some(path) => {
-            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots(path)?), provider)
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots(path)?), provider);
+            let verifier = match presence {
+                ClientCertificates::Required => verifier,
+                ClientCertificates::Optional => verifier.allow_unauthenticated(),
+            };
+            let verifier = verifier
                 .build()
                 .map_err(|error| TlsError::Invalid { path: path.to_owned(), reason: error.to_string() })?;
             builder.with_client_cert_verifier(verifier)

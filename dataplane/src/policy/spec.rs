@@ -60,6 +60,9 @@ pub struct NodeSpec {
     pub vni: u32,
     /// MAC address of its overlay interface.
     pub mac: [u8; 6],
+    /// Whether its packets must have `mac` as inner source: a MAC address that only the node and gateways know
+    /// authenticates them.
+    pub verify_mac: bool,
     /// Its pod prefixes. The longest matching prefix of all nodes determines a pod's node.
     pub prefixes: Vec<IpNet>,
 }

@@ -148,17 +148,21 @@ enum NodePacket {
 }
 
 /// Decapsulates a packet from a node. The node must be known by address and VNI and be routed over this interface,
-/// which must be an inside one; the inner source must be a pod of that node. An echo is left to `tunnel_echo`.
+/// which must be an inside one; the inner source must be a pod of that node, with its MAC address if that is a secret. An echo is left to `tunnel_echo`.
 fn from_node(received: &mut Received, snapshot: &Snapshot) -> Result<NodePacket, DropReason> {
     let outer = parse_tunnel_packet(received, &snapshot.network)?;
     let node = snapshot.policy.nodes().by_address(outer.sender).filter(|(_, node)| node.vni == outer.inner.vni);
     let is_inside = snapshot.network.interface_entry(received.interface).sides & Role::Inside.sides() != 0;
-    let (id, _) = node.filter(|_| is_inside).ok_or(DropReason::PeerUnknown)?;
+    let (id, node) = node.filter(|_| is_inside).ok_or(DropReason::PeerUnknown)?;
     let tunnel = snapshot.tunnels.to(TunnelRemote::Node(id));
     if !tunnel.is_some_and(|tunnel| tunnel.passes_reverse_path(received.interface)) {
         return Err(DropReason::PeerUnknown);
     }
-    if u16_at(received.frame.bytes(), outer.inner.offset + ethernet::ETHERTYPE) == tunnel_echo::ETHERTYPE {
+    let frame = received.frame.bytes();
+    if node.verify_mac && frame.get(outer.inner.offset..).and_then(ethernet::source) != Some(node.mac) {
+        return Err(DropReason::PeerUnauthenticated);
+    }
+    if u16_at(frame, outer.inner.offset + ethernet::ETHERTYPE) == tunnel_echo::ETHERTYPE {
         return Ok(NodePacket::Echo(id));
     }
     strip_outer::<{ size_of::<Mac>() }>(received, &outer)?;

@@ -24,7 +24,7 @@ pub(crate) fn vtep(number: usize, v6: bool) -> SocketAddr {
 }
 
 /// Two nodes: pods .5 and .21 are on the first one, .6 on the second one.
-fn nodes(v6: bool) -> Vec<NodeSpec> {
+pub(crate) fn nodes(v6: bool) -> Vec<NodeSpec> {
     let prefixes = [
         ["10.244.1.0/24", "fd00:244:1::/64"].map(|net| net.parse().unwrap()),
         ["10.244.1.6/32", "fd00:244:1::6/128"].map(|net| net.parse().unwrap()),
@@ -34,6 +34,7 @@ fn nodes(v6: bool) -> Vec<NodeSpec> {
         address: vtep(number, v6),
         vni: VNI,
         mac: NODE_MACS[number - 1],
+        verify_mac: false,
         prefixes: prefixes.into(),
     };
     (1..).zip(prefixes).map(spec).collect()
@@ -230,6 +231,33 @@ fn packets_from_unknown_nodes_or_with_foreign_pods_are_dropped() {
         assert_eq!(gateway.sessions(), 0);
         assert_eq!(gateway.receive(0, INSIDE, &node_packet(node_1.ip(), local_vtep, VNI, &inner)).len(), 1);
         gateway.assert_delta("egress 1, drop spoofed_source 3, drop malformed 3, drop peer_unknown 3, created 1");
+    }
+}
+
+#[test]
+fn without_the_nodes_secret_mac_address_its_packets_are_dropped() {
+    for v6 in [false, true] {
+        let mut policy = policy();
+        policy.nodes = nodes(v6);
+        policy.nodes[0].verify_mac = true;
+        let setup = Setup { overlay: Some(local_vtep(v6)), ..Setup::default() };
+        let mut gateway = Gateway::with(&setup, network_with_nodes(v6), &policy);
+        let (pod, remote) = POD_AND_REMOTE[0];
+        let with_mac = |mac: [u8; 6]| {
+            let mut inner = packet(Protocol::Udp, at(pod), at(remote));
+            inner[6..12].copy_from_slice(&mac);
+            node_packet(vtep(1, v6).ip(), local_vtep(v6), VNI, &inner)
+        };
+        // The other node's, and one that is wrong in a single bit, first or last.
+        let [mut first, mut last] = [NODE_MACS[0]; 2];
+        first[0] ^= 0b100;
+        last[5] ^= 1;
+        for mac in [NODE_MACS[1], first, last, POD_MAC] {
+            assert_eq!(gateway.receive(0, INSIDE, &with_mac(mac)), vec![]);
+        }
+        assert_eq!(gateway.sessions(), 0);
+        assert_eq!(gateway.receive(0, INSIDE, &with_mac(NODE_MACS[0])).len(), 1);
+        gateway.assert_delta("egress 1, drop peer_unauthenticated 4, created 1");
     }
 }
 

@@ -12,7 +12,7 @@ use vipgate_dataplane::wire::vxlan::parse;
 use vipgate_testkit::*;
 
 use crate::overlay::{
-    NODE_MACS, VNI, gateway, local_vtep, network_with_nodes, node_packet, remove_node_1_neighbor,
+    NODE_MACS, VNI, gateway, local_vtep, network_with_nodes, node_packet, nodes, remove_node_1_neighbor,
     resolve_node_1_neighbor, vtep,
 };
 
@@ -205,4 +205,19 @@ fn a_capture_shows_request_and_reply() {
         }
         gateway.assert_delta("replies sent 2");
     }
+}
+
+#[test]
+fn a_request_without_the_nodes_secret_mac_address_gets_no_reply() {
+    let mut policy = policy();
+    policy.nodes = nodes(false);
+    policy.nodes[0].verify_mac = true;
+    let setup = Setup { overlay: Some(local_vtep(false)), ..Setup::default() };
+    let mut gateway = Gateway::with(&setup, network_with_nodes(false), &policy);
+    let request = agent_packet(vtep(1, false).ip(), VNI, &request_frame());
+    let mut other = request_frame();
+    other[6..12].copy_from_slice(&NODE_MACS[1]);
+    assert_eq!(gateway.receive(0, INSIDE, &agent_packet(vtep(1, false).ip(), VNI, &other)), vec![]);
+    check_reply(&gateway.receive(0, INSIDE, &request), &request, false);
+    gateway.assert_delta("replies sent 1, drop peer_unauthenticated 1");
 }

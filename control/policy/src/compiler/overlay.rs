@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::Node;
 use vipgate_dataplane::policy::spec::NodeSpec;
 
 use super::inventory::{Inventory, ObjectRef};
-use super::options::{NODE_AGENT_MAC, NodeAgents};
+use super::options::NodeAgents;
 use super::pods::Pods;
 use crate::diagnostic::{Code, Diagnostic, Severity};
 use crate::manifest::{Cidr, OverlayNode, unusable_address};
@@ -59,6 +59,7 @@ struct Candidate {
     address_field: String,
     vni: u32,
     mac: [u8; 6],
+    verify_mac: bool,
     prefixes: Vec<IpNet>,
     /// Their list.
     prefixes_field: &'static str,
@@ -80,6 +81,7 @@ fn of_overlay_node(node: &OverlayNode) -> Candidate {
         address_field: "spec.address".to_owned(),
         vni: spec.vni,
         mac: spec.mac.0,
+        verify_mac: false,
         prefixes: spec.pod_cidrs.iter().map(|cidr| cidr.0).collect(),
         prefixes_field: "spec.podCIDRs",
         conflict: Severity::Error,
@@ -97,7 +99,8 @@ fn of_agent(node: &Node, agents: NodeAgents) -> Result<Candidate, Fault> {
         address: SocketAddr::new(address, agents.port),
         address_field: format!("status.addresses[{at}].address"),
         vni: agents.vni,
-        mac: NODE_AGENT_MAC,
+        mac: agents.mac(node.metadata.name.as_deref().unwrap_or_default()),
+        verify_mac: agents.secret.is_some(),
         prefixes,
         prefixes_field,
         conflict: Severity::Error,
@@ -137,7 +140,8 @@ struct Nodes<'a> {
 
 impl<'a> Nodes<'a> {
     fn add<T>(&mut self, node: &ObjectRef<'a, T>, candidate: Candidate, diagnostics: &mut Vec<Diagnostic>) {
-        let Candidate { address, address_field, vni, mac, mut prefixes, prefixes_field, conflict } = candidate;
+        let Candidate { address, address_field, vni, mac, verify_mac, mut prefixes, prefixes_field, conflict } =
+            candidate;
         let mut report = |field: &str, what: &dyn std::fmt::Display, other: &str| {
             let reason = format!("{what} is already used by {other}");
             diagnostics.push(node.origin.diagnostic(conflict, Code::NodeConflict, field, reason));
@@ -157,7 +161,7 @@ impl<'a> Nodes<'a> {
             at += 1;
             is_free
         });
-        self.specs.push(NodeSpec { name: node.id.name.as_str().into(), address, vni, mac, prefixes });
+        self.specs.push(NodeSpec { name: node.id.name.as_str().into(), address, vni, mac, verify_mac, prefixes });
     }
 
     /// Adds the addresses of pods that are outside of the prefixes of their nodes: networks with an address management

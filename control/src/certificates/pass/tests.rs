@@ -65,6 +65,8 @@ fn specification() -> Specification {
         ca: "ca".to_owned(),
         server: Some(("server".to_owned(), names(&["policyd"]))),
         gateways: Some(("gateways".to_owned(), gateways(&["node-1"]))),
+        nodes: None,
+        tunnels: None,
         validity: 90 * DAY,
         renew_before: 30 * DAY,
     }

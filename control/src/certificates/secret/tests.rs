@@ -230,3 +230,21 @@ fn secrets_of_others_are_refused() {
         "Secret x is being deleted: run this again when it is gone",
     );
 }
+
+#[test]
+fn agents_of_nodes_get_the_cas_certificate_alone_and_the_tunnels_secret_is_made_once() {
+    let (authority, _) = made_ca();
+    let of = |subjects, name, present: Option<&Secret>| {
+        plan(slot(name, present), subjects, requirements(&authority, now())).unwrap()
+    };
+    let nodes = of(Subjects::Nodes, "nodes", None).secret;
+    assert_eq!((keys(&nodes), nodes.type_.as_deref()), (vec!["ca.crt"], Some("Opaque")));
+    assert!(!of(Subjects::Nodes, "nodes", Some(&nodes)).is_changed);
+    let [first, second] = [(); 2].map(|()| of(Subjects::Tunnels, "tunnels", None));
+    assert_eq!(first.changes, ["made `secret` of Secret tunnels"]);
+    assert_eq!((keys(&first.secret), first.secret.data.as_ref().unwrap()["secret"].0.len()), (vec!["secret"], 64));
+    assert_eq!(changed(&first.secret, &second.secret), ["secret"], "it is random");
+    let kept = of(Subjects::Tunnels, "tunnels", Some(&first.secret));
+    assert!(!kept.is_changed && kept.changes.is_empty());
+    assert_eq!(kept.kept, ["kept `secret` of Secret tunnels"]);
+}

@@ -4,6 +4,11 @@ use std::net::Ipv4Addr;
 
 use super::*;
 
+/// A certificate with these names; `None`: none is needed.
+fn credential(names: Option<&[&str]>) -> Credential {
+    names.map_or(Credential::Unneeded, |names| Credential::Certificate(CertificateNames::from_names(names)))
+}
+
 #[test]
 fn a_rejection_is_logged_once_per_interval_for_each_address_and_name() {
     let log = RejectionLog::default();
@@ -29,11 +34,8 @@ fn the_number_of_tracked_rejections_is_bounded() {
 
 #[test]
 fn commands_are_allowed_to_admins_by_default_all_but_gateways_and_nodes_and_without_certificates_to_this_host() {
-    let client = |names: Option<&[&str]>, is_local| ClientIdentity {
-        address: None,
-        is_local,
-        names: names.map(CertificateNames::from_names),
-    };
+    let client =
+        |names: Option<&[&str]>, is_local| ClientIdentity { address: None, is_local, credential: credential(names) };
     let admins = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
     let role_of = |name: &str| match name.split_once('-')? {
         ("gw", _) => Some("gateway"),
@@ -55,12 +57,26 @@ fn commands_are_allowed_to_admins_by_default_all_but_gateways_and_nodes_and_with
 
 #[test]
 fn the_agent_of_a_node_needs_a_certificate_with_the_name_of_the_node() {
-    let client = |names: Option<&[&str]>| ClientIdentity {
-        names: names.map(CertificateNames::from_names),
-        ..ClientIdentity::default()
-    };
+    let client = |names: Option<&[&str]>| ClientIdentity { credential: credential(names), ..ClientIdentity::default() };
     assert!(client(Some(&["x", "n-1"])).authorize_node("n-1").is_ok() && client(None).authorize_node("n-1").is_ok());
     let error = client(Some(&["n-1"])).authorize_node("n-2").unwrap_err();
     assert_eq!(error.code(), tonic::Code::PermissionDenied);
     assert!(error.message().contains("not for node n-2"), "{error}");
+}
+
+#[test]
+fn a_client_with_a_token_is_the_agent_of_its_node_and_one_with_nothing_is_nobody() {
+    let client = |credential| ClientIdentity { address: None, is_local: true, credential };
+    let (agent, nobody) = (client(Credential::NodeToken("n-1".into())), client(Credential::Missing));
+    assert!(agent.authorize_node("n-1").is_ok());
+    let error = agent.authorize_node("n-2").unwrap_err();
+    assert!(error.message().contains("a pod on node n-1, not on n-2"), "{error}");
+    for client in [&agent, &nobody] {
+        assert!(!client.has_certificate());
+        assert!(client.authorize_gateway("n-1").is_err() && client.authorize_gateway("").is_err());
+        for admins in [vec![], vec!["n-1".to_owned(), String::new()]] {
+            assert!(client.authorize_command(&admins, |_| None).is_err(), "not even on the server's own host");
+        }
+    }
+    assert!(nobody.authorize_node("n-1").is_err() && nobody.authorize_node("").is_err());
 }

@@ -26,11 +26,12 @@ use vipgate_policy::compiler::{GatewayLocality, Placement};
 mod nodes;
 
 use super::*;
-use crate::config::{PolicyServer, Tls};
+use crate::config::{KubernetesSource, NodeTokens, PolicyServer, Tls};
 use crate::listener::{ConnectionLimiter, Limits, RejectReason};
 use crate::policyd::listen::{self, Certificates};
 use crate::policyd::membership;
 use crate::policyd::meter::MeterLayer;
+use crate::policyd::node_token::{NodeTokenLayer, TokenVerifier};
 use crate::policyd::registry::{NameInUse, Process};
 use crate::xds::client::{Client, ClientEvent, ServerStatus, Target, open_channel};
 use crate::xds::fixtures::pki::{Authority, Identity};
@@ -38,6 +39,7 @@ use crate::xds::fixtures::sample_placement;
 use crate::xds::proto::membership_client::MembershipClient;
 use crate::xds::proto::{Heartbeat, WatchRequest};
 use crate::xds::resource::Kind;
+use crate::xds::tls::ClientCertificates;
 
 /// Timeout of everything, with a wide margin for slow machines.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -61,6 +63,15 @@ impl Server {
     }
 
     fn with_budget(ca: Option<&Authority>, budget: Budget) -> Self {
+        Self::with(ca, budget, None)
+    }
+
+    /// Whose clients may have a token in place of a certificate.
+    fn with_tokens(ca: &Authority, verifier: TokenVerifier) -> Self {
+        Self::with(Some(ca), Budget::default(), Some(Arc::new(verifier)))
+    }
+
+    fn with(ca: Option<&Authority>, budget: Budget, verifier: Option<Arc<TokenVerifier>>) -> Self {
         let listener = listen::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
         let address = listener.local_addr().unwrap();
         let (publish, published) = watch::channel(Publication::default().next(Arc::default()).map(Arc::new));
@@ -76,8 +87,11 @@ impl Server {
             rejections: rejections.clone(),
             budget: budget.clone(),
         };
+        let client_certificates =
+            if verifier.is_some() { ClientCertificates::Optional } else { ClientCertificates::Required };
         let router = Tonic::builder()
             .layer(MeterLayer(budget))
+            .layer(NodeTokenLayer { verifier, stats: stats.clone(), rejections: rejections.clone() })
             .add_service(AggregatedDiscoveryServiceServer::new(service.clone()))
             .add_service(membership::server(membership, stats.clone(), rejections.clone()));
         let scheme = match ca {
@@ -93,7 +107,7 @@ impl Server {
                 let incoming = listen::accept_tls(
                     listener,
                     room.clone(),
-                    Arc::new(Certificates::read(files).unwrap()),
+                    Arc::new(Certificates::read(files, client_certificates).unwrap()),
                     (stats, rejections),
                 );
                 tokio::spawn(router.serve_with_incoming(ReceiverStream::new(incoming)));

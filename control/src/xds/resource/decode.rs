@@ -320,6 +320,7 @@ fn overlay_node(name: &str, message: &proto::OverlayNode) -> Result<NodeSpec, Re
         address: SocketAddr::new(parse_address("address", &message.address)?, port),
         vni: message.vni,
         mac: mac.ok_or_else(|| field_error("mac", "is not a unicast MAC address"))?,
+        verify_mac: message.verify_mac,
         prefixes: parse_prefixes("prefixes", &message.prefixes)?,
     })
 }

@@ -212,6 +212,7 @@ pub fn overlay_node(node: &NodeSpec) -> (Key, Content) {
         vni: node.vni,
         mac: node.mac.to_vec(),
         prefixes: node.prefixes.iter().map(ToString::to_string).collect(),
+        verify_mac: node.verify_mac,
     };
     resource(Kind::OverlayNode, node.name.clone(), &message)
 }

@@ -5,7 +5,9 @@ use std::path::Path;
 use x509_parser::parse_x509_certificate;
 use x509_parser::time::ASN1Time;
 
-use super::{CertificateNames, TlsError, certificates, client_config, private_key, roots, server_config};
+use super::{
+    CertificateNames, ClientCertificates, TlsError, certificates, client_config, private_key, roots, server_config,
+};
 
 /// The side of a connection that uses the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +26,7 @@ impl Side {
     pub fn check(self, ca: Option<&Path>, identity: Option<(&Path, &Path)>) -> Result<(), TlsError> {
         match (self, identity) {
             (Self::Client, _) => client_config(ca, identity).map(drop),
-            (Self::Server, Some((cert, key))) => server_config(ca, cert, key).map(drop),
+            (Self::Server, Some((cert, key))) => server_config(ca, ClientCertificates::Required, cert, key).map(drop),
             (Self::Server, None) => Ok(()),
         }
     }

@@ -4,7 +4,8 @@ use vipgate_dataplane::policy::spec::NodeSpec;
 
 use super::*;
 
-const AGENTS: Options = Options { tenancy: Tenancy::Open, node_agents: Some(NodeAgents { port: 8473, vni: 7 }) };
+const AGENTS: Options =
+    Options { tenancy: Tenancy::Open, node_agents: Some(NodeAgents { port: 8473, vni: 7, secret: None }) };
 
 /// A Node with these addresses (`type address`) and fields of its spec.
 fn node(name: &str, addresses: &[&str], spec: &str) -> String {
@@ -180,4 +181,28 @@ fn a_node_stays_the_same_allocation_until_it_or_its_pods_differ() {
     documents.push(parsed(&service("s", "", 80, &[])));
     let third = compiler.compile(&documents).placement;
     assert!(Arc::ptr_eq(&second.agents, &third.agents));
+}
+
+#[test]
+fn with_a_secret_each_node_has_a_mac_address_of_its_own_that_every_server_derives() {
+    let documents =
+        [node("n1", &["InternalIP 192.0.2.1"], "podCIDR: 10.244.1.0/24"), node("n2", &["InternalIP 192.0.2.2"], "")];
+    let macs = |secret: &str| {
+        let agents = NodeAgents { port: 8473, vni: 7, secret: Some(TunnelSecret::new(secret.as_bytes())) };
+        let options = Options { node_agents: Some(agents), ..AGENTS };
+        let got = compile_for(options, &objects(&documents.join("---\n")));
+        assert!(got.placement.nodes.iter().all(|node| node.verify_mac));
+        let agents: Vec<[u8; 6]> = got.placement.agents.iter().map(|agent| agent.tunnel.mac).collect();
+        let nodes: Vec<[u8; 6]> = got.placement.nodes.iter().map(|node| node.mac).collect();
+        assert_eq!(nodes, agents, "a node is told its own");
+        nodes
+    };
+    let (one, other) = (macs("0123456789abcdef"), macs("0123456789abcdeg"));
+    assert_eq!(one, macs("0123456789abcdef"));
+    let distinct: std::collections::BTreeSet<_> = one.iter().chain(&other).collect();
+    assert_eq!(distinct.len(), 4);
+    // Unicast, and locally administered.
+    assert!(distinct.iter().all(|mac| mac[0] & 0b11 == 0b10), "{distinct:02x?}");
+    let debug = format!("{:?}", TunnelSecret::new(b"0123456789abcdef"));
+    assert_eq!(debug, "TunnelSecret", "it isn't printed");
 }

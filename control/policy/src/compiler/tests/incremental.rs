@@ -259,7 +259,7 @@ fn an_incremental_compilation_equals_a_new_one() {
     let steps = prop::collection::vec(prop::collection::vec(edit(), 0..3), 1..24);
     let first = prop::bool::weighted(0.7).prop_map(|has_first| if has_first { first_documents() } else { Vec::new() });
     let tenancies = prop::sample::select(vec![Tenancy::Strict, Tenancy::Open]);
-    let agents = prop::option::of(Just(NodeAgents { port: 8473, vni: 7 }));
+    let agents = prop::option::of(Just(NodeAgents { port: 8473, vni: 7, secret: None }));
     property(
         ProptestConfig::with_cases(384),
         &(first, steps, tenancies, agents),

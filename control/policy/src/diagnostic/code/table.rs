@@ -153,6 +153,11 @@ codes! {
          its pod. Set `kubeconfig`, too, or remove `context`.",
         "policyd.yaml": "source: {kubernetes: {context: lab}}"
             => "source: {kubernetes: {kubeconfig: /etc/vipgate/kubeconfig, context: lab}}";
+    TokensWithoutVerification = 217, "Tokens can't be verified",
+        "The Kubernetes API says whose a service account's token is, so it must be the source. And without `tls.ca` the \
+         server verifies no client, so a token would prove nothing. Set both, or remove `tokens`.",
+        "policyd.yaml": "node_agents: {tokens: {namespace: vipgate, service_account: vipgate-node}}"
+            => "node_agents: {}";
 
     // VG03xx: manifests, each by itself.
     NotAnObject = 301, "Not a Kubernetes object",

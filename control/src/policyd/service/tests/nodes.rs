@@ -56,3 +56,64 @@ async fn a_node_is_registered_apart_from_gateways_and_excludes_other_processes_o
     assert!(open(&server, of_agent("n1", 2, Kind::NodePolicy, &["n1"])).await.is_ok());
     assert!(gateway.status.load().connected);
 }
+
+/// A client that has shown no certificate, with this token.
+async fn open_with_token(
+    server: &Server,
+    ca: &Authority,
+    token: Option<&str>,
+    request: DeltaDiscoveryRequest,
+) -> Result<Streaming<DeltaDiscoveryResponse>, Status> {
+    let folder = tempfile::tempdir().unwrap();
+    let config = PolicyServer { ca: Some(ca.ca()), ..server.client_config(None, &folder) };
+    let target = crate::xds::client::TargetList::new(&config).next().await;
+    let (channel, _) = open_channel(&config, &target).await.unwrap();
+    let (sender, requests) = mpsc::channel(1);
+    sender.send(request).await.unwrap();
+    let mut request = tonic::Request::new(ReceiverStream::new(requests));
+    if let Some(token) = token {
+        request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
+    }
+    let mut client = AggregatedDiscoveryServiceClient::new(channel);
+    let response = client.delta_aggregated_resources(request).await;
+    // The stream has to stay open.
+    std::mem::forget(sender);
+    response.map(tonic::Response::into_inner)
+}
+
+#[tokio::test]
+async fn with_a_token_in_place_of_a_certificate_a_client_is_the_agent_of_its_node_and_nothing_else() {
+    let ca = Authority::new("ca");
+    let tokens = NodeTokens { namespace: "v".into(), service_account: "node".into(), audience: "vipgate".into() };
+    let verifier = TokenVerifier::new(tokens, KubernetesSource::default());
+    verifier.accept("of.node.1", "n1");
+    let server = Server::with_tokens(&ca, verifier);
+    let agent = |node: &str| of_agent(node, 1, Kind::NodePolicy, &[node]);
+    let gateway = DeltaDiscoveryRequest {
+        node: Some(Node { id: "n1".to_owned(), ..Node::default() }),
+        type_url: Kind::Vip.type_url().to_owned(),
+        ..DeltaDiscoveryRequest::default()
+    };
+    let ca = &ca;
+    let refused = async |token: Option<&'static str>, request| {
+        let status = open_with_token(&server, ca, token, request).await.map(drop).unwrap_err();
+        (status.code(), status.message().to_owned())
+    };
+    let (code, reason) = refused(None, agent("n1")).await;
+    assert!(code == Code::PermissionDenied && reason.contains("no certificate, and no token"), "{reason}");
+    let (code, reason) = refused(Some("of.node.1"), agent("n2")).await;
+    assert!(code == Code::PermissionDenied && reason.contains("a pod on node n1, not on n2"), "{reason}");
+    let (code, reason) = refused(Some("of.node.1"), gateway.clone()).await;
+    assert!(code == Code::PermissionDenied && reason.contains("the agent of node n1, not of a gateway"), "{reason}");
+    let (code, reason) = refused(None, gateway).await;
+    assert!(code == Code::PermissionDenied && reason.contains("no certificate"), "{reason}");
+    assert_eq!(refused(Some("nonsense"), agent("n1")).await.0, Code::Unauthenticated);
+    // Nobody verifies it: there is no API server here.
+    assert_eq!(refused(Some("of.node.2"), agent("n2")).await.0, Code::Unavailable);
+    assert!(open_with_token(&server, ca, Some("of.node.1"), agent("n1")).await.is_ok());
+    // Certificates are accepted as ever, and a token adds nothing to one.
+    let own = ca.issue(&["gw-a"]);
+    let member = Gateway::start("gw-a", &server, Some((ca, &own)));
+    member.wait_for(|it| it.connected).await;
+    assert_eq!(server.service.stats.certificate_mismatches.get(), 6);
+}

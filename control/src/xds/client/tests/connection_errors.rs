@@ -6,7 +6,7 @@ use std::thread;
 use super::server::free_port;
 use super::*;
 use crate::xds::fixtures::pki::Authority;
-use crate::xds::tls;
+use crate::xds::tls::{self, ClientCertificates};
 
 /// The error of a client that can't connect to a server.
 async fn error(server: PolicyServer) -> String {
@@ -84,7 +84,8 @@ async fn tls_on_only_one_side_is_reported() {
     let secure = PolicyServer { url: secure.url.replace("http:", "https:"), ..secure };
     let message = error(secure).await;
     assert!(message.contains("received corrupt message"), "{message}");
-    let tls_server = Server::start_tls(tls::server_config(None, &own.cert, &own.key).unwrap());
+    let tls_server =
+        Server::start_tls(tls::server_config(None, ClientCertificates::Required, &own.cert, &own.key).unwrap());
     let message = error(plain_server(tls_server.port, dir.path())).await;
     let expected = ["the server expects TLS: the url must begin with https://", "closed", "reset"];
     assert!(expected.iter().any(|part| message.contains(part)), "{message}");
@@ -94,7 +95,9 @@ async fn tls_on_only_one_side_is_reported() {
 async fn rejected_certificates_are_reported() {
     let (dir, ca, other) = (tempfile::tempdir().unwrap(), Authority::new("ca"), Authority::new("other"));
     let own = ca.issue(&["127.0.0.1"]);
-    let server = Server::start_tls(tls::server_config(Some(&ca.ca()), &own.cert, &own.key).unwrap());
+    let server = Server::start_tls(
+        tls::server_config(Some(&ca.ca()), ClientCertificates::Required, &own.cert, &own.key).unwrap(),
+    );
     let with = |host: &str, trusted: &Authority, issuer: Option<&Authority>| {
         let identity = issuer.map(|it| it.issue(&["g1"]));
         let (cert, key) = identity.map(|it| (it.cert, it.key)).unzip();
@@ -128,7 +131,9 @@ async fn rejected_certificates_are_reported() {
 async fn a_renewed_certificate_is_used_for_the_next_connection() {
     let (dir, ca, other) = (tempfile::tempdir().unwrap(), Authority::new("ca"), Authority::new("other"));
     let own = ca.issue(&["127.0.0.1"]);
-    let mut server = Server::start_tls(tls::server_config(Some(&ca.ca()), &own.cert, &own.key).unwrap());
+    let mut server = Server::start_tls(
+        tls::server_config(Some(&ca.ca()), ClientCertificates::Required, &own.cert, &own.key).unwrap(),
+    );
     let identity = other.issue(&["g1"]);
     let url = format!("https://127.0.0.1:{}", server.port);
     let (cert, key) = (Some(identity.cert.clone()), Some(identity.key.clone()));

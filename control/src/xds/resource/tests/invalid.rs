@@ -51,6 +51,7 @@ fn node() -> proto::OverlayNode {
         vni: 1,
         mac: vec![2, 0, 0, 0, 0, 1],
         prefixes: vec!["10.1.0.0/24".to_owned()],
+        verify_mac: false,
     }
 }
 

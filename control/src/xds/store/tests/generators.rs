@@ -182,7 +182,14 @@ fn node(peer: &Peer) -> NodeSpec {
     let zone = peer.zone.len() as u32 + u32::from(peer.zone.as_bytes().last().copied().unwrap_or_default());
     let address = IpAddr::from([10, 9, 0, peer.name.as_bytes().last().copied().unwrap_or_default()]);
     let prefixes = vec![IpNet::from(address)];
-    NodeSpec { name: peer.name.clone(), address: (address, 8472).into(), vni: zone, mac: [2; 6], prefixes }
+    NodeSpec {
+        name: peer.name.clone(),
+        address: (address, 8472).into(),
+        vni: zone,
+        mac: [2; 6],
+        verify_mac: false,
+        prefixes,
+    }
 }
 
 impl ServerPolicy {

@@ -6,7 +6,7 @@ use super::*;
 
 /// The errors of a server and of a client with this identity.
 fn errors(ca: &Path, identity: &Identity) -> [String; 2] {
-    let server = server_config(Some(ca), &identity.cert, &identity.key).unwrap_err();
+    let server = server_config(Some(ca), ClientCertificates::Required, &identity.cert, &identity.key).unwrap_err();
     let client = client_config(Some(ca), Some(identity.paths())).unwrap_err();
     [server.to_string(), client.to_string()]
 }
@@ -59,7 +59,7 @@ fn an_error_names_the_ca_file() {
     ];
     for (ca, expected) in cases {
         for message in [
-            server_config(Some(&ca), &own.cert, &own.key).unwrap_err().to_string(),
+            server_config(Some(&ca), ClientCertificates::Required, &own.cert, &own.key).unwrap_err().to_string(),
             client_config(Some(&ca), None).unwrap_err().to_string(),
         ] {
             assert!(message.starts_with(&format!("{}: ", ca.display())), "{message}");

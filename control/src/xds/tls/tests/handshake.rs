@@ -55,7 +55,7 @@ impl Outcome {
 /// A server with the certificate `own` that requires clients to have one signed by `ca`, if any.
 fn server_with(own: &Identity, ca: Option<&Authority>) -> ServerConfig {
     let ca = ca.map(Authority::ca);
-    server_config(ca.as_deref(), &own.cert, &own.key).unwrap()
+    server_config(ca.as_deref(), ClientCertificates::Required, &own.cert, &own.key).unwrap()
 }
 
 /// A client that trusts `ca`, with the certificate `own`, if any.

@@ -21,7 +21,14 @@ const NODES: [&str; 2] = ["n1", "n2"];
 fn tunnel(name: &str) -> NodeSpec {
     let last = name.as_bytes()[name.len() - 1];
     let prefixes = vec![format!("10.244.{last}.0/24").parse().unwrap()];
-    NodeSpec { name: name.into(), address: ([192, 0, 2, last], 8473).into(), vni: 7, mac: [2; 6], prefixes }
+    NodeSpec {
+        name: name.into(),
+        address: ([192, 0, 2, last], 8473).into(),
+        vni: 7,
+        mac: [2; 6],
+        verify_mac: false,
+        prefixes,
+    }
 }
 
 fn agent(name: &str, pods: impl IntoIterator<Item = (IpAddr, Arc<str>)>) -> Arc<AgentNode> {

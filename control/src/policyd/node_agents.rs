@@ -1,0 +1,64 @@
+//! The agents of nodes: the secret of their tunnels' MAC addresses, from its file, and who verifies their tokens.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use vipgate_policy::compiler::{NodeAgents, TunnelSecret};
+
+use crate::command_error::CommandError;
+use crate::config::{NodeAgentsConfig, PolicydConfig, PolicydSource};
+use crate::policyd::node_token::TokenVerifier;
+use crate::text_file::read_regular;
+
+/// Minimum length of the secret, bytes: 128 bits, if they are random.
+const MIN_SECRET_BYTES: usize = 16;
+
+/// The options of the compiler.
+///
+/// # Errors
+/// The secret can't be read, or is too short.
+pub(super) fn options(config: &NodeAgentsConfig) -> Result<NodeAgents, CommandError> {
+    let secret = config.tunnel_secret.as_deref().map(read_secret).transpose();
+    let secret = secret.map_err(|reason| CommandError::usage(reason).context("node_agents.tunnel_secret"))?;
+    Ok(config.options(secret))
+}
+
+/// The verifier of agents' tokens, if they are accepted.
+pub(super) fn token_verifier(config: &PolicydConfig) -> Option<Arc<TokenVerifier>> {
+    let PolicydSource::Kubernetes(source) = &config.source else { return None };
+    let tokens = config.node_agents.as_ref()?.tokens.clone()?;
+    Some(Arc::new(TokenVerifier::new(tokens, source.clone())))
+}
+
+fn read_secret(path: &Path) -> Result<TunnelSecret, String> {
+    let failed = |reason: String| format!("{}: {reason}", path.display());
+    let bytes = read_regular(path).map_err(|error| failed(format!("can't be read: {error}")))?;
+    // An editor's newline at the end must not tell servers apart.
+    let secret = bytes.trim_ascii_end();
+    if secret.len() < MIN_SECRET_BYTES {
+        let reason = format!("has {} bytes, and needs at least {MIN_SECRET_BYTES} random ones", secret.len());
+        return Err(failed(reason));
+    }
+    Ok(TunnelSecret::new(secret))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_secret_needs_sixteen_bytes_and_its_last_newline_does_not_count() {
+        let directory = tempfile::tempdir().unwrap();
+        let read = |content: &str| {
+            let path = directory.path().join("secret");
+            fs::write(&path, content).unwrap();
+            read_secret(&path)
+        };
+        assert_eq!(read("0123456789abcdef").unwrap(), read("0123456789abcdef\n").unwrap());
+        assert_ne!(read("0123456789abcdef").unwrap(), read("0123456789abcdeg").unwrap());
+        assert!(read("0123456789abcde\n").unwrap_err().ends_with("has 15 bytes, and needs at least 16 random ones"));
+        assert!(read_secret(&directory.path().join("none")).unwrap_err().contains("can't be read"));
+    }
+}

@@ -1,0 +1,88 @@
+//! Which node's agent a token is of: cases of reviews and pods.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::authentication::v1::{TokenReviewStatus, UserInfo};
+use k8s_openapi::api::core::v1::PodSpec;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::*;
+
+const ACCOUNT: (&str, &str) = ("vipgate", "vipgate-node");
+const POD: [(&str, &str); 2] =
+    [("authentication.kubernetes.io/pod-name", "agent-x"), ("authentication.kubernetes.io/pod-uid", "uid-1")];
+
+fn review(username: &str, audiences: &[&str], extra: &[(&str, &str)]) -> TokenReviewStatus {
+    let extra: BTreeMap<_, _> = extra.iter().map(|(name, value)| (name.to_string(), vec![value.to_string()])).collect();
+    let user = UserInfo { username: Some(username.to_owned()), extra: Some(extra), ..UserInfo::default() };
+    let audiences = Some(audiences.iter().map(ToString::to_string).collect());
+    TokenReviewStatus { authenticated: Some(true), audiences, user: Some(user), error: None }
+}
+
+fn judge(status: &TokenReviewStatus) -> Result<Bearer, String> {
+    bearer(status, ACCOUNT, "vipgate")
+}
+
+#[test]
+fn a_token_of_the_agents_account_for_this_audience_is_that_of_its_pods_node() {
+    let agent = "system:serviceaccount:vipgate:vipgate-node";
+    let with_node = [POD[0], POD[1], ("authentication.kubernetes.io/node-name", "node-1")];
+    assert_eq!(judge(&review(agent, &["vipgate"], &with_node)), Ok(Bearer::Node("node-1".to_owned())));
+    let pod = Bearer::Pod { name: "agent-x".to_owned(), uid: "uid-1".to_owned() };
+    assert_eq!(judge(&review(agent, &["other", "vipgate"], &POD)), Ok(pod));
+    for (status, reason) in [
+        (review("system:serviceaccount:vipgate:default", &["vipgate"], &with_node), "is that of system:serviceaccount"),
+        (review("system:serviceaccount:other:vipgate-node", &["vipgate"], &with_node), "is that of"),
+        (review("vipgate-node", &["vipgate"], &with_node), "is that of vipgate-node"),
+        (review(agent, &["https://kubernetes.default.svc"], &with_node), "isn't for the audience vipgate"),
+        (review(agent, &[], &with_node), "isn't for the audience"),
+        (review(agent, &["vipgate"], &POD[..1]), "isn't bound to a pod"),
+        (review(agent, &["vipgate"], &[("authentication.kubernetes.io/node-name", "")]), "isn't bound to a pod"),
+        (TokenReviewStatus { authenticated: None, ..review(agent, &["vipgate"], &with_node) }, "doesn't accept"),
+        (TokenReviewStatus { authenticated: Some(false), ..review(agent, &["vipgate"], &with_node) }, "doesn't accept"),
+        (TokenReviewStatus { user: None, ..review(agent, &["vipgate"], &with_node) }, "nobody's"),
+    ] {
+        let got = judge(&status).unwrap_err();
+        assert!(got.contains(reason), "{got:?} for {reason:?}");
+    }
+}
+
+#[test]
+fn the_pod_must_be_the_one_that_the_token_was_made_for() {
+    let pod = |uid: &str, node: Option<&str>| Pod {
+        metadata: ObjectMeta { uid: Some(uid.to_owned()), ..ObjectMeta::default() },
+        spec: Some(PodSpec { node_name: node.map(str::to_owned), ..PodSpec::default() }),
+        ..Pod::default()
+    };
+    let judge = |pod: Option<Pod>| node_of_pod(pod.as_ref(), "agent-x", "uid-1");
+    assert_eq!(judge(Some(pod("uid-1", Some("node-1")))).as_deref(), Ok("node-1"));
+    for gone in [None, Some(pod("uid-2", Some("node-1")))] {
+        assert!(judge(gone).unwrap_err().contains("which is gone"));
+    }
+    for nowhere in [None, Some("")] {
+        assert!(judge(Some(pod("uid-1", nowhere))).unwrap_err().contains("on no node"));
+    }
+}
+
+#[tokio::test]
+async fn decisions_hold_for_a_while_and_are_bounded() {
+    let tokens = NodeTokens { namespace: "n".into(), service_account: "s".into(), audience: "vipgate".into() };
+    let verifier = TokenVerifier::new(tokens, KubernetesSource::default());
+    let token = "a.b.c";
+    let hash = hash(token);
+    verifier.decide(hash, Ok("node-1".into()), ACCEPTED_FOR);
+    assert_eq!(&*verifier.node(token).await.unwrap(), "node-1", "without a request: there is no API server");
+    verifier.decide(hash, Err("expired".into()), REJECTED_FOR);
+    assert_eq!(verifier.node(token).await.unwrap_err().code(), tonic::Code::Unauthenticated);
+    verifier.decide(hash, Ok("node-1".into()), Duration::ZERO);
+    assert_eq!(verifier.node(token).await.unwrap_err().code(), tonic::Code::Unavailable);
+    for malformed in ["", "abc", "a.b.c.d", &"a.b.".repeat(MAX_TOKEN_BYTES)] {
+        assert_eq!(verifier.node(malformed).await.unwrap_err().code(), tonic::Code::Unauthenticated);
+    }
+    for n in 0..3 * MAX_DECISIONS as u64 {
+        let mut hash = TokenHash::default();
+        hash[..8].copy_from_slice(&n.to_be_bytes());
+        verifier.decide(hash, Err(String::new()), REJECTED_FOR);
+    }
+    assert!(verifier.decisions.lock().unwrap().len() <= MAX_DECISIONS);
+}
