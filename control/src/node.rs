@@ -23,6 +23,7 @@ use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use vipgate_node::agent::{Agent, AgentHandle, Config as AgentConfig, Sources, View};
+use vipgate_node::kernel::Kernel;
 use vipgate_node::marks::{MarkMask, RoutingNumbers};
 use vipgate_node::plan::Settings;
 use vipgate_node::policy::{Cluster, NodePolicy};
@@ -74,6 +75,28 @@ pub fn run(path: &Path) -> Result<(), CommandError> {
         .build()
         .map_err(|error| CommandError::runtime(error).context("cannot start the runtime"))?;
     runtime.block_on(run_agent(config))
+}
+
+/// Removes what an agent has programmed: pods' packets leave as the CNI has it.
+///
+/// # Errors
+/// When the configuration is invalid, an agent runs, or the kernel refuses.
+pub fn detach(path: &Path) -> Result<(), CommandError> {
+    let config = NodeConfig::load(path).map_err(CommandError::usage)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| CommandError::runtime(error).context("cannot start the runtime"))?;
+    runtime.block_on(async {
+        // It would put everything back.
+        if tokio::net::UnixStream::connect(&config.admin.socket).await.is_ok() {
+            let reason = "an agent runs here: stop it first, such as by deleting its DaemonSet";
+            return Err(CommandError::runtime(reason));
+        }
+        let AgentConfig { settings, numbers, nft, .. } = agent_config(&config);
+        let mut kernel = Kernel::open(settings, numbers, nft).map_err(CommandError::runtime)?;
+        kernel.remove().await.map_err(CommandError::runtime)
+    })
 }
 
 async fn run_agent(config: NodeConfig) -> Result<(), CommandError> {
@@ -180,6 +203,7 @@ fn agent_config(config: &NodeConfig) -> AgentConfig {
             first_table: config.routing.first_table,
         },
         nft: config.nft.clone(),
+        sysctls: config.sysctls.clone(),
         mtu: config.tunnel.mtu,
         echo_interval: config.echo_interval,
         indices: indices::read(&config.state),

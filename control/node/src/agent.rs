@@ -80,6 +80,8 @@ pub struct Config {
     pub numbers: RoutingNumbers,
     /// The program `nft`.
     pub nft: PathBuf,
+    /// Directory of the settings of devices: `/proc/sys/net`.
+    pub sysctls: PathBuf,
     /// MTU inside the tunnel; `None`: that of the interface toward the gateways, less the headers.
     pub mtu: Option<u32>,
     /// Interval of echo requests.
@@ -152,6 +154,7 @@ impl Agent {
     /// The kernel can't be programmed.
     pub async fn start(config: Config, sources: Sources) -> Result<(Self, AgentHandle), AgentError> {
         let kernel = Kernel::open(config.settings.clone(), config.numbers, config.nft.clone())?;
+        let kernel = kernel.with_sysctls(config.sysctls.clone());
         let events = Events::open().map_err(AgentError::Events)?;
         let name = config.settings.hold_device.clone();
         let hold = HoldDevice::create(&name).map_err(|source| AgentError::Hold { name, source })?;

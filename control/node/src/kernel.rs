@@ -7,6 +7,7 @@ mod events;
 mod nft;
 mod routes;
 mod rules;
+mod sysctls;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -18,6 +19,7 @@ pub use self::error::KernelError;
 pub use self::events::{ChangeNotice, Events};
 pub use self::nft::Counter;
 use self::nft::Nft;
+use self::sysctls::Sysctls;
 use crate::marks::{Action, RoutingNumbers};
 use crate::plan::{NodePlan, Settings, Steering};
 
@@ -50,6 +52,7 @@ pub struct Kernel {
     handle: Handle,
     connection: JoinHandle<()>,
     nft: Nft,
+    sysctls: Sysctls,
 }
 
 impl Drop for Kernel {
@@ -66,7 +69,14 @@ impl Kernel {
     pub fn open(settings: Settings, numbers: RoutingNumbers, nft: std::path::PathBuf) -> Result<Self, KernelError> {
         let (connection, handle, _) = rtnetlink::new_connection().map_err(KernelError::Netlink)?;
         let connection = tokio::spawn(connection);
-        Ok(Self { settings, numbers, handle, connection, nft: Nft::new(nft) })
+        Ok(Self { settings, numbers, handle, connection, nft: Nft::new(nft), sysctls: Sysctls::default() })
+    }
+
+    /// Sets the directory of the settings of devices. Default: `/proc/sys/net`.
+    #[must_use]
+    pub fn with_sysctls(mut self, directory: std::path::PathBuf) -> Self {
+        self.sysctls = Sysctls(directory);
+        self
     }
 
     /// Programs the kernel: what would let packets pass comes last.
@@ -98,9 +108,10 @@ impl Kernel {
     async fn ensure_devices(&self, plan: &NodePlan, mtu: u32) -> Result<usize, KernelError> {
         let mut changed = 0;
         if let Some(tunnel) = &plan.tunnel {
-            changed += devices::ensure_tunnel(&self.handle, &self.settings.tunnel_device, tunnel, mtu).await?;
+            let name = &self.settings.tunnel_device;
+            changed += devices::ensure_tunnel(&self.handle, name, tunnel, mtu, &self.sysctls).await?;
         }
-        changed += devices::ensure_hold(&self.handle, &self.settings.hold_device).await?;
+        changed += devices::ensure_hold(&self.handle, &self.settings.hold_device, &self.sysctls).await?;
         Ok(changed)
     }
 

@@ -29,6 +29,13 @@ pub(super) enum NodeAction {
     /// Show what is programmed, and whether the kernel agrees
     #[command(after_help = "Example:\n  vipgate node status")]
     Status(NodeArgs),
+    /// Remove what the agent has programmed, once it doesn't run any more: pods' packets leave as the CNI has it
+    #[command(after_help = "Example:\n  vipgate node detach --config /etc/vipgate/node.yaml")]
+    Detach {
+        /// Configuration of the agent
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+    },
     /// Show the node's pods, and where their packets go
     #[command(after_help = "Example:\n  vipgate node endpoints")]
     Endpoints(NodeArgs),
@@ -61,6 +68,7 @@ pub(super) fn run(node: &Node) -> Result<(), CommandError> {
         (None, Some(config)) => node::run(config),
         (None, None) => Err(CommandError::usage("--config FILE is required")),
         (Some(NodeAction::Status(args)), _) => status(args),
+        (Some(NodeAction::Detach { config }), _) => node::detach(config),
         (Some(NodeAction::Endpoints(args)), _) => endpoints(args),
         (Some(NodeAction::Trace { args, pod, destination }), _) => trace(args, pod, destination),
     }

@@ -60,6 +60,11 @@ pub struct NodeConfig {
     #[serde(default = "default_nft")]
     #[schemars(with = "FilePath")]
     pub nft: PathBuf,
+    /// Directory of the kernel's settings for devices. In a container `/proc/sys` is usually read-only: mount the host's
+    /// elsewhere. Default: `/proc/sys/net`.
+    #[serde(default = "default_sysctls")]
+    #[schemars(with = "FilePath")]
+    pub sysctls: PathBuf,
     /// Admin socket. Default: `/run/vipgate/node.sock`.
     #[serde(default = "default_admin")]
     pub admin: Admin,
@@ -167,6 +172,10 @@ fn default_state() -> PathBuf {
 
 fn default_nft() -> PathBuf {
     "nft".into()
+}
+
+fn default_sysctls() -> PathBuf {
+    "/proc/sys/net".into()
 }
 
 fn default_admin() -> Admin {

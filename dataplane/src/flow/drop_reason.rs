@@ -58,7 +58,7 @@ drop_reasons! {
     PeerUnknown = "peer_unknown":
         "A tunnel packet whose source is not a known peer or node, or not on the interface toward it.",
     PeerUnauthenticated = "peer_unauthenticated":
-        "A tunnel packet from a peer's address without a valid authentication tag.",
+        "A tunnel packet from a peer's address without a valid authentication tag, or from a node's without its secret MAC address.",
     LinkFull = "link_full": "The ring to the worker that owns the session is full.",
     TxFull = "tx_full": "The interface's transmit ring is full.",
     RxNoBuffer = "rx_no_buffer": "Lost before a worker received it: the fill ring was empty.",

@@ -187,6 +187,15 @@ impl Node {
         assert!(ready(self) && !exited(self), "{} is not ready; log:\n{}", self.name, self.log());
     }
 
+    /// `vipgate node detach`.
+    ///
+    /// # Errors
+    /// It fails.
+    pub fn detach(&self) -> Result<String, vipgate::lab::Error> {
+        let (program, config) = (binary().display().to_string(), self.folder.join("node.yaml").display().to_string());
+        self.host.output(&[&program, "node", "detach", "--config", &config])
+    }
+
     /// Sends a signal to its agent and waits for its exit.
     pub fn stop(&mut self, signal: &str) {
         let mut agent = self.agent.take().expect("the agent runs");

@@ -151,3 +151,49 @@ fn a_node_takes_tunnel_packets_of_gateways_only() {
     };
     assert!(wait_for(Duration::from_secs(5), counted), "{}", scenario.evidence());
 }
+
+#[test]
+fn without_ipv6_on_the_node_nothing_is_out_of_line() {
+    let mut scenario = Scenario::without_agent("node-v4");
+    scenario.node.host.sysctl("net.ipv6.conf.all.disable_ipv6", 1).unwrap();
+    scenario.node.host.sysctl("net.ipv6.conf.default.disable_ipv6", 1).unwrap();
+    scenario.node.start("");
+    scenario.node.wait_for_pods(4);
+    assert_eq!(query_http(&scenario.covered().host, SERVER[0].parse().unwrap()).unwrap(), L2_VIPS[0]);
+    // Each `status` compares the kernel with the plan.
+    for _ in 0..3 {
+        scenario.check_kernel_agrees();
+    }
+    assert!(!scenario.node.log().contains("kernel_repaired"), "{}", scenario.evidence());
+    assert_eq!(scenario.node.query(&["status"])["kernel"]["repairs"], 0, "{}", scenario.evidence());
+}
+
+#[test]
+fn detached_a_node_forwards_as_before_and_a_running_agent_is_not_detached() {
+    let mut scenario = Scenario::start("node-detach");
+    let (server, host) = (SERVER[0].parse().unwrap(), scenario.node.host.clone());
+    let error = scenario.node.detach().unwrap_err();
+    assert!(error.to_string().contains("an agent runs here"), "{error}");
+    assert_eq!(query_http(&scenario.covered().host, server).unwrap(), L2_VIPS[0]);
+    scenario.node.stop("TERM");
+    assert_eq!(query_http(&scenario.covered().host, server).unwrap(), L2_VIPS[0], "as before: stopped isn't detached");
+    scenario.node.detach().unwrap();
+    for (command, trace) in [
+        (&["nft", "list", "tables"][..], "inet vipgate"),
+        (&["ip", "rule"], "fwmark"),
+        (&["ip", "-6", "rule"], "fwmark"),
+        (&["ip", "route", "show", "table", "all"], "vipgate0"),
+        (&["ip", "link"], "vipgate0"),
+    ] {
+        let output = host.output(command).unwrap();
+        assert!(!output.contains(trace), "{command:?}: {output}");
+    }
+    // By the node's masquerading, where a way back leads to the node.
+    let source = query_http(&scenario.covered().host, neighbor()).unwrap();
+    assert_eq!(source.to_string(), NODE_ADDRESS);
+    // A second time there is nothing to remove.
+    scenario.node.detach().unwrap();
+    scenario.node.start("");
+    scenario.node.wait_for_pods(4);
+    assert_eq!(query_http(&scenario.covered().host, server).unwrap(), L2_VIPS[0]);
+}

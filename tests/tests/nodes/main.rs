@@ -3,5 +3,6 @@
 
 mod closed;
 mod failover;
+mod forged;
 mod scenario;
 mod steering;

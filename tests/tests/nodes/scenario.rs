@@ -1,6 +1,7 @@
 //! A cluster with two gateways and a node: a covered pod, one without a policy, and one that no manifest names.
 
 use std::fmt::Write as _;
+use std::fs;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -12,9 +13,8 @@ use vipgate_tests::wait_for;
 const NEIGHBOR: [&str; 2] = ["10.6.0.10", "fd00:6::10"];
 /// The node's address, which masquerading uses.
 pub(crate) const NODE_ADDRESS: &str = "10.5.1.1";
-/// Of policyd.yaml: nodes have agents, and the cluster is known.
-pub(crate) const POLICYD: &str = "node_agents: {}\npod_cidrs: [10.244.0.0/16, \"fd00:244::/32\"]\n\
-                                  service_cidrs: [10.96.0.0/12]\nuncovered: pass";
+/// The rest of policyd.yaml: the cluster is known.
+const CLUSTER: &str = "pod_cidrs: [10.244.0.0/16, \"fd00:244::/32\"]\nservice_cidrs: [10.96.0.0/12]\nuncovered: pass";
 
 /// A running scenario.
 pub(crate) struct Scenario {
@@ -46,7 +46,9 @@ impl Scenario {
         reflector::start(&neighbor_host, &NEIGHBOR);
         let text = manifests(&node, &[(&node.pods[0], "tenant-b"), (&node.pods[1], "other")]);
         cluster.write_policy("node-1.yaml", &text);
-        cluster.start_policyd(POLICYD);
+        let secret = cluster.folder.path().join("tunnel.secret");
+        fs::write(&secret, format!("{tag}: only the servers know this\n")).unwrap();
+        cluster.start_policyd(&format!("node_agents: {{tunnel_secret: {}}}\n{CLUSTER}", secret.display()));
         for (index, gateway) in cluster.gateways.iter_mut().enumerate() {
             gateway.spawn(&Cluster::overlay_config(index + 1));
         }

@@ -12,6 +12,7 @@ use rtnetlink::packet_route::route::RouteAttribute;
 use rtnetlink::{Handle, LinkUnspec, LinkVxlan, RouteMessageBuilder};
 
 use super::error::{KernelError, is_errno};
+use super::sysctls::Sysctls;
 use crate::policy::TunnelEndpoint;
 use crate::tunnel::{DEVICE_V4, NEXT_HOP_MAC, NEXT_HOP_V4, NEXT_HOP_V6};
 
@@ -21,6 +22,7 @@ pub(super) async fn ensure_tunnel(
     name: &str,
     own: &TunnelEndpoint,
     mtu: u32,
+    sysctls: &Sysctls,
 ) -> Result<usize, KernelError> {
     let mut changed = 0;
     let mut link = find(handle, name).await?;
@@ -42,16 +44,16 @@ pub(super) async fn ensure_tunnel(
     let has_mac = |link: &LinkMessage| link.attributes.contains(&LinkAttribute::Address(own.mac.to_vec()));
     if !link.as_ref().is_some_and(|link| is_up(link) && has_mtu(link) && has_mac(link)) {
         // Without an address of its own the kernel would announce one of each family.
-        write_setting(name, "ipv6", "addr_gen_mode", "1")?;
+        sysctls.write(name, "ipv6", "addr_gen_mode", "1")?;
         let change = LinkUnspec::new_with_index(index).mtu(mtu).address(own.mac.to_vec()).up().build();
         handle.link().set(change).execute().await.map_err(failed("changing", name))?;
         changed += 1;
     }
-    changed += ensure_forwarding(handle, name, index, DEVICE_V4).await?;
+    changed += ensure_forwarding(handle, name, index, sysctls).await?;
     for (family, hop) in [(false, IpAddr::from(NEXT_HOP_V4)), (true, IpAddr::from(NEXT_HOP_V6))] {
         let request = handle.neighbours().add(index, hop).link_layer_address(&NEXT_HOP_MAC);
         match request.state(NeighbourState::Permanent).replace().execute().await {
-            Err(_) if family && !has_ipv6(name) => {}
+            Err(_) if family && !sysctls.has_ipv6(name) => {}
             result => result.map_err(failed("adding the next hop of", name))?,
         }
     }
@@ -59,30 +61,30 @@ pub(super) async fn ensure_tunnel(
 }
 
 /// Brings the device of held packets in line, if it is there; how many changes that took.
-pub(super) async fn ensure_hold(handle: &Handle, name: &str) -> Result<usize, KernelError> {
+pub(super) async fn ensure_hold(handle: &Handle, name: &str, sysctls: &Sysctls) -> Result<usize, KernelError> {
     let Some(link) = find(handle, name).await? else { return Ok(0) };
     let index = link.header.index;
     let mut changed = 0;
     if !link.header.flags.contains(LinkFlags::Up) {
-        write_setting(name, "ipv6", "addr_gen_mode", "1")?;
+        sysctls.write(name, "ipv6", "addr_gen_mode", "1")?;
         let change = LinkUnspec::new_with_index(index).up().build();
         handle.link().set(change).execute().await.map_err(failed("changing", name))?;
         changed += 1;
     }
-    Ok(changed + ensure_forwarding(handle, name, index, DEVICE_V4).await?)
+    Ok(changed + ensure_forwarding(handle, name, index, sysctls).await?)
 }
 
 /// Lets packets with any source in, and forwards them: replies come from everywhere, and the way back to a remote isn't
 /// this device. The address is only there because the reverse path filter drops everything without one.
-async fn ensure_forwarding(handle: &Handle, name: &str, index: u32, own: Ipv4Addr) -> Result<usize, KernelError> {
-    let mut changed = 0;
+async fn ensure_forwarding(handle: &Handle, name: &str, index: u32, sysctls: &Sysctls) -> Result<usize, KernelError> {
+    let (mut changed, own) = (0, DEVICE_V4);
     for (family, setting, value) in [
         ("ipv4", "rp_filter", "2"),
         ("ipv4", "forwarding", "1"),
         ("ipv6", "forwarding", "1"),
         ("ipv6", "accept_ra", "0"),
     ] {
-        changed += usize::from(write_setting(name, family, setting, value)?);
+        changed += usize::from(sysctls.write(name, family, setting, value)?);
     }
     let mut addresses = handle.address().get().set_link_index_filter(index).execute();
     let mut is_there = false;
@@ -165,21 +167,6 @@ pub(super) async fn mtu_toward(handle: &Handle, address: IpAddr) -> Result<Optio
         LinkAttribute::Mtu(mtu) => Some(*mtu),
         _ => None,
     }))
-}
-
-fn has_ipv6(device: &str) -> bool {
-    std::path::Path::new(&format!("/proc/sys/net/ipv6/conf/{device}")).exists()
-}
-
-/// Writes a setting of a device unless it has this value; whether it was another one. Where there is no IPv6, it has no
-/// settings.
-fn write_setting(device: &str, family: &str, setting: &str, value: &str) -> Result<bool, KernelError> {
-    let path = format!("/proc/sys/net/{family}/conf/{device}/{setting}");
-    match std::fs::read_to_string(&path) {
-        Ok(current) if current.trim() == value => Ok(false),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound && family == "ipv6" => Ok(false),
-        _ => std::fs::write(&path, value).map(|()| true).map_err(|source| KernelError::Setting { path, source }),
-    }
 }
 
 fn failed(action: &'static str, device: &str) -> impl FnOnce(rtnetlink::Error) -> KernelError {

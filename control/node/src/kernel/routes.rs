@@ -148,12 +148,14 @@ pub(super) async fn ensure(
             }
         }
     }
-    let changed = missing.len() + stale.len();
+    let mut changed = missing.len() + stale.len();
     // A table never is without a route if it has one before and after.
     for route in &missing {
         match handle.route().add(route.message()).replace().execute().await {
             // IPv6 is disabled.
-            Err(error) if route.is_ipv6 && (is_errno(&error, libc::EACCES) || is_errno(&error, libc::ENODEV)) => {}
+            Err(error) if route.is_ipv6 && (is_errno(&error, libc::EACCES) || is_errno(&error, libc::ENODEV)) => {
+                changed -= 1;
+            }
             result => result.map_err(KernelError::request(format!("adding {route:?}")))?,
         }
     }

@@ -61,9 +61,9 @@ pub(super) async fn ensure(handle: &Handle, desired: &BTreeSet<Rule>, first: u32
                 stale.push(message);
             }
         }
-        changed += missing.len() + stale.len();
+        changed += stale.len();
         for rule in &missing {
-            add(handle, rule).await?;
+            changed += usize::from(add(handle, rule).await?);
         }
         for message in stale {
             match handle.rule().del(message).execute().await {
@@ -75,7 +75,8 @@ pub(super) async fn ensure(handle: &Handle, desired: &BTreeSet<Rule>, first: u32
     Ok(changed)
 }
 
-async fn add(handle: &Handle, rule: &Rule) -> Result<(), KernelError> {
+/// Adds a rule; whether it is there now.
+async fn add(handle: &Handle, rule: &Rule) -> Result<bool, KernelError> {
     let mut request = handle.rule().add().priority(rule.priority);
     let message = request.message_mut();
     message.header.family = if rule.is_ipv6 { AddressFamily::Inet6 } else { AddressFamily::Inet };
@@ -100,10 +101,10 @@ async fn add(handle: &Handle, rule: &Rule) -> Result<(), KernelError> {
         message.attributes.push(RuleAttribute::Table(table));
     }
     match request.execute().await {
-        Err(error) if is_errno(&error, libc::EEXIST) => Ok(()),
+        Err(error) if is_errno(&error, libc::EEXIST) => Ok(true),
         // IPv6 is disabled.
-        Err(error) if rule.is_ipv6 && is_errno(&error, libc::EAFNOSUPPORT) => Ok(()),
-        result => result.map_err(KernelError::request(format!("adding {rule:?}"))),
+        Err(error) if rule.is_ipv6 && is_errno(&error, libc::EAFNOSUPPORT) => Ok(false),
+        result => result.map(|()| true).map_err(KernelError::request(format!("adding {rule:?}"))),
     }
 }
 
