@@ -36,11 +36,14 @@ READING = {"get", "list", "watch"}
 KINDS = ("egresspolicies", "clusteregresspolicies", "vipgateways", "addresspools", "overlaynodes")
 WRITING = {
     "services/status": {"patch"},
+    "tokenreviews": {"create"},
     "events": {"create", "patch"},
     "leases": {"get", "create", "update"},
     "configmaps": {"get", "create", "update"},
     **{f"{kind}/status": {"patch"} for kind in KINDS},
 }
+# Arguments of `vipgate certificates` with the names of Secrets.
+SECRET_FLAGS = ("--ca", "--server", "--gateways", "--nodes", "--tunnels")
 
 HEADER = """\
 # vipgate in a cluster without Helm: CustomResourceDefinitions, policy server, gateways, and the Job that makes their certificates. Made by
@@ -240,7 +243,7 @@ def made_secrets(documents):
     for workload, spec in pod_templates(documents):
         for container in spec["containers"]:
             flags = [it.partition("=") for it in container.get("args", [])]
-            yield from ((workload["kind"], value) for flag, _, value in flags if flag in ("--ca", "--server", "--gateways"))
+            yield from ((workload["kind"], value) for flag, _, value in flags if flag in SECRET_FLAGS)
 
 
 def references(documents):

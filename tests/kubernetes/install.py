@@ -35,7 +35,10 @@ THREE_GATEWAYS = f"{GATEWAYS}  - {{name: node-3, peerAddress: 192.0.2.13}}\n"
 # Values with certificates of Helm, not of the Job.
 BY_HELM = "tls: {mode: helm}\n"
 # Secrets with certificates: those of the policy server and the gateways, and the CA's.
-SECRETS = ("vipgate-ca", "vipgate-policyd-tls", "vipgate-gateway-tls")
+SECRETS = ("vipgate-ca", "vipgate-policyd-tls", "vipgate-gateway-tls", "vipgate-node-tls")
+# The other one: for the MAC addresses in nodes' tunnels.
+TUNNELS = "vipgate-node-tunnels"
+ALL_SECRETS = (*SECRETS, TUNNELS)
 POLICY = """
 apiVersion: vipgate.io/v1alpha1
 kind: AddressPool
@@ -124,16 +127,16 @@ def certificate(secret, key):
 
 def secrets():
     """All certificates and keys of the release."""
-    return {(name, key): value for name in SECRETS for key, value in api.get("secret", name, NAMESPACE)["data"].items()}
+    return {(name, key): value for name in ALL_SECRETS for key, value in api.get("secret", name, NAMESPACE)["data"].items()}
 
 
 def delete_secrets():
-    api.kubectl("delete", "secret", *SECRETS, "-n", NAMESPACE)
+    api.kubectl("delete", "secret", *ALL_SECRETS, "-n", NAMESPACE)
 
 
 def versions():
     """The resource version of each Secret with certificates."""
-    return {name: api.get("secret", name, NAMESPACE)["metadata"]["resourceVersion"] for name in SECRETS}
+    return {name: api.get("secret", name, NAMESPACE)["metadata"]["resourceVersion"] for name in ALL_SECRETS}
 
 
 def job_pod(kind="job", changes=()):
@@ -236,6 +239,7 @@ class Releases(unittest.TestCase):
             ("Role", NAMESPACE, "vipgate-certificates"), ("RoleBinding", NAMESPACE, "vipgate-certificates"),
             ("CronJob", NAMESPACE, "vipgate-certificates"), ("Job", NAMESPACE, job_pod().name),
             ("Secret", NAMESPACE, "sh.helm.release.v1.vipgate.v1"),
+            ("DaemonSet", NAMESPACE, "vipgate-node"), ("ConfigMap", NAMESPACE, "vipgate-node"), ("ServiceAccount", NAMESPACE, "vipgate-node"),
             ("ClusterRole", "<none>", "vipgate-policyd"), ("ClusterRoleBinding", "<none>", "vipgate-policyd"),
             ("Role", NAMESPACE, "vipgate-policyd-leader"), ("RoleBinding", NAMESPACE, "vipgate-policyd-leader"),
             *(("VipGateway", "<none>", name) for name, _ in NODES),
@@ -328,7 +332,7 @@ class Certificates(unittest.TestCase):
     def tearDown(self):
         if api.helm("list", "--namespace", NAMESPACE, "--short").strip():
             uninstall()
-        api.kubectl("delete", "secret", "--ignore-not-found", *SECRETS, "-n", NAMESPACE)
+        api.kubectl("delete", "secret", "--ignore-not-found", *ALL_SECRETS, "-n", NAMESPACE)
 
     def assert_signed(self, nodes):
         """Each certificate is valid for its names, and for no other gateway's."""
@@ -341,7 +345,8 @@ class Certificates(unittest.TestCase):
         expected = {("vipgate-gateway-tls", f"{node}.{ending}") for node in nodes for ending in ("crt", "key")}
         expected |= {("vipgate-ca", "tls.crt"), ("vipgate-ca", "tls.key")}
         expected |= {("vipgate-policyd-tls", "tls.crt"), ("vipgate-policyd-tls", "tls.key")}
-        expected |= {("vipgate-policyd-tls", "ca.crt"), ("vipgate-gateway-tls", "ca.crt")}
+        expected |= {(name, "ca.crt") for name in SECRETS[1:]}
+        expected |= {(TUNNELS, "secret")}
         self.assertEqual(secrets().keys(), expected)
 
     def test_they_are_made_once_and_upgrades_and_rollbacks_keep_them(self):
@@ -354,7 +359,7 @@ class Certificates(unittest.TestCase):
         first, written = secrets(), versions()
 
         # The other one has the same inputs.
-        self.assertRegex(run_job("cronjob"), r"\Akept CA (.*\nkept certificate){3} .*\n\Z")
+        self.assertRegex(run_job("cronjob"), r"\Akept CA (.*\nkept certificate){3} .*\nkept `secret` of Secret vipgate-node-tunnels\n\Z")
         self.assertEqual(versions(), written, "nothing is written when nothing changes")
 
         job = job_pod().name
@@ -379,7 +384,7 @@ class Certificates(unittest.TestCase):
         self.assertEqual(len(re.findall("(?m)^made certificate .*: the one before ends on ", output)), 3, output)
         third = secrets()
         same = {key for key in first if first[key] == third[key]}
-        self.assertEqual(same, {("vipgate-ca", "tls.crt"), ("vipgate-ca", "tls.key"), *((it, "ca.crt") for it in SECRETS[1:])})
+        self.assertEqual(same, {("vipgate-ca", "tls.crt"), ("vipgate-ca", "tls.key"), (TUNNELS, "secret"), *((it, "ca.crt") for it in SECRETS[1:])})
         self.assert_signed(["node-1", "node-2"])
 
     def test_two_at_once_agree(self):
@@ -396,17 +401,17 @@ class Certificates(unittest.TestCase):
             run_job()
             self.assertEqual(versions(), written)
             uninstall()
-            self.assertEqual(collect_garbage(), set(SECRETS))
+            self.assertEqual(collect_garbage(), set(ALL_SECRETS))
 
     def test_secrets_go_with_the_release_and_change_their_owner_with_the_next(self):
         before = api.objects()
         helm("install")
         run_job()
         first = secrets()
-        owners = [api.get("secret", name, NAMESPACE)["metadata"]["ownerReferences"] for name in SECRETS]
+        owners = [api.get("secret", name, NAMESPACE)["metadata"]["ownerReferences"] for name in ALL_SECRETS]
         uid = api.get("configmap", "vipgate-certificates", NAMESPACE)["metadata"]["uid"]
         expected = [{"apiVersion": "v1", "kind": "ConfigMap", "name": "vipgate-certificates", "uid": uid}]
-        self.assertEqual(owners, [expected] * 3)
+        self.assertEqual(owners, [expected] * len(ALL_SECRETS))
         self.assertEqual(collect_garbage(), set())
 
         # Installed again before they are gone.
@@ -417,16 +422,16 @@ class Certificates(unittest.TestCase):
         self.assertEqual(collect_garbage(), set())
 
         uninstall()
-        self.assertEqual(collect_garbage(), set(SECRETS))
+        self.assertEqual(collect_garbage(), set(ALL_SECRETS))
         self.assertEqual(api.objects(), before)
 
     def test_secrets_of_helm_are_refused_until_it_has_deleted_them(self):
         """From mode helm to mode job: the Job's first pods may run before Helm has deleted its Secrets."""
         helm("install", values=BY_HELM + GATEWAYS)
         first = secrets()
-        manifests = {name: api.get("secret", name, NAMESPACE) for name in SECRETS}
+        manifests = {name: api.get("secret", name, NAMESPACE) for name in ALL_SECRETS}
         helm("upgrade")
-        for name in SECRETS:
+        for name in ALL_SECRETS:
             metadata = manifests[name]["metadata"]
             manifests[name]["metadata"] = {key: metadata[key] for key in ("name", "namespace", "labels", "annotations")}
             api.apply(manifests[name])
@@ -506,7 +511,7 @@ class Certificates(unittest.TestCase):
                     run_job("job", [("--renew-before=30", "--renew-before=365")])
                 set_rules(role["rules"])
                 wait_for("the right is back", lambda: is_allowed(verb, resource, name))
-                api.kubectl("delete", "secret", "--ignore-not-found", *SECRETS, "-n", NAMESPACE)
+                api.kubectl("delete", "secret", "--ignore-not-found", *ALL_SECRETS, "-n", NAMESPACE)
         run_job()
         self.assert_signed(["node-1", "node-2"])
 
@@ -526,6 +531,8 @@ class Rights(unittest.TestCase):
         self.addCleanup(uninstall)
         roles = [api.get("clusterrole", "vipgate-policyd"), api.get("role", "vipgate-policyd-leader", NAMESPACE)]
         rules = [rule for role in roles for rule in role["rules"]]
+        # Taken away by the test of agents, below.
+        tested |= {("authentication.k8s.io", "tokenreviews", "create"), ("", "pods", "get")}
         granted = {(group, resource, verb) for it in rules for group in it["apiGroups"] for resource in it["resources"] for verb in it["verbs"]}
         self.assertEqual(granted, tested)
 
@@ -538,6 +545,8 @@ class Running(unittest.TestCase):
             uninstall()
         for kind in ("egresspolicies", "addresspools", "services", "pods"):
             api.kubectl("delete", kind, "--all", "-n", "tenant-a", "--force", "--grace-period=0")
+        api.kubectl("delete", "pods", "--all", "-n", NAMESPACE, "--force", "--grace-period=0")
+        api.kubectl("delete", "nodes", "--all")
         api.kubectl("delete", "lease", "--all", "-n", NAMESPACE)
         api.kubectl("delete", "configmap", "--ignore-not-found", "vipgate-policyd-membership", "-n", NAMESPACE)
         collect_garbage()
@@ -644,7 +653,7 @@ class Running(unittest.TestCase):
         before = secrets()
         run_job("cronjob", [("--renew-before=30", "--renew-before=365")])
         changed = {key for key, value in secrets().items() if before[key] != value}
-        self.assertEqual({name for name, _ in changed}, set(SECRETS[1:]))
+        self.assertEqual({name for name, _ in changed}, {"vipgate-policyd-tls", "vipgate-gateway-tls"})
         self.take_up(policyd, gateway)
         self.wait_status(policyd, r"^node-1 +in sync\b", seconds=60)
 
@@ -663,6 +672,66 @@ class Running(unittest.TestCase):
         api.apply(POLICY.replace("203.0.113.16/28", "203.0.113.16/29").replace("name: out,", "name: later,"))
         self.wait_status(policyd, r"^EgressPolicy tenant-a/later +accepted", seconds=60)
         self.wait_status(policyd, r"^node-1 +in sync\b", seconds=60)
+
+    def start_agent(self, node):
+        agent = Pod(api, api.get("daemonset", "vipgate-node", NAMESPACE), NAMESPACE, node, "192.0.2.12", [f"vipgate-policyd.{NAMESPACE}.svc"])
+        self.addCleanup(agent.stop)
+        agent.run("configure")
+        agent.start("node")
+        return agent
+
+    def test_the_agent_of_a_node_is_known_by_the_token_of_its_pod(self):
+        run("ip", "address", "add", "192.0.2.12/32", "dev", "lo")
+        self.addCleanup(run, "ip", "address", "del", "192.0.2.12/32", "dev", "lo")
+        helm("install")
+        run_job()
+        api.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-2"}, "spec": {"podCIDRs": ["10.244.1.0/24"]}})
+        addresses = '{"status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.12"}]}}'
+        api.kubectl("patch", "node", "node-2", "--subresource=status", "--type=merge", "-p", addresses)
+        policyd = self.start_server()
+        self.apply_policy(policyd)
+
+        # Each right of the server's account is needed for it.
+        path, account = "/apis/rbac.authorization.k8s.io/v1", f"system:serviceaccount:{NAMESPACE}:vipgate-policyd"
+        for role, resource, where in (
+            (f"{path}/clusterroles/vipgate-policyd", "tokenreviews", {"verb": "create", "group": "authentication.k8s.io"}),
+            (f"{path}/namespaces/{NAMESPACE}/roles/vipgate-policyd-leader", "pods", {"verb": "get", "namespace": NAMESPACE}),
+        ):
+            def is_allowed():
+                review = {"spec": {"user": account, "groups": ["system:serviceaccounts"], "resourceAttributes": {"resource": resource, **where}}}
+                return api.request("/apis/authorization.k8s.io/v1/subjectaccessreviews", "POST", review)[1]["status"]["allowed"]
+
+            rules = api.request(role)[1]["rules"]
+            fewer = [rule for rule in rules if rule["resources"] != [resource]]
+            self.assertEqual(len(fewer), len(rules) - 1)
+            api.request(role, "PATCH", {"rules": fewer}, "application/merge-patch+json")
+            wait_for("the right is gone", lambda: not is_allowed())
+            agent = self.start_agent("node-2")
+            refused = rf"the token can't be verified: .*cannot {where['verb']} resource"
+            agent.processes["node"].wait_until("refused", lambda: re.search(refused, agent.processes["node"].log()))
+            self.assertEqual(agent.stop(), [0])
+            api.request(role, "PATCH", {"rules": rules}, "application/merge-patch+json")
+            wait_for("the right is back", is_allowed)
+
+        agent = self.start_agent("node-2")
+        agent.processes["node"].wait_until("ready", lambda: agent.is_ready("node"))
+        status = agent.execute("node", "vipgate", "node", "status")
+        self.assertRegex(status, r"(?m)^node +node-2, ")
+        self.assertRegex(status, r"(?m)^policy +connected, membership view")
+        self.assertRegex(status, r"(?m)^kernel +as programmed")
+        # Its MAC address is the one that gateways are told, not that of all nodes.
+        mac = re.search(r"link/ether (\S+)", run("ip", "link", "show", "vipgate0"))[1]
+        self.assertNotEqual(mac, "0a:76:6e:6f:64:65")
+        self.assertEqual(int(mac[:2], 16) & 3, 2)
+        self.assertEqual(agent.stop(), [0])
+
+        # With the token of a pod on another node it gets nothing.
+        other = self.start_agent("node-3")
+        config = other.volumes["configuration"] / "node.yaml"
+        self.assertEqual(other.stop(), [0])
+        config.write_text(config.read_text().replace("node-3", "node-2"))
+        other.start("node").wait_until("refused", lambda: "the token is that of a pod on node node-3, not on node-2" in other.processes["node"].log())
+        self.assertFalse(other.is_ready("node"))
 
     def test_a_gateway_waits_for_its_certificate(self):
         """Its pod may start before the Secret has its node's."""
@@ -699,6 +768,7 @@ class WithoutHelm(Running):
     test_what_is_installed_serves_policy_and_certificates_can_be_replaced = None
     test_certificates_of_helm_can_be_replaced = None
     test_a_gateway_waits_for_its_certificate = None
+    test_the_agent_of_a_node_is_known_by_the_token_of_its_pod = None
     test_rights_in_two_namespaces_suffice = None
 
     def test_the_steps_in_the_file_are_enough(self):

@@ -35,12 +35,30 @@ class Pod:
         self.processes = {}
 
     def _volume(self, volume):
-        if not {"configMap", "secret", "emptyDir", "hostPath"} & volume.keys():
+        if not {"configMap", "secret", "emptyDir", "hostPath", "projected"} & volume.keys():
             raise AssertionError(f"a volume of another kind: {volume}")
+        # What a node always has; other directories are this pod's own.
+        host = volume.get("hostPath", {})
+        if host.get("type") in ("CharDevice", "Directory"):
+            return Path(host["path"])
         path = self.folder / "volumes" / volume["name"]
         path.mkdir(parents=True)
         self._fill(volume, path)
+        for source in volume.get("projected", {}).get("sources", []):
+            self._token(source["serviceAccountToken"], path)
         return path
+
+    def _token(self, source, path):
+        """A token that is bound to this pod, which is in the API from then on, as the DaemonSet's controller makes it."""
+        account = self.spec["serviceAccountName"]
+        name = f"{self.name}-{self.node}"
+        container = {"name": "main", "image": "none"}
+        self.cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": self.namespace},
+                            "spec": {"nodeName": self.node, "serviceAccountName": account, "containers": [container]}})
+        uid = self.cluster.get("pod", name, self.namespace)["metadata"]["uid"]
+        token = self.cluster.kubectl("create", "token", account, "-n", self.namespace, "--audience", source["audience"], "--duration",
+                                     f"{source['expirationSeconds']}s", "--bound-object-kind", "Pod", "--bound-object-name", name, "--bound-object-uid", uid)
+        (path / source["path"]).write_text(token.strip())
 
     def _fill(self, volume, path):
         """Writes the files of a ConfigMap or Secret, as kubelet does: all at once, by a link that is replaced."""
@@ -49,6 +67,8 @@ class Pod:
             if not (source := volume.get(kind)):
                 continue
             data = self.cluster.get(kind.lower(), source[name], self.namespace)["data"]
+            if items := source.get("items"):
+                data = {item["path"]: data[item["key"]] for item in items}
             directory = Path(tempfile.mkdtemp(prefix="..", dir=path))
             directory.chmod(0o755)
             for key, value in data.items():
@@ -93,6 +113,9 @@ class Pod:
         script += [f"mount -t tmpfs none {merged}/{name}" for name in ("run", "dev/shm")]
         for source, target, is_read_only in mounts:
             target = str(merged) + os.path.realpath(target) if target.startswith("/var/run") else f"{merged}{target}"
+            if source.is_char_device():
+                # There with /dev.
+                continue
             script += [f"mkdir -p {target}", f"mount --bind {source} {target}"]
             script += [f"mount -o remount,bind,ro {target}"] if is_read_only else []
         if self._context(container).get("readOnlyRootFilesystem"):

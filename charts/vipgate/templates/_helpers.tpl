@@ -13,6 +13,7 @@
 
 {{- define "vipgate.policyd" -}}{{ include "vipgate.fullname" . }}-policyd{{- end -}}
 {{- define "vipgate.gateway" -}}{{ include "vipgate.fullname" . }}-gateway{{- end -}}
+{{- define "vipgate.node" -}}{{ include "vipgate.fullname" . }}-node{{- end -}}
 {{/* At most 52 characters, for a CronJob. */}}
 {{- define "vipgate.certificates" -}}{{ include "vipgate.fullname" . | trunc 39 | trimSuffix "-" }}-certificates{{- end -}}
 
@@ -51,6 +52,18 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{- if eq .Values.tls.mode "secret" }}{{ .Values.tls.secret.gateways }}{{ else }}{{ include "vipgate.gateway" . }}-tls{{ end -}}
 {{- end -}}
 
+{{- define "vipgate.nodeSecret" -}}
+{{- if eq .Values.tls.mode "secret" }}{{ .Values.tls.secret.nodes }}{{ else }}{{ include "vipgate.node" . }}-tls{{ end -}}
+{{- end -}}
+{{- define "vipgate.tunnelSecret" -}}
+{{- if eq .Values.tls.mode "secret" }}{{ .Values.tls.secret.tunnels }}{{ else }}{{ include "vipgate.node" . }}-tunnels{{ end -}}
+{{- end -}}
+
+{{/* Whether nodes run the agent: the release's policy server knows the nodes and verifies their tokens by the API. */}}
+{{- define "vipgate.hasNodes" -}}
+{{- and .Values.node.enabled .Values.policyd.enabled (not (hasKey .Values.policyd.config "source")) -}}
+{{- end -}}
+
 {{/* Whether there can be several policy servers: not with files as source, since each would be a membership authority of its own. */}}
 {{- define "vipgate.isReplicated" -}}
 {{- not (hasKey (.Values.policyd.config.source | default dict) "files") -}}
@@ -71,6 +84,25 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{- if not .Values.policyd.enabled }}{{ fail "gateway.serverUrl is required without policyd.enabled" }}{{ end -}}
 {{ ternary "http" "https" (eq .Values.tls.mode "none") }}://{{ include "vipgate.policyd" . }}.{{ .Release.Namespace }}.svc:18000
 {{- end -}}
+{{- end -}}
+
+{{/* node.yaml; @NODE@ and @HOST@ are replaced on each node. */}}
+{{- define "vipgate.nodeYaml" -}}
+{{- $node := .Values.node -}}
+{{- $server := dict "url" (include "vipgate.serverUrl" .) "cache" "/var/lib/vipgate/node.cache" -}}
+{{- if ne .Values.tls.mode "none" -}}
+{{- $_ := merge $server (dict "ca" "/etc/vipgate-tls/ca.crt" "token" "/var/run/secrets/vipgate/token") -}}
+{{- end -}}
+{{- $config := dict
+  "name" "@NODE@"
+  "server" $server
+  "pod_cidrs" $node.podCIDRs
+  "state" "/run/vipgate/node.marks"
+  "sysctls" "/host/proc/sys/net"
+  "admin" (dict "socket" "/run/vipgate/node.sock")
+  "metrics" (dict "listen" (printf "%s:9471" (include "vipgate.host" (include "vipgate.metricsAddress" .))))
+  "log" (dict "format" "json") -}}
+{{- mergeOverwrite $config (deepCopy $node.config) | toYaml -}}
 {{- end -}}
 
 {{- define "vipgate.metricsAddress" -}}
@@ -99,5 +131,9 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
   "metrics" (dict "listen" (printf "%s:9469" (include "vipgate.host" (include "vipgate.metricsAddress" .root))))
   "log" (dict "format" "json") -}}
 {{- with .gateway.zone }}{{ $_ := set $config "zone" . }}{{ end -}}
+{{- if eq (include "vipgate.hasNodes" .root) "true" }}
+{{- $address := .gateway.overlayAddress | default .gateway.peerAddress | default "@ADDRESS@" }}
+{{- $_ := set $config "overlay" (dict "address" $address "port" $values.node.port) }}
+{{- end -}}
 {{- mergeOverwrite $config (deepCopy $values.gateway.config) (deepCopy (.gateway.config | default dict)) | toYaml -}}
 {{- end -}}
