@@ -46,12 +46,14 @@ WRITING = {
 SECRET_FLAGS = ("--ca", "--server", "--gateways", "--nodes", "--tunnels")
 
 HEADER = """\
-# vipgate in a cluster without Helm: CustomResourceDefinitions, policy server, gateways, and the Job that makes their certificates. Made by
-# `make chart` from charts/vipgate with its default values; change the chart instead. docs/kubernetes.md has the whole way.
+# vipgate in a cluster without Helm: CustomResourceDefinitions, policy server, gateways, agents of nodes, and the Job that makes their
+# certificates. Made by `make chart` from charts/vipgate with its default values; change the chart instead. docs/kubernetes.md has the whole way.
 #
 # 1. Adapt in this file
 #    - the image, wherever it is;
-#    - in the ConfigMap vipgate-gateway, the interfaces: those toward pods (inside) and toward remote hosts (outside);
+#    - in the ConfigMap vipgate-gateway, the interfaces: those toward pods (inside) and toward remote hosts (outside); `overlay.address`, where
+#      the tunnels of nodes end, is the node's own address there, if it is on an inside interface;
+#    - in the ConfigMap vipgate-node, `pod_cidrs`: the prefixes of all pods;
 #    - in the ConfigMap vipgate-certificates, the gateways: names of their nodes, such as "node-1,node-2". The policy server accepts a
 #      gateway only with a certificate of its node's name.
 #
@@ -75,7 +77,7 @@ HEADER = """\
 #
 #      kubectl -n vipgate delete job --selector app.kubernetes.io/component=certificates
 #
-# After the DaemonSet is deleted, pods' packets are dropped until `vipgate detach` is run on the node.
+# After the DaemonSets are deleted, pods' packets are dropped until `vipgate detach` is run on the gateways' nodes, and `vipgate node detach` on all.
 apiVersion: v1
 kind: Namespace
 metadata:

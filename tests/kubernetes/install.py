@@ -719,7 +719,7 @@ class Running(unittest.TestCase):
         self.assertRegex(status, r"(?m)^node +node-2, ")
         self.assertRegex(status, r"(?m)^policy +connected, membership view")
         self.assertRegex(status, r"(?m)^kernel +as programmed")
-        # Its MAC address is the one that gateways are told, not that of all nodes.
+        # Its MAC address is derived from the secret, not that of all nodes.
         mac = re.search(r"link/ether (\S+)", run("ip", "link", "show", "vipgate0"))[1]
         self.assertNotEqual(mac, "0a:76:6e:6f:64:65")
         self.assertEqual(int(mac[:2], 16) & 3, 2)

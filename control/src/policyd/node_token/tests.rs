@@ -19,7 +19,7 @@ fn review(username: &str, audiences: &[&str], extra: &[(&str, &str)]) -> TokenRe
     TokenReviewStatus { authenticated: Some(true), audiences, user: Some(user), error: None }
 }
 
-fn judge(status: &TokenReviewStatus) -> Result<Bearer, String> {
+fn bearer_of(status: &TokenReviewStatus) -> Result<Bearer, String> {
     bearer(status, ACCOUNT, "vipgate")
 }
 
@@ -27,9 +27,9 @@ fn judge(status: &TokenReviewStatus) -> Result<Bearer, String> {
 fn a_token_of_the_agents_account_for_this_audience_is_that_of_its_pods_node() {
     let agent = "system:serviceaccount:vipgate:vipgate-node";
     let with_node = [POD[0], POD[1], ("authentication.kubernetes.io/node-name", "node-1")];
-    assert_eq!(judge(&review(agent, &["vipgate"], &with_node)), Ok(Bearer::Node("node-1".to_owned())));
+    assert_eq!(bearer_of(&review(agent, &["vipgate"], &with_node)), Ok(Bearer::Node("node-1".to_owned())));
     let pod = Bearer::Pod { name: "agent-x".to_owned(), uid: "uid-1".to_owned() };
-    assert_eq!(judge(&review(agent, &["other", "vipgate"], &POD)), Ok(pod));
+    assert_eq!(bearer_of(&review(agent, &["other", "vipgate"], &POD)), Ok(pod));
     for (status, reason) in [
         (review("system:serviceaccount:vipgate:default", &["vipgate"], &with_node), "is that of system:serviceaccount"),
         (review("system:serviceaccount:other:vipgate-node", &["vipgate"], &with_node), "is that of"),
@@ -42,7 +42,7 @@ fn a_token_of_the_agents_account_for_this_audience_is_that_of_its_pods_node() {
         (TokenReviewStatus { authenticated: Some(false), ..review(agent, &["vipgate"], &with_node) }, "doesn't accept"),
         (TokenReviewStatus { user: None, ..review(agent, &["vipgate"], &with_node) }, "nobody's"),
     ] {
-        let got = judge(&status).unwrap_err();
+        let got = bearer_of(&status).unwrap_err();
         assert!(got.contains(reason), "{got:?} for {reason:?}");
     }
 }
@@ -54,13 +54,13 @@ fn the_pod_must_be_the_one_that_the_token_was_made_for() {
         spec: Some(PodSpec { node_name: node.map(str::to_owned), ..PodSpec::default() }),
         ..Pod::default()
     };
-    let judge = |pod: Option<Pod>| node_of_pod(pod.as_ref(), "agent-x", "uid-1");
-    assert_eq!(judge(Some(pod("uid-1", Some("node-1")))).as_deref(), Ok("node-1"));
+    let node = |pod: Option<Pod>| node_of_pod(pod.as_ref(), "agent-x", "uid-1");
+    assert_eq!(node(Some(pod("uid-1", Some("node-1")))).as_deref(), Ok("node-1"));
     for gone in [None, Some(pod("uid-2", Some("node-1")))] {
-        assert!(judge(gone).unwrap_err().contains("which is gone"));
+        assert!(node(gone).unwrap_err().contains("which is gone"));
     }
     for nowhere in [None, Some("")] {
-        assert!(judge(Some(pod("uid-1", nowhere))).unwrap_err().contains("on no node"));
+        assert!(node(Some(pod("uid-1", nowhere))).unwrap_err().contains("on no node"));
     }
 }
 

@@ -194,7 +194,7 @@ fn with_a_secret_each_node_has_a_mac_address_of_its_own_that_every_server_derive
         assert!(got.placement.nodes.iter().all(|node| node.verify_mac));
         let agents: Vec<[u8; 6]> = got.placement.agents.iter().map(|agent| agent.tunnel.mac).collect();
         let nodes: Vec<[u8; 6]> = got.placement.nodes.iter().map(|node| node.mac).collect();
-        assert_eq!(nodes, agents, "a node is told its own");
+        assert_eq!(nodes, agents, "a node receives its own");
         nodes
     };
     let (one, other) = (macs("0123456789abcdef"), macs("0123456789abcdeg"));
