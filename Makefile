@@ -81,7 +81,7 @@ unit: deps cloud-clients ## run unit, property and scenario tests without namesp
 
 # The clients of cloud providers are from PyPI: Debian's are older, or missing.
 CLOUD_CLIENTS := target/cloud-clients
-CLIENT_REQUIREMENTS := $(wildcard control/cloud/tests/contract/*-requirements.txt)
+CLIENT_REQUIREMENTS := $(wildcard control/cloud/tests/providers/contract/*-requirements.txt)
 
 .PHONY: cloud-clients cloud-contract
 cloud-clients: $(CLOUD_CLIENTS)/installed ## install the clients of cloud providers, which verify ours and the fakes of the tests
@@ -95,7 +95,7 @@ $(CLOUD_CLIENTS)/installed: $(CLIENT_REQUIREMENTS)
 	@touch $@
 
 cloud-contract: deps cloud-clients ## write down anew what the clients of cloud providers send
-	VIPGATE_GOLDEN=write $(TEST) --test contract
+	VIPGATE_GOLDEN=write $(TEST) --test providers -- contract::
 
 # Random worlds of the model of resharding.
 MODEL_WORLDS ?= 1000000
@@ -108,7 +108,7 @@ model: deps ## check MODEL_WORLDS=1000000 random worlds of the models of reshard
 RECONCILE_WORLDS ?= 300
 
 reconcile: deps ## check RECONCILE_WORLDS=300 random worlds of public addresses at each cloud provider over HTTP, five minutes
-	VIPGATE_RECONCILE_WORLDS=$(RECONCILE_WORLDS) $(TEST) --test reconcile -- --nocapture
+	VIPGATE_RECONCILE_WORLDS=$(RECONCILE_WORLDS) $(TEST) --test providers -- --nocapture reconcile::
 
 loom: deps ## check lock-free code under all thread interleavings
 	cargo test --locked --quiet -p vipgate-dataplane --features loom --lib -- refcount:: interleavings::

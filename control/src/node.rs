@@ -16,6 +16,7 @@ mod metric_families;
 mod policy_client;
 mod view_client;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,9 +24,11 @@ use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use vipgate_node::agent::{Agent, AgentHandle, Config as AgentConfig, Sources, View};
+use vipgate_node::indices::Indices;
 use vipgate_node::kernel::Kernel;
 use vipgate_node::marks::{MarkMask, RoutingNumbers};
-use vipgate_node::plan::Settings;
+use vipgate_node::nft::script::script;
+use vipgate_node::plan::{Inputs, NodePlan, Settings};
 use vipgate_node::policy::{Cluster, NodePolicy};
 
 use self::cache::{Cache, Decoded};
@@ -43,6 +46,8 @@ pub mod proto {
     tonic::include_proto!("vipgate.node.v1");
 }
 
+/// The smallest MTU of IPv6 (RFC 8200 section 5).
+const MIN_MTU: u32 = 1280;
 /// Time for requests in progress when the servers stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -97,6 +102,28 @@ pub fn detach(path: &Path) -> Result<(), CommandError> {
         let mut kernel = Kernel::open(settings, numbers, nft).map_err(CommandError::runtime)?;
         kernel.remove().await.map_err(CommandError::runtime)
     })
+}
+
+/// The table of a node that has no agent and no policy yet, for `nft -f` at its boot: what pods send leaves it nowhere. The
+/// agent replaces it.
+///
+/// # Errors
+/// When the configuration is invalid, or has no `pod_cidrs`.
+pub fn boot_table(path: &Path) -> Result<String, CommandError> {
+    let config = NodeConfig::load(path).map_err(CommandError::usage)?;
+    if config.pod_cidrs.is_empty() {
+        let reason = "`pod_cidrs` is empty: whose packets are to stay isn't known";
+        return Err(CommandError::usage(reason).context(path.display()));
+    }
+    let inputs = Inputs {
+        settings: &agent_config(&config).settings,
+        policy: None,
+        cluster: &Cluster::default(),
+        gateways: &[],
+        local_addresses: &BTreeSet::new(),
+        mtu: MIN_MTU,
+    };
+    Ok(script(None, &NodePlan::new(&inputs, &mut Indices::default()).table))
 }
 
 async fn run_agent(config: NodeConfig) -> Result<(), CommandError> {

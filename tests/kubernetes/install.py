@@ -492,10 +492,10 @@ class Certificates(unittest.TestCase):
         for number, verb, name in rights:
             resource = role["rules"][number]["resources"][0]
             with self.subTest(verb=verb, resource=resource, name=name):
-                # What needs the right to update: all certificates are due, and the CA has lost its owner.
+                # What needs the right to update: all certificates are due, and this Secret has lost its owner.
                 if verb == "update":
                     run_job()
-                    api.kubectl("patch", "secret", "vipgate-ca", "-n", NAMESPACE, "-p", '{"metadata": {"ownerReferences": null}}')
+                    api.kubectl("patch", "secret", name, "-n", NAMESPACE, "-p", '{"metadata": {"ownerReferences": null}}')
                 rules = []
                 for at, rule in enumerate(role["rules"]):
                     for one in rule["verbs"]:

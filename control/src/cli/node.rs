@@ -36,6 +36,15 @@ pub(super) enum NodeAction {
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
+    /// Print the nftables table of a node without an agent, to be loaded at boot: nothing of pods leaves until the agent runs
+    #[command(
+        after_help = "Example:\n  vipgate node boot-table --config /etc/vipgate/node.yaml >/etc/nftables.d/vipgate.nft"
+    )]
+    BootTable {
+        /// Configuration of the agent, with `pod_cidrs`
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+    },
     /// Show the node's pods, and where their packets go
     #[command(after_help = "Example:\n  vipgate node endpoints")]
     Endpoints(NodeArgs),
@@ -67,6 +76,7 @@ pub(super) fn run(node: &Node) -> Result<(), CommandError> {
     match (&node.action, &node.config) {
         (None, Some(config)) => node::run(config),
         (None, None) => Err(CommandError::usage("--config FILE is required")),
+        (Some(NodeAction::BootTable { config }), _) => print(&node::boot_table(config)?),
         (Some(NodeAction::Status(args)), _) => status(args),
         (Some(NodeAction::Detach { config }), _) => node::detach(config),
         (Some(NodeAction::Endpoints(args)), _) => endpoints(args),

@@ -196,6 +196,15 @@ impl Node {
         self.host.output(&[&program, "node", "detach", "--config", &config])
     }
 
+    /// Loads the output of `vipgate node boot-table`, as a unit does at boot.
+    pub fn load_boot_table(&self) {
+        let (program, config) = (binary().display().to_string(), self.folder.join("node.yaml").display().to_string());
+        let table = self.host.output(&[&program, "node", "boot-table", "--config", &config]).unwrap();
+        let file = self.folder.join("boot.nft");
+        fs::write(&file, table).unwrap();
+        self.host.output(&["nft", "-f", &file.display().to_string()]).unwrap();
+    }
+
     /// Sends a signal to its agent and waits for its exit.
     pub fn stop(&mut self, signal: &str) {
         let mut agent = self.agent.take().expect("the agent runs");

@@ -197,3 +197,27 @@ fn detached_a_node_forwards_as_before_and_a_running_agent_is_not_detached() {
     scenario.node.wait_for_pods(4);
     assert_eq!(query_http(&scenario.covered().host, server).unwrap(), L2_VIPS[0]);
 }
+
+#[test]
+fn with_the_table_of_the_boot_nothing_leaves_before_the_agent_runs() {
+    let mut scenario = Scenario::without_agent("node-boot");
+    // The configuration of an agent that ran before.
+    scenario.node.start("");
+    scenario.node.stop("TERM");
+    scenario.node.detach().unwrap();
+    let (remote, uplink) = (neighbor(), scenario.capture_leaks());
+    let masqueraded = query_udp(&scenario.covered().host, remote).unwrap();
+    assert_eq!(masqueraded.to_string(), NODE_ADDRESS, "without the table it leaves by the node");
+    scenario.node.load_boot_table();
+    for pod in &scenario.node.pods {
+        assert!(query_udp(&pod.host, remote).is_err());
+        assert!(query_http(&pod.host, remote).is_err());
+    }
+    scenario.node.start("");
+    scenario.node.wait_for_pods(4);
+    assert_eq!(query_http(&scenario.covered().host, SERVER[0].parse().unwrap()).unwrap(), L2_VIPS[0]);
+    assert_eq!(query_udp(&scenario.uncovered().host, remote).unwrap().to_string(), NODE_ADDRESS);
+    scenario.check_kernel_agrees();
+    let leaked = uplink.end();
+    assert!(leaked.is_empty(), "{} packets left by the node", leaked.len());
+}

@@ -70,7 +70,7 @@ async fn open_with_token(
     let (channel, _) = open_channel(&config, &target).await.unwrap();
     let (sender, requests) = mpsc::channel(1);
     sender.send(request).await.unwrap();
-    let mut request = tonic::Request::new(ReceiverStream::new(requests));
+    let mut request = Request::new(ReceiverStream::new(requests));
     if let Some(token) = token {
         request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
     }
@@ -78,7 +78,7 @@ async fn open_with_token(
     let response = client.delta_aggregated_resources(request).await;
     // The stream has to stay open.
     std::mem::forget(sender);
-    response.map(tonic::Response::into_inner)
+    response.map(Reply::into_inner)
 }
 
 #[tokio::test]

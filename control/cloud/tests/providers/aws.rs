@@ -1,0 +1,9 @@
+//! The AWS provider against a fake of AWS.
+
+mod binding;
+mod credentials;
+mod faults;
+mod flow;
+mod rules;
+mod smoke;
+mod world;

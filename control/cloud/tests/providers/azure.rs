@@ -1,0 +1,12 @@
+//! The provider of Azure against its fake.
+
+mod allocate;
+mod attach;
+mod bench;
+mod claim;
+mod credentials;
+mod fault;
+mod instance;
+mod observe;
+mod prepare;
+mod smoke;

@@ -1,0 +1,11 @@
+//! The provider of Google Cloud against its fake.
+
+mod allocate;
+mod attach;
+mod bench;
+mod claim;
+mod contract;
+mod credentials;
+mod fault;
+mod observe;
+mod smoke;
