@@ -117,7 +117,7 @@ class Cluster:
             os.environ["VIPGATE_KUBE_APISERVER"], f"--etcd-servers={ETCD}", "--advertise-address=127.0.0.1", "--bind-address=127.0.0.1",
             f"--secure-port={PORT}", f"--cert-dir={self.folder}/made", f"--tls-cert-file={self.folder}/server.crt",
             f"--tls-private-key-file={self.folder}/server.key", f"--token-auth-file={self.folder}/tokens.csv",
-            "--authorization-mode=RBAC", "--service-cluster-ip-range=10.96.0.0/16,fd96::/112",
+            "--authorization-mode=RBAC", "--allow-privileged=true", "--service-cluster-ip-range=10.96.0.0/16,fd96::/112",
             "--feature-gates=IPv6DualStack=true,EfficientWatchResumption=true,MixedProtocolLBService=true",
             "--service-account-issuer=https://kubernetes.default.svc", f"--service-account-signing-key-file={self.folder}/accounts.key",
             f"--service-account-key-file={self.folder}/accounts.key", "--disable-admission-plugins=ServiceAccount",

@@ -673,10 +673,13 @@ class Running(unittest.TestCase):
         self.wait_status(policyd, r"^EgressPolicy tenant-a/later +accepted", seconds=60)
         self.wait_status(policyd, r"^node-1 +in sync\b", seconds=60)
 
-    def start_agent(self, node):
+    def start_agent(self, node, name=None):
+        """The agent's pod on a node, whose configuration may have the name of another one."""
         agent = Pod(api, api.get("daemonset", "vipgate-node", NAMESPACE), NAMESPACE, node, "192.0.2.12", [f"vipgate-policyd.{NAMESPACE}.svc"])
         self.addCleanup(agent.stop)
         agent.run("configure")
+        config = agent.volumes["configuration"] / "node.yaml"
+        config.write_text(config.read_text().replace(node, name or node))
         agent.start("node")
         return agent
 
@@ -726,11 +729,8 @@ class Running(unittest.TestCase):
         self.assertEqual(agent.stop(), [0])
 
         # With the token of a pod on another node it gets nothing.
-        other = self.start_agent("node-3")
-        config = other.volumes["configuration"] / "node.yaml"
-        self.assertEqual(other.stop(), [0])
-        config.write_text(config.read_text().replace("node-3", "node-2"))
-        other.start("node").wait_until("refused", lambda: "the token is that of a pod on node node-3, not on node-2" in other.processes["node"].log())
+        other = self.start_agent("node-3", name="node-2")
+        other.processes["node"].wait_until("refused", lambda: "the token is that of a pod on node node-3, not on node-2" in other.processes["node"].log())
         self.assertFalse(other.is_ready("node"))
 
     def test_a_gateway_waits_for_its_certificate(self):

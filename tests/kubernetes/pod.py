@@ -102,7 +102,12 @@ class Pod:
         upper, work, merged = root / "upper", root / "work", root / "root"
         for directory in (upper / "usr/bin", upper / "etc", work, merged):
             directory.mkdir(parents=True, exist_ok=True)
-        shutil.copy(os.environ["VIPGATE_BINARY"], upper / "usr/bin/vipgate")
+        # One file for all pods: a debug build is large, and the overlays are in memory.
+        binary = self.cluster.folder / "vipgate"
+        if not binary.exists():
+            run("strip", "-o", binary, os.environ["VIPGATE_BINARY"])
+        if not (program := upper / "usr/bin/vipgate").exists():
+            program.hardlink_to(binary)
         lines = "".join(f"127.0.0.1 {name}\n" for name in ("localhost", *self.hosts))
         (upper / "etc/hosts").write_text(lines)
         mounts = [(self.volumes[it["name"]], it["mountPath"], it.get("readOnly", False)) for it in container.get("volumeMounts", [])]

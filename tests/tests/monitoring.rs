@@ -15,7 +15,7 @@ use vipgate_tests::{EXCLUDED, SERVER, Testbed, VIP_A, VIP_B, binary, wait_for};
 const PROMETHEUS: &str = "http://127.0.0.1:9090";
 const PROMETHEUS_TIMEOUT: Duration = Duration::from_secs(20);
 /// Panels that may be empty with a single gateway, and what they need.
-const MAY_BE_EMPTY: [(&str, &str); 13] = [
+const MAY_BE_EMPTY: [(&str, &str); 19] = [
     ("Oldest policy", "policy from a server"),
     ("Age of policy", "policy from a server"),
     ("Policy servers: gateways", "a policy server"),
@@ -29,6 +29,12 @@ const MAY_BE_EMPTY: [(&str, &str); 13] = [
     ("Replication queue", "other gateways"),
     ("Full syncs", "other gateways"),
     ("NAT log", "a NAT log"),
+    ("Pods of nodes", "an agent"),
+    ("Packets of nodes to gateways", "an agent"),
+    ("Drops of nodes", "an agent"),
+    ("Gateways of nodes", "an agent"),
+    ("Held packets of nodes", "an agent"),
+    ("Repairs of nodes", "an agent"),
 ];
 
 /// Path of a file of `conf/monitoring`.

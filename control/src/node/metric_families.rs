@@ -43,7 +43,7 @@ pub(super) fn families(status: &Status, connection: &ServerConnection) -> Vec<Fa
         defined::DROPS.by_label(Reason::ALL.map(|reason| (reason.as_str(), count(reason.as_str()).packets))),
         defined::HELD.single(now as u64),
         defined::HELD_ENDED.by_label([("released", released), ("dropped", dropped)]),
-        defined::PROGRAMMED.single(status.plan.is_some().into()),
+        defined::PROGRAMMED.single((status.plan.is_some() && status.error.is_none()).into()),
         defined::REPAIRS.single(status.repairs),
         BUILD.by_label([(env!("CARGO_PKG_VERSION"), 1)]),
     ]
