@@ -125,7 +125,7 @@ miri: deps ## run frame, tag and some engine tests under Miri; needs rustup, tak
 FUZZ_PROFILE ?= dev
 FUZZ_BINARIES = target/$(if $(filter dev,$(FUZZ_PROFILE)),debug,$(FUZZ_PROFILE))
 FUZZ_SECONDS ?= 6
-FUZZ_TARGETS := frames flows icmp_error peer xds state config manifests filter members admin
+FUZZ_TARGETS := frames flows icmp_error peer xds state config manifests filter members admin node
 # Packets; the default of 4000 is for texts and messages.
 FUZZ_LENGTH_frames := 1000
 FUZZ_LENGTH_flows := 1000

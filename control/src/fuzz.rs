@@ -5,6 +5,7 @@
 mod admin;
 mod filter;
 mod members;
+mod node;
 mod peer;
 mod text;
 mod xds;
@@ -19,6 +20,7 @@ use vipgate_dataplane::policy::spec::{InterfaceSpec, NetworkSpec, Role};
 pub use self::admin::{RejectedRequest, Request, reply, request, state};
 pub use self::filter::filter;
 pub use self::members::members;
+pub use self::node::node;
 pub use self::peer::{RecordCommand, peer};
 pub use self::text::{config, manifests};
 pub use self::xds::xds;

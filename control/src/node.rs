@@ -10,7 +10,7 @@ mod admin;
 mod attempts;
 mod cache;
 pub(crate) mod client;
-mod decode;
+pub(crate) mod decode;
 mod indices;
 mod metric_families;
 mod policy_client;

@@ -215,6 +215,52 @@ fn members() {
     run_corpus("members", seeds, super::members);
 }
 
+#[test]
+#[allow(clippy::needless_update, reason = "new fields of messages get defaults")]
+fn node() {
+    let pod = |address: &str, policy, order, has_vip| proto::NodePod {
+        address: address.to_owned(),
+        name: "tenant-a/web-0".to_owned(),
+        policy,
+        order,
+        has_vip,
+        ..proto::NodePod::default()
+    };
+    let policy = |name: &str| proto::NodePolicy {
+        node: "node-1".to_owned(),
+        address: "192.0.2.101".to_owned(),
+        port: 8472,
+        vni: 7,
+        mac: vec![0x0a, 0x76, 1, 2, 3, 4],
+        pod_cidrs: vec!["10.244.1.0/24".to_owned(), "fd00::/64".to_owned()],
+        policies: vec![proto::EgressPolicy {
+            name: name.to_owned(),
+            destinations: vec!["0.0.0.0/0".to_owned(), "::/0".to_owned()],
+            excluded: vec!["10.0.0.0/8".to_owned()],
+            ..proto::EgressPolicy::default()
+        }],
+        gateways: vec!["a".to_owned(), "b".to_owned()],
+        orders: vec![proto::GatewayOrder { gateways: vec![1, 0], ..proto::GatewayOrder::default() }],
+        pods: vec![pod("10.244.1.5", 1, 1, true), pod("10.244.1.6", 1, 0, false), pod("fd00::7", 0, 0, false)],
+        ..proto::NodePolicy::default()
+    };
+    let cluster = proto::Cluster {
+        pod_cidrs: vec!["10.244.0.0/16".to_owned()],
+        service_cidrs: vec!["10.96.0.0/12".to_owned()],
+        node_addresses: vec!["192.0.2.102".to_owned()],
+        ..proto::Cluster::default()
+    };
+    let step = |kind: u8, message: Vec<u8>| [vec![kind], message].concat();
+    let (cluster, view) =
+        (step(1, cluster.encode_length_delimited_to_vec()), step(2, view().encode_length_delimited_to_vec()));
+    let named = |name: &str| step(0, policy(name).encode_length_delimited_to_vec());
+    let seeds = vec![
+        ("life", [named("EgressPolicy a/web"), cluster.clone(), view.clone(), named("Service a/web")].concat()),
+        ("view-first", [view, cluster, named("\"; flush ruleset; {")].concat()),
+    ];
+    run_corpus("node", seeds, super::node);
+}
+
 /// One direction of a session record.
 fn half(flags: u8) -> DirectionRecord {
     DirectionRecord { flags, idle_ms: 5, sequence: 7, acknowledged: 9, packets: 3, bytes: 180 }

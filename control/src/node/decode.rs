@@ -24,7 +24,7 @@ const MAX_VNI: u32 = (1 << 24) - 1;
 /// Why a resource is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {reason}")]
-pub(super) struct InvalidResource {
+pub(crate) struct InvalidResource {
     field: String,
     reason: String,
 }
@@ -34,7 +34,7 @@ fn invalid(field: impl Into<String>, reason: impl Into<String>) -> InvalidResour
 }
 
 /// Decodes the policy of the node with this name.
-pub(super) fn node_policy(name: &str, message: &proto::NodePolicy) -> Result<NodePolicy, InvalidResource> {
+pub(crate) fn node_policy(name: &str, message: &proto::NodePolicy) -> Result<NodePolicy, InvalidResource> {
     if message.node != name {
         return Err(invalid("node", format!("is `{}`, not `{name}`", message.node)));
     }
@@ -100,7 +100,7 @@ fn egress_policy(i: usize, message: &proto::EgressPolicy) -> Result<EgressPolicy
 }
 
 /// Decodes what is inside the cluster.
-pub(super) fn cluster(message: &proto::Cluster) -> Result<Cluster, InvalidResource> {
+pub(crate) fn cluster(message: &proto::Cluster) -> Result<Cluster, InvalidResource> {
     let mut all = BTreeSet::new();
     for (field, texts) in [
         ("pod_cidrs", &message.pod_cidrs),
@@ -115,7 +115,7 @@ pub(super) fn cluster(message: &proto::Cluster) -> Result<Cluster, InvalidResour
 }
 
 /// Decodes a membership view.
-pub(super) fn view(message: proto::View) -> Result<View, InvalidMessage> {
+pub(crate) fn view(message: proto::View) -> Result<View, InvalidMessage> {
     let view: MembershipView = message.try_into()?;
     let member = |member: &crate::membership::Member| ViewMember {
         name: member.name.clone(),
