@@ -25,6 +25,7 @@ pub(crate) mod output;
 pub mod peer;
 pub mod policyd;
 pub mod privileges;
+mod replaced_file;
 pub mod schema;
 pub mod source;
 pub mod stalls;

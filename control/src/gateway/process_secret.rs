@@ -1,15 +1,14 @@
 //! Process secret, left to the next process on this host beside the session tables (`sessions.state`). With it, a
 //! restarted gateway takes over its name at once, while a process on another host waits until the lease expires.
 
-use std::ffi::OsString;
-use std::fs::{self, OpenOptions};
-use std::io::{self, ErrorKind, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::fs;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use crate::config::Config;
 use crate::gateway::session_store;
 use crate::membership::Secret;
+use crate::replaced_file::replace;
 use crate::text_file::read_regular;
 
 /// Readable by root only.
@@ -57,17 +56,8 @@ fn path(config: &Config) -> Option<PathBuf> {
     Some(path.into())
 }
 
-/// Writes atomically: a concurrent reader sees the old or the new secret.
 fn write(path: &Path, secret: &Secret) -> io::Result<()> {
-    let mut temporary: OsString = path.into();
-    temporary.push("~");
-    match fs::remove_file(&temporary) {
-        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(MODE).open(&temporary)?;
-    file.write_all(secret.bytes())?;
-    fs::rename(&temporary, path)
+    replace(path, MODE, &[secret.bytes()])
 }
 
 #[cfg(test)]

@@ -5,8 +5,6 @@
 //!   "vipgate node cache 1\n"   u64 fingerprint of the message (little endian)   message
 //! ```
 
-use std::fs::File;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::{fs, io};
@@ -17,6 +15,7 @@ use vipgate_node::policy::{Cluster, NodePolicy};
 use vipgate_policy::fingerprint::Fingerprint;
 
 use super::decode;
+use crate::replaced_file::replace;
 use crate::xds::proto;
 
 const MAGIC: &[u8] = b"vipgate node cache 1\n";
@@ -86,17 +85,9 @@ impl Cache {
     }
 
     fn write(&self, contents: &Cached) -> io::Result<()> {
-        if let Some(directory) = self.path.parent() {
-            fs::create_dir_all(directory)?;
-        }
         let message = contents.encode_to_vec();
-        let draft = self.path.with_extension("draft");
-        let mut file = File::create(&draft)?;
-        for part in [MAGIC, &Fingerprint::of(&message).to_le_bytes(), &message] {
-            file.write_all(part)?;
-        }
-        file.sync_all()?;
-        fs::rename(&draft, &self.path)
+        // With the node's secret MAC address.
+        replace(&self.path, 0o600, &[MAGIC, &Fingerprint::of(&message).to_le_bytes(), &message])
     }
 }
 

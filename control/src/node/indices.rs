@@ -1,11 +1,13 @@
 //! The file with the numbers of gateways in marks: a line for each, number and name.
 
+use std::fs;
 use std::path::Path;
 use std::sync::Arc;
-use std::{fs, io};
 
 use vipgate_node::indices::Indices;
 use vipgate_node::marks::GatewayIndex;
+
+use crate::replaced_file::replace;
 
 /// Reads the file; lines that aren't understood are ignored: connections of those gateways find another one.
 pub(super) fn read(path: &Path) -> Indices {
@@ -21,15 +23,7 @@ pub(super) fn read(path: &Path) -> Indices {
 pub(super) fn write(path: &Path, indices: &Indices) {
     let lines: Vec<String> = indices.iter().map(|(name, index)| format!("{} {name}\n", index.0)).collect();
     let text = lines.concat();
-    let written = || -> io::Result<()> {
-        if let Some(directory) = path.parent() {
-            fs::create_dir_all(directory)?;
-        }
-        let draft = path.with_extension("draft");
-        fs::write(&draft, text)?;
-        fs::rename(&draft, path)
-    };
-    if let Err(error) = written() {
+    if let Err(error) = replace(path, 0o644, &[text.as_bytes()]) {
         let (file, error) = (path.display().to_string(), error.to_string());
         tracing::error!(event = "marks_not_stored", file, error, "after a restart, gateways may have other marks");
     }

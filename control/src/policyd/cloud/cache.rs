@@ -2,8 +2,7 @@
 //! of VIPs, its first policy would take them from gateways that have them.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +12,7 @@ use tokio::time::sleep;
 use vipgate_policy::manifest::CloudPool;
 
 use super::Inventory;
+use crate::replaced_file::replace;
 use crate::text_file::regular_text;
 
 /// Least time between two writes: observations change in steps while addresses are attached.
@@ -66,16 +66,12 @@ fn write(path: &Path, inventory: &Inventory) -> io::Result<()> {
     let before = read(path);
     let all: BTreeMap<&String, &CloudPool> =
         before.iter().chain(inventory).map(|(name, pool)| (name, &**pool)).collect();
-    let mut temporary = path.as_os_str().to_owned();
-    temporary.push("~");
-    let mut file = File::create(&temporary)?;
-    file.write_all(&serde_json::to_vec(&all)?)?;
-    file.sync_all()?;
-    fs::rename(&temporary, path)
+    replace(path, 0o644, &[&serde_json::to_vec(&all)?])
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::net::IpAddr;
 
     use vipgate_policy::manifest::{CloudAddress, CloudNic};
