@@ -72,7 +72,7 @@ deny: deps ## check licenses, sources and versions of dependencies
 # Always with the whole workspace: Cargo unifies features over the selected packages, so each dependency is built once.
 TEST := cargo test --locked --workspace
 UNIT_TESTS = $(patsubst %.rs,--test %,$(notdir $(patsubst %/main.rs,%.rs,\
-  $(wildcard $(foreach dir,dataplane dataplane/mem dataplane/xdp control control/cloud bench,$(dir)/tests/*.rs $(dir)/tests/*/main.rs)))))
+  $(wildcard $(foreach dir,dataplane dataplane/mem dataplane/xdp control control/cloud/testkit bench,$(dir)/tests/*.rs $(dir)/tests/*/main.rs)))))
 
 # More threads than cores: many tests wait for time to pass.
 unit: deps cloud-clients ## run unit, property and scenario tests without namespaces
@@ -81,7 +81,7 @@ unit: deps cloud-clients ## run unit, property and scenario tests without namesp
 
 # The clients of cloud providers are from PyPI: Debian's are older, or missing.
 CLOUD_CLIENTS := target/cloud-clients
-CLIENT_REQUIREMENTS := $(wildcard control/cloud/tests/providers/contract/*-requirements.txt)
+CLIENT_REQUIREMENTS := $(wildcard control/cloud/testkit/tests/providers/contract/*-requirements.txt)
 
 .PHONY: cloud-clients cloud-contract
 cloud-clients: $(CLOUD_CLIENTS)/installed ## install the clients of cloud providers, which verify ours and the fakes of the tests

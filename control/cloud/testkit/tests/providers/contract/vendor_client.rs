@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// The interpreter with the clients.
 fn python() -> PathBuf {
-    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/cloud-clients/bin/python");
+    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../target/cloud-clients/bin/python");
     let python = std::env::var_os("VIPGATE_CLOUD_PYTHON").map_or_else(default, PathBuf::from);
     assert!(python.exists(), "{} is missing: run `make cloud-clients`", python.display());
     python

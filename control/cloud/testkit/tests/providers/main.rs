@@ -7,5 +7,5 @@ mod azure;
 mod contract;
 mod gcp;
 mod reconcile;
-#[path = "../../examples/cloud-smoke/flow.rs"]
+#[path = "../../../examples/cloud-smoke/flow.rs"]
 mod smoke_flow;

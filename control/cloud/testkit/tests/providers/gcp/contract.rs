@@ -92,7 +92,7 @@ fn parameters(allocated: &str) -> Value {
 }
 
 fn python() -> PathBuf {
-    let default = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/cloud-clients/bin/python");
+    let default = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../target/cloud-clients/bin/python");
     std::env::var_os("VIPGATE_CLOUD_PYTHON").map_or(default, PathBuf::from)
 }
 
