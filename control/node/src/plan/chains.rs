@@ -24,6 +24,9 @@ const GUARD: &str = "filter hook postrouting priority srcnat - 20";
 /// Before the source NAT of CNIs and kube-proxy: the first that decides, decides for the connection.
 const KEEP_SOURCE: &str = "nat hook postrouting priority srcnat - 10";
 
+/// Destinations on the pod's own link: no router forwards to them.
+const LINK_LOCAL: &str = "fe80::/10";
+
 /// By policy, the ranges that are routed unchanged.
 pub(super) fn unchanged(inputs: &Inputs<'_>, inside: &[IpNet]) -> Vec<Vec<AddressRange>> {
     let policies = inputs.policy.map(|policy| policy.policies.as_slice()).unwrap_or_default();
@@ -214,6 +217,7 @@ impl Builder<'_> {
         self.base_chain("raw", RAW, raw);
         // Inside the cluster, policy decides nothing.
         let mut unknown = vec!["fib daddr type { local, broadcast, multicast } accept".to_owned()];
+        unknown.push(format!("ip6 daddr {LINK_LOCAL} accept"));
         unknown.extend(from_pods.map(|(ip, suffix)| format!("{ip} daddr @cluster{suffix} accept")));
         unknown.extend([self.counter("held"), self.set_mark(Action::Hold), "notrack".to_owned()]);
         self.add_chain("unknown", Chain::new(unknown));
@@ -232,6 +236,9 @@ impl Builder<'_> {
             // A client that reaches the pod directly gets its replies directly.
             steer.push(format!("ct direction reply {ip} saddr @pods{suffix} goto pass"));
         }
+        // With br_netfilter, also what a bridge forwards between pods comes by here, such as neighbor discovery.
+        steer.push("ip daddr { 224.0.0.0/4, 255.255.255.255 } goto pass".to_owned());
+        steer.push(format!("ip6 daddr {{ ff00::/8, {LINK_LOCAL} }} goto pass"));
         for (ip, suffix) in from_pods {
             steer.push(format!("{ip} saddr vmap @endpoints{suffix}"));
             steer.push(format!("{ip} saddr @pods{suffix} goto pass"));

@@ -130,6 +130,18 @@ fn replies_of_connections_through_a_gateway_go_to_it_or_to_another_but_never_out
     assert!(at("vmap @replies") < unknown && unknown < at("ct direction reply ip saddr @pods4 goto pass"));
 }
 
+/// Bridges with br_netfilter pass neighbor discovery between pods by these chains.
+#[test]
+fn multicast_and_link_local_destinations_are_not_steered() {
+    let plan = plan(Some(&policy()), &gateways([(true, true); 2]), &[]);
+    let steer = &plan.table.chains["steer"].rules;
+    let at = |text: &str| steer.iter().position(|rule| rule.contains(text)).unwrap();
+    assert!(at("ip daddr { 224.0.0.0/4, 255.255.255.255 } goto pass") < at("ip saddr vmap @endpoints4"));
+    assert!(at("ip6 daddr { ff00::/8, fe80::/10 } goto pass") < at("ip6 saddr vmap @endpoints6"));
+    let unknown = &plan.table.chains["unknown"].rules;
+    assert!(unknown.iter().any(|rule| rule == "ip6 daddr fe80::/10 accept"));
+}
+
 #[test]
 fn gateways_that_packets_can_not_reach_have_a_fault_and_no_tunnel() {
     let policy = policy();
