@@ -85,6 +85,17 @@ impl Lab {
         Ok(())
     }
 
+    /// Kills the processes of a host and removes its namespace, with its links once the kernel gets to it. A host of the
+    /// same name can be added afterwards.
+    pub fn remove_host(&self, host: &Host) {
+        if let Ok(mut hosts) = self.hosts.lock()
+            && let Some(hosts) = hosts.as_mut()
+        {
+            hosts.retain(|netns| netns != host.netns());
+        }
+        remove(host.netns());
+    }
+
     /// Kills every process in the lab and removes its namespaces; no hosts can be added afterwards. Called on drop.
     pub fn remove(&self) {
         let hosts = self.hosts.lock().ok().and_then(|mut hosts| hosts.take());

@@ -53,9 +53,21 @@ impl Cluster {
     /// Adds a node without pods; its agent doesn't run.
     pub fn add_node(&self, number: usize) -> Node {
         let name = format!("node-{number}");
-        let host = self.lab.host(&name, true).unwrap();
         let folder = self.folder.path().join(&name);
         fs::create_dir(&folder).unwrap();
+        for gateway in &self.gateways {
+            let gateway_number = gateway.name.trim_start_matches("gw-");
+            gateway.host.route(&format!("10.5.{number}.0/24"), &format!("10.4.{gateway_number}.254")).unwrap();
+            gateway.host.route(&format!("fd00:5:{number}::/64"), &format!("fd00:4:{gateway_number}::fe")).unwrap();
+        }
+        let host = self.connect_node(number);
+        Node { name, host, pods: Vec::new(), number, folder, agent: None, start_count: 0 }
+    }
+
+    /// Adds a node's host with its links and routes.
+    fn connect_node(&self, number: usize) -> Host {
+        let name = format!("node-{number}");
+        let host = self.lab.host(&name, true).unwrap();
         let uplink = format!("to-node{number}");
         self.lab.link((&self.inside, &uplink), (&host, "eth0"), 1).unwrap();
         self.inside
@@ -75,12 +87,34 @@ impl Cluster {
                 .route(&prefix[family], [&format!("10.5.{number}.1"), &format!("fd00:5:{number}::1")][family])
                 .unwrap();
         }
-        for gateway in &self.gateways {
-            let gateway_number = gateway.name.trim_start_matches("gw-");
-            gateway.host.route(&format!("10.5.{number}.0/24"), &format!("10.4.{gateway_number}.254")).unwrap();
-            gateway.host.route(&format!("fd00:5:{number}::/64"), &format!("fd00:4:{gateway_number}::fe")).unwrap();
-        }
-        Node { name, host, pods: Vec::new(), number, folder, agent: None, start_count: 0 }
+        host
+    }
+
+    /// Reboots a node: all that its kernel has is gone, and what isn't on its disk; its pods and its agent don't run.
+    pub fn reboot_node(&self, node: &mut Node) {
+        node.agent = None;
+        node.pods.clear();
+        self.remove_host(&node.host);
+        // On a tmpfs. The cache stays.
+        let _ = fs::remove_file(node.folder.join("node.marks"));
+        let uplink = format!("to-node{}", node.number);
+        // The kernel removes a namespace's links in the background.
+        let is_gone = || {
+            self.inside.ip(&["link", "show", &uplink]).is_err()
+                && self.management.ip(&["link", "show", &node.name]).is_err()
+        };
+        assert!(wait_for(Duration::from_secs(10), is_gone), "the links of {} are still there", node.name);
+        node.host = self.connect_node(node.number);
+    }
+
+    /// Adds a host without links, such as a pod's namespace.
+    pub fn add_host(&self, name: &str) -> Host {
+        self.lab.host(name, false).unwrap()
+    }
+
+    /// Kills the processes of a host and removes it.
+    pub fn remove_host(&self, host: &Host) {
+        self.lab.remove_host(host);
     }
 
     /// Adds a pod to a node, as the runtime and a CNI plugin like Calico's would; no manifest names it yet.
@@ -110,8 +144,13 @@ impl Cluster {
 
     /// Captures on a node's uplink.
     pub fn capture_uplink(&self, node: &Node, filter: &str) -> Captures {
-        let place = (&self.inside, format!("to-node{}", node.number));
+        let place = self.uplink(node);
         Captures::start(self.folder.path(), &format!("uplink-{}", node.name), &[place], filter)
+    }
+
+    /// Host and interface at the other end of a node's uplink.
+    pub fn uplink(&self, node: &Node) -> (&Host, String) {
+        (&self.inside, format!("to-node{}", node.number))
     }
 }
 
