@@ -12,7 +12,7 @@ PACKAGES := clang:clang llvm:llc libbpf-dev:/usr/include/bpf/bpf_helpers.h \
 CARGO_DENY := 0.20.2
 CARGO_MACHETE := 0.9.2
 
-.PHONY: help deps deny build demo test fmt lint unit model reconcile loom miri fuzz doc e2e e2e-gateways e2e-server e2e-kubernetes e2e-kubernetes-current chart-install e2e-starts bench bench-watch bench-wire bench-flood soak bench-neighbor bench-policy bench-gateways clean-lab
+.PHONY: help deps deny build demo test fmt lint unit model reconcile loom miri fuzz doc e2e e2e-gateways e2e-server e2e-kubernetes e2e-node e2e-kubernetes-current chart-install e2e-starts bench bench-watch bench-wire bench-flood soak bench-neighbor bench-policy bench-gateways clean-lab
 
 help: ## list targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | awk -F: '{printf "  make %-15s%s\n", $$1, $$2}'
@@ -196,7 +196,7 @@ BINARY = $(TEST) --no-run --test admin
 # Tests in single files work with either policy source; tests in directories choose it themselves.
 E2E_EITHER = $(patsubst tests/tests/%.rs,--test %,$(wildcard tests/tests/*.rs))
 E2E_FOLDERS = $(patsubst tests/tests/%/main.rs,--test %,\
-  $(filter-out $(patsubst %,tests/tests/%/main.rs,gateways kubernetes nodes),$(wildcard tests/tests/*/main.rs)))
+  $(filter-out $(patsubst %,tests/tests/%/main.rs,gateways kubernetes nodes node_cluster),$(wildcard tests/tests/*/main.rs)))
 # Tests most affected by the policy source; `make e2e-server` runs all.
 E2E_SERVER = $(patsubst %,--test %,egress input policy restart services)
 # Tests of gateway groups that the engine's tests can't cover; `make e2e-gateways` runs all.
@@ -235,6 +235,16 @@ e2e-kubernetes: deps ## run tests with a real Kubernetes API server; builds it o
 	  && export VIPGATE_KUBE_APISERVER=$$apiserver VIPGATE_KUBECTL=$$clients/kubectl \
 	  && set -x && $(TEST) --test kubernetes -- --test-threads=1
 	@$(MAKE) --no-print-directory chart-install
+
+# CNI plugins, and what kube-proxy runs.
+NODE_PACKAGES := containernetworking-plugins:/usr/lib/cni/bridge iptables:iptables conntrack:conntrack
+
+e2e-node: deps ## run tests of node agents beside kube-proxy and CNI plugins; builds it and the API server once, six minutes; needs root
+	@$(MAKE) --no-print-directory deps PACKAGES="$(NODE_PACKAGES)"
+	$(BINARY)
+	@apiserver=$$(tests/kubernetes/apiserver.sh) && clients=$$(tests/kubernetes/kubectl.sh) \
+	  && export VIPGATE_KUBE_APISERVER=$$apiserver VIPGATE_KUBE_PROXY=$${apiserver/kube-apiserver-/kube-proxy-} VIPGATE_KUBECTL=$$clients/kubectl \
+	  && set -x && $(TEST) --test node_cluster -- --test-threads=1 --nocapture
 
 # With the Python of the system: the standard library is all that these tests need.
 chart-install: deps ## install the Helm chart at a real Kubernetes API server and run its pods; needs root

@@ -33,7 +33,7 @@ const MANAGEMENT: &str = "10.3.0.254";
 
 /// Of policyd.yaml.
 const POLICYD: &str = "node_agents: {}\npod_cidrs: [10.244.0.0/16, \"fd00:244::/32\"]\n\
-                       service_cidrs: [10.96.0.0/16, \"fd96::/112\"]\nuncovered: pass";
+                       service_cidrs: [10.96.0.0/16, \"fd96::/112\"]";
 
 /// The networks of the nodes.
 const PLUGINS: [Plugin; 3] =
@@ -80,9 +80,10 @@ impl NodeCluster {
     /// Builds a cluster for `count` gateways, and starts the first `running` ones.
     pub(crate) fn with_gateways(tag: &str, count: usize, running: usize) -> Self {
         let cluster = Cluster::new(tag, count);
-        // Neighbor discovery and multicast of hosts on the gateways' segments; and gateways are asked for what a peer owns
-        // while they start.
-        cluster.accounting.allow(["malformed", "no_session", "no_owner", "peer_unknown", "no_policy"]);
+        // Without it, packets to a gateway whose cable is cut would take the default route, through another one.
+        for (family, prefix) in [("-4", "10.4.0.0/16"), ("-6", "fd00:4::/32")] {
+            cluster.inside.ip(&[family, "route", "add", "unreachable", prefix]).unwrap();
+        }
         let api = ApiServer::with_flags(&cluster.management, &["--bind-address=0.0.0.0"]);
         serve_beta_slices(&api);
         cluster.define_gateways(&(0..running).collect::<Vec<_>>());
