@@ -233,9 +233,10 @@ impl Agent {
         AgentError::Hold { name: self.config.settings.hold_device.clone(), source }
     }
 
-    /// Somebody has changed something: look soon.
-    fn changed_by_others(&mut self, _: ChangeNotice) {
-        self.check_at = self.check_at.min(Instant::now() + CHECK_DELAY);
+    /// Somebody has changed something: look soon, or at once if packets aren't steered any more.
+    fn changed_by_others(&mut self, notice: ChangeNotice) {
+        let delay = if notice == ChangeNotice::TableDeleted { Duration::ZERO } else { CHECK_DELAY };
+        self.check_at = self.check_at.min(Instant::now() + delay);
     }
 
     /// Compares the kernel with the plan, and repairs it.
