@@ -259,5 +259,6 @@ impl ApiServer {
 }
 
 fn program(variable: &str) -> String {
-    std::env::var(variable).unwrap_or_else(|_| panic!("{variable} is not set: run `make e2e-kubernetes`"))
+    std::env::var(variable)
+        .unwrap_or_else(|_| panic!("{variable} is not set: run `make e2e-kubernetes` or `make e2e-node`"))
 }

@@ -69,18 +69,24 @@ pub(crate) struct NodeCluster {
     pub(crate) neighbor: Host,
     pub(crate) cluster: Cluster,
     pub(crate) api: ApiServer,
+    leases: &'static str,
 }
 
 impl NodeCluster {
-    /// Starts a cluster with two gateways.
+    /// Starts a cluster with two gateways. Their leases are longer than by default: a gateway that this machine has no time
+    /// for must not lose its own.
     pub(crate) fn start(tag: &str) -> Self {
-        Self::with_gateways(tag, 2, 2)
+        Self::new(tag, 2, 2, "leases: {ttl: 3s}")
     }
 
-    /// Builds a cluster for `count` gateways, and starts the first `running` ones.
+    /// Builds a cluster for `count` gateways, and starts the first `running` ones. Their leases are those of the default.
     pub(crate) fn with_gateways(tag: &str, count: usize, running: usize) -> Self {
+        Self::new(tag, count, running, "")
+    }
+
+    fn new(tag: &str, count: usize, running: usize, leases: &'static str) -> Self {
         let cluster = Cluster::new(tag, count);
-        // Without it, packets to a gateway whose cable is cut would take the default route, through another one.
+        // Without it, packets to a gateway whose link is down would take the default route, through another one.
         for (family, prefix) in [("-4", "10.4.0.0/16"), ("-6", "fd00:4::/32")] {
             cluster.inside.ip(&[family, "route", "add", "unreachable", prefix]).unwrap();
         }
@@ -89,7 +95,7 @@ impl NodeCluster {
         cluster.define_gateways(&(0..running).collect::<Vec<_>>());
         let neighbor = cluster.add_node_network_host("neighbor", NEIGHBOR);
         reflector::start(&neighbor, &NEIGHBOR);
-        let mut started = Self { nodes: Vec::new(), pods: Vec::new(), neighbor, cluster, api };
+        let mut started = Self { nodes: Vec::new(), pods: Vec::new(), neighbor, cluster, api, leases };
         started.apply_gateways();
         create_policy(&started.api);
         started.start_policyd();
@@ -149,7 +155,8 @@ impl NodeCluster {
     /// Starts the policy server, which reads the API.
     pub(crate) fn start_policyd(&mut self) {
         let kubeconfig = self.api.kubeconfig(ADMIN);
-        let source = format!("source: {{kubernetes: {{kubeconfig: {}}}}}\n{POLICYD}", kubeconfig.display());
+        let source =
+            format!("source: {{kubernetes: {{kubeconfig: {}}}}}\n{POLICYD}\n{}", kubeconfig.display(), self.leases);
         self.cluster.start_policyd(&source);
     }
 

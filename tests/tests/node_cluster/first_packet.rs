@@ -155,7 +155,7 @@ fn percentiles(times: &[Times], from: impl Fn(&Times) -> Instant, to: impl Fn(&T
 #[test]
 fn two_hundred_pods_come_and_go_and_their_first_packets_are_translated() {
     let cluster = NodeCluster::start("nc-first");
-    let judge = cluster.judge();
+    let leaks = cluster.start_leak_verifier();
     let remote = Remote::start(&cluster.cluster);
     // A node may know a pod before the gateways do.
     cluster.cluster.accounting.allow(["no_policy"]);
@@ -170,7 +170,7 @@ fn two_hundred_pods_come_and_go_and_their_first_packets_are_translated() {
         threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
     });
     println!("{PODS} pods over three nodes in {:.1} s", began.elapsed().as_secs_f64());
-    judge.check();
+    leaks.check();
     let received = remote.received.lock().unwrap();
     for (number, received) in &*received {
         let vip = BATCHES[*number as usize % BATCHES.len()].1[0];

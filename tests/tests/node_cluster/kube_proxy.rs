@@ -108,52 +108,60 @@ fn service_ports(family: usize, services: &Value, slices: &Value) -> Vec<Service
     ports
 }
 
+/// Chains of a Service's port and of its endpoints.
+fn service_chains(ip: &str, cidr: &str, service: &ServicePort) -> String {
+    let ServicePort { name, cluster_ip, protocol, port, endpoints, .. } = service;
+    let (mut chains, mut verdicts) = (String::new(), Vec::new());
+    for (number, (endpoint, port)) in endpoints.iter().enumerate() {
+        let target = if ip == "ip" { format!("{endpoint}:{port}") } else { format!("[{endpoint}]:{port}") };
+        // A pod that reaches itself is masqueraded.
+        let _ = write!(
+            chains,
+            "  chain endpoint-{name}-{number} {{\n    {ip} saddr {endpoint} jump mark-for-masquerade\n\
+             \x20   meta l4proto {protocol} dnat to {target}\n  }}\n"
+        );
+        verdicts.push(format!("{number} : goto endpoint-{name}-{number}"));
+    }
+    let _ = write!(
+        chains,
+        "  chain service-{name} {{\n\
+         \x20   {ip} daddr {cluster_ip} {protocol} dport {port} {ip} saddr != {cidr} jump mark-for-masquerade\n\
+         \x20   numgen random mod {} vmap {{ {} }}\n  }}\n\
+         \x20 chain external-{name} {{\n    jump mark-for-masquerade\n    goto service-{name}\n  }}\n",
+        endpoints.len(),
+        verdicts.join(", ")
+    );
+    chains
+}
+
+/// Elements of a set or map; nothing if there are none.
+fn elements(elements: &[String]) -> String {
+    if elements.is_empty() { String::new() } else { format!("    elements = {{ {} }}\n", elements.join(", ")) }
+}
+
 /// Names, hooks, priorities and marks are those of kube-proxy.
 fn table(ip: &str, cidr: &str, services: &[ServicePort]) -> String {
     let address = if ip == "ip" { "ipv4_addr" } else { "ipv6_addr" };
-    let (mut maps, mut reject, mut chains) = (String::new(), String::new(), String::new());
-    let mut cluster_ips: Vec<&str> = services.iter().map(|service| service.cluster_ip.as_str()).collect();
+    let (mut maps, mut reject, mut chains) = (Vec::new(), Vec::new(), String::new());
+    let mut cluster_ips: Vec<String> = services.iter().map(|service| service.cluster_ip.clone()).collect();
     cluster_ips.sort_unstable();
     cluster_ips.dedup();
-    for ServicePort { name, cluster_ip, external_ips, protocol, port, endpoints } in services {
-        let frontends = std::iter::once(cluster_ip).map(|it| (it, "service"));
-        let frontends: Vec<_> = frontends.chain(external_ips.iter().map(|it| (it, "external"))).collect();
+    for service in services {
+        let ServicePort { name, cluster_ip, external_ips, protocol, port, endpoints } = service;
+        let frontends = std::iter::once((cluster_ip, "service")).chain(external_ips.iter().map(|it| (it, "external")));
         for (frontend, kind) in frontends {
             let key = format!("{frontend} . {protocol} . {port}");
             if endpoints.is_empty() {
-                let _ = writeln!(reject, "    {key} : goto reject-chain,");
+                reject.push(format!("{key} : goto reject-chain"));
             } else {
-                let _ = writeln!(maps, "    {key} : goto {kind}-{name},");
+                maps.push(format!("{key} : goto {kind}-{name}"));
             }
         }
-        if endpoints.is_empty() {
-            continue;
+        if !endpoints.is_empty() {
+            chains += &service_chains(ip, cidr, service);
         }
-        let mut verdicts = Vec::new();
-        for (number, (endpoint, port)) in endpoints.iter().enumerate() {
-            let target = if ip == "ip" { format!("{endpoint}:{port}") } else { format!("[{endpoint}]:{port}") };
-            // A pod that reaches itself is masqueraded.
-            let _ = write!(
-                chains,
-                "  chain endpoint-{name}-{number} {{\n    {ip} saddr {endpoint} jump mark-for-masquerade\n\
-                 \x20   meta l4proto {protocol} dnat to {target}\n  }}\n"
-            );
-            verdicts.push(format!("{number} : goto endpoint-{name}-{number}"));
-        }
-        let _ = write!(
-            chains,
-            "  chain service-{name} {{\n\
-             \x20   {ip} daddr {cluster_ip} {protocol} dport {port} {ip} saddr != {cidr} jump mark-for-masquerade\n\
-             \x20   numgen random mod {} vmap {{ {} }}\n  }}\n\
-             \x20 chain external-{name} {{\n    jump mark-for-masquerade\n    goto service-{name}\n  }}\n",
-            endpoints.len(),
-            verdicts.join(", ")
-        );
     }
-    let elements =
-        |text: &str| if text.is_empty() { String::new() } else { format!("    elements = {{\n{text}    }}\n") };
-    let cluster_ips = elements(&cluster_ips.iter().map(|it| format!("    {it},\n")).collect::<String>());
-    let (maps, reject) = (elements(&maps), elements(&reject));
+    let [cluster_ips, maps, reject] = [cluster_ips, maps, reject].map(|list| elements(&list));
     format!(
         "table {ip} kube-proxy\ndelete table {ip} kube-proxy\n\
          table {ip} kube-proxy {{\n\

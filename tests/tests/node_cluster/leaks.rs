@@ -1,4 +1,4 @@
-//! Judge of leaks: captures on the uplinks of nodes and outside of the gateways; no packet of a covered pod may leave
+//! Leak verifier: captures on the uplinks of nodes and outside of the gateways; no packet of a covered pod may leave
 //! other than through a tunnel and with a VIP.
 
 use vipgate_tests::cluster::{Captures, SERVER};
@@ -7,14 +7,14 @@ use vipgate_tests::verifier::{Frame, Packet};
 use crate::cluster::{NEIGHBOR, NodeCluster};
 
 /// Running captures.
-pub(crate) struct Judge {
+pub(crate) struct LeakVerifier {
     uplinks: Captures,
     outside: Captures,
 }
 
 impl NodeCluster {
-    /// Starts to judge. Meanwhile no uncovered pod may send to the servers.
-    pub(crate) fn judge(&self) -> Judge {
+    /// Starts the captures. Meanwhile no uncovered pod may send to the servers.
+    pub(crate) fn start_leak_verifier(&self) -> LeakVerifier {
         let folder = self.cluster.folder.path();
         let pods = ["10.244.0.0/16", "fd00:244::/32"].map(|prefix| format!("src net {prefix}")).join(" or ");
         let inside = ["10.244.0.0/16", "fd00:244::/32", "10.5.0.0/16", "fd00:5::/32"];
@@ -25,18 +25,18 @@ impl NodeCluster {
         let discovery = "(icmp6 and ip6[40] >= 133 and ip6[40] <= 137)";
         let filter = format!("({servers} or (({pods}) and not ({inside} or {neighbor}))) and not {discovery}");
         let places: Vec<_> = self.nodes.iter().map(|node| self.cluster.uplink(&node.node)).collect();
-        let uplinks = Captures::start(folder, "judge-uplink", &places, &filter);
+        let uplinks = Captures::start(folder, "leaks-uplink", &places, &filter);
         let places: Vec<_> = (1..=self.cluster.gateways.len())
             .map(|number| (&self.cluster.outside, format!("gw{number}")))
             .chain([(&self.cluster.server, "eth0".to_owned())])
             .collect();
         let filter = "net 10.244.0.0/16 or net fd00:244::/32 or net 10.5.0.0/16 or net fd00:5::/32";
-        let outside = Captures::start(folder, "judge-outside", &places, filter);
-        Judge { uplinks, outside }
+        let outside = Captures::start(folder, "leaks-outside", &places, filter);
+        LeakVerifier { uplinks, outside }
     }
 }
 
-impl Judge {
+impl LeakVerifier {
     /// Stops; asserts that nothing has leaked.
     #[track_caller]
     pub(crate) fn check(self) {

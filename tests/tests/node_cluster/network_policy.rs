@@ -1,6 +1,8 @@
 //! NetworkPolicy in the form of Calico's: per pod, established connections and allowed new ones are accepted, packets that
 //! conntrack finds invalid are dropped.
 
+use std::fmt::Write as _;
+
 use vipgate::lab::Host;
 use vipgate_tests::cluster::LINE_PORT;
 
@@ -13,7 +15,7 @@ pub(crate) fn load_policy(node: &Host, pods: &[[String; 2]]) {
     let mut dispatch = String::new();
     for [v4, v6] in pods {
         for (ip, address) in [("ip", v4), ("ip6", v6)] {
-            dispatch += &format!("    {ip} saddr {address} jump from-pod\n    {ip} daddr {address} jump to-pod\n");
+            let _ = writeln!(dispatch, "    {ip} saddr {address} jump from-pod\n    {ip} daddr {address} jump to-pod");
         }
     }
     let table = format!(

@@ -1,27 +1,34 @@
 //! Agents are killed, their rules are flushed, nodes reboot: under load, beside everything else that nodes run.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use vipgate::lab::reflector::query_udp;
 use vipgate_tests::cluster::{L2_VIPS, LineServer, SERVER, sleep_ms, unix_time};
+use vipgate_tests::verifier::Frame;
 use vipgate_tests::wait_for;
 
 use crate::api_objects::COVERED;
 use crate::cluster::{NFTABLES_NODE, NodeCluster};
 use crate::failover::MAX_OUTAGE;
-use crate::gateways::{Load, allow_shard_moves};
-use crate::judge::describe;
+use crate::gateways::Load;
+use crate::leaks::describe;
 
 /// Rounds in which each node's rules are flushed.
 const FLUSHES: usize = 5;
-/// The longest time from a flush until the last packet that left by the node, in seconds: with other builds on the machine.
-const MAX_WINDOW: f64 = 1.0;
+/// The longest time from a flush until the last packet that left by the node: with other builds on the machine.
+const MAX_WINDOW: Duration = Duration::from_secs(1);
+
+/// The current time of captures.
+fn unix_nanoseconds() -> u64 {
+    let elapsed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    u64::try_from(elapsed.as_nanos()).unwrap()
+}
 
 #[test]
 fn killed_and_restarted_agents_cost_no_packet() {
     let mut cluster = NodeCluster::start("nc-kill");
     let server = LineServer::start(cluster.cluster.folder.path(), &cluster.cluster.server);
-    let judge = cluster.judge();
+    let leaks = cluster.start_leak_verifier();
     let load = Load::start(&cluster, "kill", 1_000_000);
     for node in 0..3 {
         for signal in ["KILL", "TERM"] {
@@ -44,7 +51,7 @@ fn killed_and_restarted_agents_cost_no_packet() {
     println!("agents killed and restarted: {}", results.describe(0.0));
     results.check(MAX_OUTAGE);
     results.check_none_lost(&cluster);
-    judge.check();
+    leaks.check();
     server.end();
     cluster.check_kernels_agree();
 }
@@ -56,49 +63,48 @@ fn flushed_rules_are_in_place_again_within_milliseconds() {
     let cluster = NodeCluster::start("nc-flush");
     let server = LineServer::start(cluster.cluster.folder.path(), &cluster.cluster.server);
     let load = Load::start(&cluster, "flush", 1_000_000);
-    let mut windows = Vec::new();
+    let (mut longest, mut flushes) = (Duration::ZERO, 0);
     for (node, host) in cluster.nodes.iter().enumerate() {
-        let judge = cluster.judge();
+        let leaks = cluster.start_leak_verifier();
         let mut flushed = Vec::new();
         for _ in 0..FLUSHES {
-            flushed.push(unix_time());
+            flushed.push(unix_nanoseconds());
             host.node.host.output(&["nft", "flush", "ruleset"]).unwrap();
             let count = flushed.len();
             let repaired = || host.node.log().matches("\"event\":\"kernel_repaired\"").count() >= count;
             assert!(wait_for(Duration::from_secs(5), repaired), "{}", cluster.evidence(node));
-            // The judge sees what leaves after the repair, too.
+            // The verifier sees what leaves after the repair, too.
             sleep_ms(500);
         }
-        let leaked = judge.end();
-        for (round, at) in flushed.iter().enumerate() {
-            let until = flushed.get(round + 1).copied().unwrap_or(f64::MAX);
-            let times = leaked.iter().map(|frame| frame.time as f64 / 1e9).filter(|time| (*at..until).contains(time));
-            let times: Vec<f64> = times.collect();
-            let between = times.last().zip(times.first()).map_or(0.0, |(last, first)| last - first);
-            windows.push((host.node.name.as_str(), times.len(), between, times.last().map_or(0.0, |last| last - at)));
-        }
-        let other: Vec<_> = leaked.iter().filter(|frame| (frame.time as f64 / 1e9) < flushed[0]).cloned().collect();
+        let leaked = leaks.end();
+        let first = flushed[0];
+        let other: Vec<_> = leaked.iter().filter(|frame| frame.time < first).cloned().collect();
         assert!(other.is_empty(), "{}", describe(&other));
+        flushed.push(u64::MAX);
+        for round in flushed.windows(2) {
+            let during = |frame: &&Frame| (round[0]..round[1]).contains(&frame.time);
+            let times: Vec<u64> = leaked.iter().filter(during).map(|frame| frame.time).collect();
+            let [first, last] = [times.first(), times.last()].map(|time| time.copied().unwrap_or(round[0]));
+            let [between, until] = [last - first, last - round[0]].map(Duration::from_nanos);
+            let (name, count) = (&host.node.name, times.len());
+            println!(
+                "{name}: {count} packets left by the node within {between:.1?}, until {until:.1?} after `nft` was run"
+            );
+            (longest, flushes) = (longest.max(until), flushes + 1);
+        }
     }
-    for (name, count, between, until) in &windows {
-        let [between, until] = [between, until].map(|seconds| seconds * 1e3);
-        println!(
-            "{name}: {count} packets left by the node within {between:.1} ms, until {until:.1} ms after `nft` was run"
-        );
-    }
-    let longest = windows.iter().map(|(_, _, _, until)| *until).fold(0.0, f64::max);
-    assert!(longest <= MAX_WINDOW, "{longest:.3} s");
+    assert!(longest <= MAX_WINDOW, "{longest:?}");
     let results = load.end(&cluster);
-    println!("rules flushed {} times: {}", windows.len(), results.describe(0.0));
+    println!("rules flushed {flushes} times: {}", results.describe(0.0));
     results.check(2.0);
     cluster.check_kernels_agree();
     // kube-proxy and the ruleset of Services come back, too: the first by itself.
     cluster.write_slices();
-    let judge = cluster.judge();
+    let leaks = cluster.start_leak_verifier();
     for node in 0..3 {
         cluster.wait_translated(node);
     }
-    judge.check();
+    leaks.check();
     server.end();
 }
 
@@ -106,11 +112,10 @@ fn flushed_rules_are_in_place_again_within_milliseconds() {
 fn a_node_that_reboots_steers_its_new_pods_from_their_first_packet() {
     let mut cluster = NodeCluster::start("nc-reboot");
     let server = LineServer::start(cluster.cluster.folder.path(), &cluster.cluster.server);
-    allow_shard_moves(&cluster);
     for node in [0, NFTABLES_NODE] {
         cluster.reboot(node);
         // The other nodes' pods go on; captures of the old uplink have ended with it.
-        let judge = cluster.judge();
+        let leaks = cluster.start_leak_verifier();
         for (namespace, name) in [(COVERED, "again"), (crate::api_objects::UNCOVERED, "other-again")] {
             cluster.add_pod(node, namespace, &format!("{name}-{}", node + 1));
         }
@@ -123,7 +128,7 @@ fn a_node_that_reboots_steers_its_new_pods_from_their_first_packet() {
         let results = load.end(&cluster);
         println!("{}", results.describe(0.0));
         results.check(MAX_OUTAGE);
-        judge.check();
+        leaks.check();
         cluster.check_kernels_agree();
     }
     server.end();

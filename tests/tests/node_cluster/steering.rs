@@ -28,7 +28,7 @@ fn pod_to_pod_source(cluster: &NodeCluster, node: usize, family: usize) -> Strin
 #[test]
 fn covered_pods_leave_by_their_vip_and_all_else_is_as_without_vipgate() {
     let cluster = NodeCluster::start("nc-egress");
-    let judge = cluster.judge();
+    let leaks = cluster.start_leak_verifier();
     for node in 0..3 {
         let (covered, uncovered) = (cluster.covered(node), cluster.uncovered(node));
         for family in [0, 1] {
@@ -50,7 +50,7 @@ fn covered_pods_leave_by_their_vip_and_all_else_is_as_without_vipgate() {
             assert_eq!(seen, covered.addresses[family]);
         }
     }
-    judge.check();
+    leaks.check();
     cluster.check_kernels_agree();
     assert_eq!(dropped(&cluster.nodes[POLICY_NODE].node.host), [0, 0], "NetworkPolicy drops nothing");
     assert_eq!(cluster.node_drops("guard"), 0);
@@ -59,7 +59,7 @@ fn covered_pods_leave_by_their_vip_and_all_else_is_as_without_vipgate() {
 #[test]
 fn cluster_ips_work_from_covered_pods_on_every_node() {
     let cluster = NodeCluster::start("nc-clusterip");
-    let judge = cluster.judge();
+    let leaks = cluster.start_leak_verifier();
     for node in 0..3 {
         let covered = cluster.covered(node);
         for family in [0, 1] {
@@ -90,7 +90,7 @@ fn cluster_ips_work_from_covered_pods_on_every_node() {
                 .unwrap_or_else(|error| panic!("{vip}: {error}\n{}", cluster.evidence(node)));
         }
     }
-    judge.check();
+    leaks.check();
     assert_eq!(dropped(&cluster.nodes[POLICY_NODE].node.host), [0, 0], "NetworkPolicy drops nothing");
     assert_eq!(cluster.node_drops("guard"), 0);
 }
@@ -98,7 +98,7 @@ fn cluster_ips_work_from_covered_pods_on_every_node() {
 #[test]
 fn clients_reach_backends_on_every_node_with_their_address_and_pods_directly() {
     let cluster = NodeCluster::start("nc-inbound");
-    let judge = cluster.judge();
+    let leaks = cluster.start_leak_verifier();
     let client = &cluster.cluster.server;
     let received = |node: usize| {
         let counters = cluster.nodes[node].node.host.output(&["nft", "list", "counters", "table", "inet", "vipgate"]);
@@ -126,6 +126,6 @@ fn clients_reach_backends_on_every_node_with_their_address_and_pods_directly() {
             assert_eq!(query_udp_at(&cluster.neighbor, SocketAddr::new(pod, UDP)).unwrap(), NEIGHBOR[family]);
         }
     }
-    judge.check();
+    leaks.check();
     assert_eq!(dropped(&cluster.nodes[POLICY_NODE].node.host), [0, 0], "NetworkPolicy drops nothing");
 }
