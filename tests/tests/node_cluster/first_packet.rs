@@ -21,6 +21,8 @@ const PODS: usize = 200;
 const REMOTE_PORT: u16 = 5400;
 /// A pod sends this often.
 const INTERVAL: Duration = Duration::from_millis(5);
+/// Interval of ARP requests in milliseconds, of the namespace of the thread.
+const ARP_RETRANSMISSION: &str = "/proc/sys/net/ipv4/neigh/eth0/retrans_time_ms";
 /// Generous: builds of other tests may share the machine.
 const MAX_P99: Duration = Duration::from_secs(2);
 
@@ -93,7 +95,10 @@ struct Times {
 fn send_datagrams(number: u32, stop: &AtomicBool) -> std::io::Result<Instant> {
     let socket = UdpSocket::bind("0.0.0.0:0")?;
     let (remote, mut first) = (SocketAddr::new(SERVER[0].parse().unwrap(), REMOTE_PORT), None);
+    let mut is_impatient = false;
     while !stop.load(Relaxed) {
+        // It sends before the plugin has finished: an ARP request that the node doesn't answer yet would cost a second.
+        is_impatient = is_impatient || std::fs::write(ARP_RETRANSMISSION, "20").is_ok();
         match (socket.send_to(&number.to_be_bytes(), remote), first) {
             (Ok(_), None) => first = Some(Instant::now()),
             (Err(_), None) => {
