@@ -98,7 +98,7 @@ fn flushed_rules_are_in_place_again_within_milliseconds() {
     println!("rules flushed {flushes} times: {}", results.describe(0.0));
     results.check(2.0);
     cluster.check_kernels_agree();
-    // kube-proxy and the ruleset of Services come back, too: the first by itself.
+    // The rulesets of this test are gone, too; kube-proxy writes its own again.
     cluster.write_slices();
     let leaks = cluster.start_leak_verifier();
     for node in 0..3 {
