@@ -137,7 +137,8 @@ enum Command {
     },
     /// Build demo topologies in network namespaces, run them, report, clean up
     ///
-    /// First with one gateway, then with two, of which one is killed during a download.
+    /// First with one gateway, then with two, of which one is killed during a download, then with a node whose agent steers
+    /// its pods to two gateways.
     #[command(after_help = "Example:\n  vipgate demo --keep")]
     Demo {
         /// Keep the topologies after the report, for inspection

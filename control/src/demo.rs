@@ -2,13 +2,18 @@
 //! which every line is checked.
 //!
 //! The first scenario has one gateway: translation and load balancing. The second has two, one of which is killed:
-//! failover. `--kubernetes` runs the first one with a Kubernetes API server in place of files.
+//! failover. The third has a node, too, whose agent steers pods' packets to the gateways. `--kubernetes` runs the first
+//! one with a Kubernetes API server in place of files.
 
 mod checks;
+mod connections;
 mod daemon;
+mod downloads;
 mod failover;
+mod group;
 mod kubernetes;
 mod leaks;
+mod nodes;
 mod report;
 mod topology;
 
@@ -22,16 +27,17 @@ use tokio::signal::unix::{SignalKind, signal};
 use topology::Topology;
 
 use self::failover::FailoverTopology;
+use self::nodes::NodeTopology;
 use crate::command_error::CommandError;
 use crate::lab::Lab;
 
-/// Runs both scenarios, reports, cleans up. With `keep`, both topologies stay until the user presses Enter.
+/// Runs all scenarios, reports, cleans up. With `keep`, their topologies stay until the user presses Enter.
 ///
 /// # Errors
 /// When the setup fails, a check of the report fails, or the demo is interrupted.
 pub fn run(keep: bool) -> Result<(), CommandError> {
-    let (first, second) = (new_lab("demo")?, new_lab("group")?);
-    run_in(&[first.clone(), second.clone()], || run_scenarios(&first, &second, keep))
+    let labs = [new_lab("demo")?, new_lab("group")?, new_lab("nodes")?];
+    run_in(&labs, || run_scenarios(labs.each_ref(), keep))
 }
 
 /// Runs the first scenario with a Kubernetes API server in place of files.
@@ -77,7 +83,7 @@ fn wait_for_enter() -> Result<(), CommandError> {
     std::io::stdin().read_line(&mut String::new()).map(drop).map_err(CommandError::runtime)
 }
 
-fn run_scenarios(first: &Lab, second: &Lab, keep: bool) -> Result<(), CommandError> {
+fn run_scenarios([first, second, third]: [&Arc<Lab>; 3], keep: bool) -> Result<(), CommandError> {
     let mut topology = Topology::build(first)?;
     Report::title();
     let mut report = Report::new();
@@ -88,15 +94,24 @@ fn run_scenarios(first: &Lab, second: &Lab, keep: bool) -> Result<(), CommandErr
         first.remove();
     }
 
-    let mut group = FailoverTopology::build(second)?;
+    let mut failover = FailoverTopology::build(second)?;
     Report::failover_title();
-    failover::run(&mut group, &mut report)?;
+    failover::run(&mut failover, &mut report)?;
+    if !keep {
+        failover::stop(&mut failover, &mut report)?;
+        second.remove();
+    }
+
+    let mut nodes = NodeTopology::build(third)?;
+    Report::node_title();
+    nodes::run(&mut nodes, &mut report)?;
     if keep {
-        Report::print_commands(&topology, &group);
+        Report::print_commands(&topology, &failover, &nodes);
         wait_for_enter()?;
         topology.stop_gateway(&mut report)?;
+        failover::stop(&mut failover, &mut report)?;
     }
-    failover::stop(&mut group, &mut report)?;
+    nodes::stop(&mut nodes, &mut report)?;
     report.finish()
 }
 

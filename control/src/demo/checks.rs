@@ -40,11 +40,11 @@ pub(super) fn run(topology: &Topology, report: &mut Report) -> Result<(), Comman
     Report::section("Counters of the gateway");
     counters(topology, report)?;
 
-    leaks.report(report)
+    leaks.report("no pod address was seen outside", report)
 }
 
 /// The source addresses of a pod that the server sees with HTTP and UDP, and whether ping works.
-fn probe(pod: &Pod, server: &str) -> ObservedSources {
+pub(super) fn probe(pod: &Pod, server: &str) -> ObservedSources {
     let Ok(address) = server.parse::<IpAddr>() else { return ObservedSources::default() };
     let text = |result: std::io::Result<String>| result.unwrap_or_else(|error| format!("({error})"));
     ObservedSources {

@@ -1,4 +1,4 @@
-//! Processes of this binary on demo hosts: gateways and policy servers, and queries to gateways.
+//! Processes of this binary on demo hosts: gateways, policy servers and node agents, and queries to them.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::lab::{self, Host, Process};
 /// Startup timeout.
 const READY_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A gateway or policy server process, killed on drop.
+/// A process of this binary, killed on drop.
 #[derive(Debug)]
 pub(super) struct Daemon {
     name: String,
@@ -62,12 +62,16 @@ impl Daemon {
     }
 }
 
-/// Runs a query command against a gateway's admin socket; returns its JSON.
+/// Runs a query command against an admin socket; returns its JSON.
 pub(super) fn query(socket: &Path, command: &[&str]) -> Result<Value, CommandError> {
-    let (program, socket) = (own_path()?, socket.display().to_string());
-    let command = [&[program.as_str()], command, &["--socket", &socket, "-o", "json"]].concat();
-    let output = lab::output(&command).map_err(CommandError::runtime)?;
+    let output = query_text(socket, &[command, &["-o", "json"]].concat())?;
     serde_json::from_str(&output).map_err(CommandError::runtime)
+}
+
+/// The same; returns the text that a user sees.
+pub(super) fn query_text(socket: &Path, command: &[&str]) -> Result<String, CommandError> {
+    let (program, socket) = (own_path()?, socket.display().to_string());
+    lab::output(&[&[program.as_str()], command, &["--socket", &socket]].concat()).map_err(CommandError::runtime)
 }
 
 fn own_path() -> Result<String, CommandError> {

@@ -1,4 +1,4 @@
-//! Leak detector: captures packets outside that have a pod's own address.
+//! Leak detector: captures packets that have a pod's own address where none may be seen.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub(super) struct LeakDetector {
 impl LeakDetector {
     /// Starts capturing on an interface with a filter; returns when the capture is running.
     pub(super) fn start(host: &Host, interface: &str, filter: &str, directory: &Path) -> Result<Self, CommandError> {
-        let (capture, log) = (directory.join("outside.pcap"), directory.join("tcpdump.log"));
+        let (capture, log) = (directory.join(format!("{interface}.pcap")), directory.join(format!("{interface}.log")));
         let file = capture.display().to_string();
         // Without immediate mode, the kernel buffers packets for up to a second.
         let command = ["tcpdump", "-i", interface, "--immediate-mode", "-U", "-w", &file, filter];
@@ -28,8 +28,8 @@ impl LeakDetector {
         Ok(Self { tcpdump, capture })
     }
 
-    /// Stops the capture and reports its packets; there should be none.
-    pub(super) fn report(mut self, report: &mut Report) -> Result<(), CommandError> {
+    /// Stops the capture and reports its packets; there should be none, as `what` says.
+    pub(super) fn report(mut self, what: &str, report: &mut Report) -> Result<(), CommandError> {
         thread::sleep(Duration::from_millis(200));
         self.tcpdump.signal("INT").map_err(CommandError::runtime)?;
         self.tcpdump.wait(Duration::from_secs(3));
@@ -37,7 +37,7 @@ impl LeakDetector {
         let leaked = lab::output(&["tcpdump", "-n", "-r", &file]).map_err(CommandError::runtime)?;
         let count = leaked.lines().count();
         let first = leaked.lines().next().map(|packet| format!(", the first: {packet}")).unwrap_or_default();
-        report.check("no pod address was seen outside", count == 0, &format!("{count} packets with one{first}"));
+        report.check(what, count == 0, &format!("{count} packets with one{first}"));
         Ok(())
     }
 }

@@ -1,10 +1,12 @@
 //! The demo's report: one line per check, with its result.
 
 use std::io::IsTerminal;
+use std::time::Instant;
 
 use super::topology::{Pod, SERVER, Topology};
 use crate::command_error::CommandError;
 use crate::demo::failover::{FailoverTopology, VIPS};
+use crate::demo::nodes::NodeTopology;
 
 /// Topology of the first scenario.
 const SINGLE_DIAGRAM: &str = r"
@@ -31,6 +33,20 @@ const FAILOVER_DIAGRAM: &str = r"
            the routers hash connections over both gateways (ECMP), and detect a dead one after 300 ms, as with BFD
 ";
 
+/// Topology of the third scenario.
+const NODE_DIAGRAM: &str = r"
+                                  +--- [ gw-1 ] ---+
+   pod-d1  10.244.1.5 ---+        |       ||       |
+   pod-d2  10.244.1.6 ---+-- node-1       ||   router ---- server  198.51.100.10
+   pod-e1  10.244.1.7 ---+    | | |       ||       |               2001:db8:51::10
+           fd00:244:1::/64    | | +--- [ gw-2 ] ---+
+                              | +------------------+
+                              agent
+           VIPs 192.0.2.20 and 2001:db8:2:1::20 of tenant D; tenant E has no policy
+           no route leads to a gateway: the agent steers pods' packets into a tunnel, and follows who is alive
+           the node's own way to the server is open, and it masquerades what takes that
+";
+
 /// Source addresses of a pod that the server saw, in one address family.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ObservedSources {
@@ -42,6 +58,11 @@ pub(super) struct ObservedSources {
 /// The source addresses of HTTP and UDP as text.
 pub(super) fn both(http: &str, udp: &str) -> String {
     if http == udp { format!("HTTP and UDP from {http}") } else { format!("HTTP from {http}, UDP from {udp}") }
+}
+
+/// How long after a moment something was seen.
+pub(super) fn after(start: Instant, what: &str) -> String {
+    format!("{:.1} s after {what}", start.elapsed().as_secs_f64())
 }
 
 /// Prints checks as they complete, and counts failures.
@@ -69,6 +90,12 @@ impl Report {
 
     pub(super) fn failover_title() {
         println!("\nScenario 2: two gateways, one of which is killed during a download\n{FAILOVER_DIAGRAM}");
+    }
+
+    pub(super) fn node_title() {
+        println!(
+            "\nScenario 3: a node whose agent steers its pods to two gateways, one of which is killed\n{NODE_DIAGRAM}"
+        );
     }
 
     pub(super) fn section(title: &str) {
@@ -113,9 +140,9 @@ impl Report {
     }
 
     /// Prints commands for inspecting the kept topologies.
-    pub(super) fn print_commands(topology: &Topology, group: &FailoverTopology) {
+    pub(super) fn print_commands(topology: &Topology, failover: &FailoverTopology, nodes: &NodeTopology) {
         let socket = topology.socket().display().to_string();
-        println!("\nBoth topologies are kept. Commands for another terminal:");
+        println!("\nThe topologies are kept. Commands for another terminal:");
         println!("\n  # Scenario 1: egress of a pod, a client of the VIP, and the gateway");
         println!("  ip netns exec {} curl http://{}/", topology.pods[0].host.netns(), SERVER[0]);
         println!("  ip netns exec {} curl http://{}/", topology.server.netns(), topology.pods[0].vips[0]);
@@ -123,12 +150,18 @@ impl Report {
             println!("  vipgate {command} --socket {socket}");
         }
         println!("\n  # Scenario 2: the same, and the group of gateways");
-        println!("  ip netns exec {} curl http://{}/", group.pods[0].netns(), SERVER[0]);
-        println!("  ip netns exec {} curl http://{}/", group.server.netns(), VIPS[0]);
-        for (gateway, command) in group.gateways.iter().zip(["peers", "endpoints"]) {
+        println!("  ip netns exec {} curl http://{}/", failover.pods[0].netns(), SERVER[0]);
+        println!("  ip netns exec {} curl http://{}/", failover.group.server.netns(), VIPS[0]);
+        for (gateway, command) in failover.group.gateways.iter().zip(["peers", "endpoints"]) {
             println!("  vipgate {command} --socket {}", gateway.socket.display());
         }
-        println!("\nPress Enter or Ctrl-C to remove both.");
+        println!("\n  # Scenario 3: a pod, the agent, and what it has programmed");
+        println!("  ip netns exec {} curl http://{}/", nodes.pods[0].host.netns(), SERVER[0]);
+        for command in ["status", "endpoints"] {
+            println!("  vipgate node {command} --socket {}", nodes.socket().display());
+        }
+        println!("  ip netns exec {} nft list table inet vipgate", nodes.node.netns());
+        println!("\nPress Enter or Ctrl-C to remove them.");
     }
 
     /// Prints commands for inspecting the kept cluster.

@@ -1,11 +1,10 @@
-//! New connections of the second scenario: egress from pods with the VIP as source, and inbound to the VIP.
+//! New connections through a group of gateways: egress from pods with the VIP as source, and inbound to the VIP.
 
 use std::net::{IpAddr, SocketAddr};
 use std::thread;
 
-use super::network::{FailoverTopology, VIPS};
-use crate::demo::report::Report;
-use crate::demo::topology::{HTTP, SERVER};
+use super::report::Report;
+use super::topology::{HTTP, SERVER};
 use crate::lab::Host;
 use crate::lab::reflector::query_http_at;
 
@@ -13,10 +12,10 @@ use crate::lab::reflector::query_http_at;
 const PER_PAIR: usize = 8;
 
 /// Reports one line about all connections.
-pub(super) fn check(group: &FailoverTopology, report: &mut Report, what: &str) {
-    let egress = |pod| [0, 1].map(|family| (pod, SERVER[family], VIPS[family]));
-    let inbound = [0, 1].map(|family| (&group.server, VIPS[family], SERVER[family]));
-    let pairs: Vec<(&Host, &str, &str)> = group.pods.iter().flat_map(egress).chain(inbound).collect();
+pub(super) fn check((pods, server): (&[Host], &Host), vips: [&str; 2], report: &mut Report, what: &str) {
+    let egress = |pod| [0, 1].map(|family| (pod, SERVER[family], vips[family]));
+    let inbound = [0, 1].map(|family| (server, vips[family], SERVER[family]));
+    let pairs: Vec<(&Host, &str, &str)> = pods.iter().flat_map(egress).chain(inbound).collect();
     // In parallel: a timeout of one client doesn't delay the others.
     let errors: Vec<String> = thread::scope(|scope| {
         let clients: Vec<_> = pairs.iter().map(|pair| scope.spawn(move || errors(*pair))).collect();
