@@ -11,6 +11,7 @@ mod daemon;
 mod downloads;
 mod failover;
 mod group;
+mod keep;
 mod kubernetes;
 mod leaks;
 mod nodes;
@@ -71,7 +72,7 @@ fn run_cluster(lab: &Lab, keep: bool) -> Result<(), CommandError> {
     let mut report = Report::new();
     let mut plane = kubernetes::run(lab, &mut topology, &mut report)?;
     if keep {
-        Report::print_cluster_commands(&topology, &plane.api.kubectl_command());
+        keep::print_cluster_commands(&topology, &plane.api.kubectl_command());
         wait_for_enter()?;
     }
     topology.stop_gateway(&mut report)?;
@@ -106,7 +107,7 @@ fn run_scenarios([first, second, third]: [&Arc<Lab>; 3], keep: bool) -> Result<(
     Report::node_title();
     nodes::run(&mut nodes, &mut report)?;
     if keep {
-        Report::print_commands(&topology, &failover, &nodes);
+        keep::print_commands(&topology, &failover, &nodes);
         wait_for_enter()?;
         topology.stop_gateway(&mut report)?;
         failover::stop(&mut failover, &mut report)?;

@@ -37,7 +37,7 @@ impl LeakDetector {
         let leaked = lab::output(&["tcpdump", "-n", "-r", &file]).map_err(CommandError::runtime)?;
         let count = leaked.lines().count();
         let first = leaked.lines().next().map(|packet| format!(", the first: {packet}")).unwrap_or_default();
-        report.check(what, count == 0, &format!("{count} packets with one{first}"));
+        report.check(what, count == 0, &format!("{count} packets{first}"));
         Ok(())
     }
 }

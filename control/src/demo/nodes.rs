@@ -18,6 +18,7 @@ use super::report::{Report, after};
 use super::topology::{Pod, SERVER};
 use super::{connections, downloads, wait_for};
 use crate::command_error::CommandError;
+use crate::lab::download::Download;
 
 /// Runs the scenario; leaves its processes running.
 pub(super) fn run(topology: &mut NodeTopology, report: &mut Report) -> Result<(), CommandError> {
@@ -48,7 +49,7 @@ pub(super) fn run(topology: &mut NodeTopology, report: &mut Report) -> Result<()
 
     Report::section("kill -9 of a gateway during downloads of a pod");
     kill_during_downloads(topology, report)?;
-    uplink.report("nothing of them left the node outside a tunnel", report)?;
+    uplink.report("no pod packet left the node outside a tunnel", report)?;
     outside.report("no pod address was seen outside", report)?;
 
     Report::section("A pod without a policy leaves by the node");
@@ -103,7 +104,7 @@ fn kill_during_downloads(topology: &mut NodeTopology, report: &mut Report) -> Re
     let killed = usize::from(target != topology.group.gateways[0].name);
     let [dead, standby] = [killed, 1 - killed].map(|index| topology.group.gateways[index].name);
 
-    let (received, was_running) = (first.received(), downloads.iter().all(|download| download.is_running()));
+    let (received, was_running) = (first.received(), downloads.iter().all(Download::is_running));
     let killed_at = Instant::now();
     topology.group.gateways[killed].daemon.take().map_or(Ok(()), Daemon::kill)?;
     report.check(

@@ -3,10 +3,8 @@
 use std::io::IsTerminal;
 use std::time::Instant;
 
-use super::topology::{Pod, SERVER, Topology};
+use super::topology::Pod;
 use crate::command_error::CommandError;
-use crate::demo::failover::{FailoverTopology, VIPS};
-use crate::demo::nodes::NodeTopology;
 
 /// Topology of the first scenario.
 const SINGLE_DIAGRAM: &str = r"
@@ -137,42 +135,6 @@ impl Report {
             let ping = if seen.ping { "ping works" } else { "ping FAILS" };
             self.check(&what, holds, &format!("{}, {ping}", both(&seen.http, &seen.udp)));
         }
-    }
-
-    /// Prints commands for inspecting the kept topologies.
-    pub(super) fn print_commands(topology: &Topology, failover: &FailoverTopology, nodes: &NodeTopology) {
-        let socket = topology.socket().display().to_string();
-        println!("\nThe topologies are kept. Commands for another terminal:");
-        println!("\n  # Scenario 1: egress of a pod, a client of the VIP, and the gateway");
-        println!("  ip netns exec {} curl http://{}/", topology.pods[0].host.netns(), SERVER[0]);
-        println!("  ip netns exec {} curl http://{}/", topology.server.netns(), topology.pods[0].vips[0]);
-        for command in ["status", "services", "sessions"] {
-            println!("  vipgate {command} --socket {socket}");
-        }
-        println!("\n  # Scenario 2: the same, and the group of gateways");
-        println!("  ip netns exec {} curl http://{}/", failover.pods[0].netns(), SERVER[0]);
-        println!("  ip netns exec {} curl http://{}/", failover.group.server.netns(), VIPS[0]);
-        for (gateway, command) in failover.group.gateways.iter().zip(["peers", "endpoints"]) {
-            println!("  vipgate {command} --socket {}", gateway.socket.display());
-        }
-        println!("\n  # Scenario 3: a pod, the agent, and what it has programmed");
-        println!("  ip netns exec {} curl http://{}/", nodes.pods[0].host.netns(), SERVER[0]);
-        for command in ["status", "endpoints"] {
-            println!("  vipgate node {command} --socket {}", nodes.socket().display());
-        }
-        println!("  ip netns exec {} nft list table inet vipgate", nodes.node.netns());
-        println!("\nPress Enter or Ctrl-C to remove them.");
-    }
-
-    /// Prints commands for inspecting the kept cluster.
-    pub(super) fn print_cluster_commands(topology: &Topology, kubectl: &str) {
-        println!("\nThe topology is kept. Commands for another terminal:\n");
-        for command in ["get services -A", "-n tenant-b describe egresspolicy web", "get events -A"] {
-            println!("  {kubectl} {command}");
-        }
-        println!("  ip netns exec {} curl http://{}/", topology.pods[0].host.netns(), SERVER[0]);
-        println!("  vipgate status --socket {}", topology.socket().display());
-        println!("\nPress Enter or Ctrl-C to remove it.");
     }
 
     /// Prints the result; an error if a check has failed.
