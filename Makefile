@@ -12,7 +12,7 @@ PACKAGES := clang:clang llvm:llc libbpf-dev:/usr/include/bpf/bpf_helpers.h \
 CARGO_DENY := 0.20.2
 CARGO_MACHETE := 0.9.2
 
-.PHONY: help deps deny build demo test fmt lint unit model reconcile loom miri fuzz doc e2e e2e-gateways e2e-server e2e-kubernetes e2e-node e2e-kubernetes-current chart-install e2e-starts bench bench-watch bench-wire bench-flood soak bench-neighbor bench-policy bench-gateways clean-lab
+.PHONY: help deps deny build demo test fmt lint unit model reconcile loom miri fuzz doc e2e e2e-gateways e2e-server e2e-kubernetes e2e-node e2e-kubernetes-current chart-install e2e-starts bench bench-watch bench-wire bench-node bench-flood soak bench-neighbor bench-policy bench-gateways clean-lab
 
 help: ## list targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | awk -F: '{printf "  make %-15s%s\n", $$1, $$2}'
@@ -278,6 +278,9 @@ bench: build ## benchmark the packet path in memory
 
 bench-wire: build ## benchmark gateways over veth against nftables; needs root and an idle machine
 	target/release/vipgate-bench wire --against nft --flows 1000,65536
+
+bench-node: build ## benchmark steering on a node against plain forwarding and masquerading; needs root and an idle machine
+	target/release/vipgate-bench node
 
 bench-flood: build ## benchmark isolation of a tenant while another one is flooded; needs root and an idle machine
 	target/release/vipgate-bench flood

@@ -10,13 +10,15 @@
 
 struct counts {
 	__u64 received;
-	__u64 untranslated; // from the source, but not with the VIP as source address
+	__u64 untranslated; // from the source, but not with an expected source address
 	__u64 duplicates;   // sequence numbers received before
 	__u64 unsampled;    // samples lost because the ring buffer was full
 };
 
 struct expected {
-	__u64 vip;         // network order
+	__u64 source;      // address, network order
+	__u64 source_mask; // bits of it that are compared
+	__u64 headers;     // bytes of tunnel headers before the frame
 	__u64 sample_mask; // a packet is a sample if the hash of its sequence number is 0 under this mask
 };
 
@@ -45,17 +47,20 @@ SEC("classifier")
 int wire_sink(struct __sk_buff *skb)
 {
 	__u32 zero = 0;
-	struct frame *frame = (void *)(long)skb->data;
 	struct counts *count = bpf_map_lookup_elem(&counts, &zero);
 	struct expected *settings = bpf_map_lookup_elem(&expected, &zero);
-	if (!count || !settings || (void *)(frame + 1) > (void *)(long)skb->data_end)
+	if (!count || !settings)
+		return TC_ACT_SHOT;
+	// The mask is for the verifier.
+	struct frame *frame = (void *)(long)skb->data + (settings->headers & 63);
+	if ((void *)(frame + 1) > (void *)(long)skb->data_end)
 		return TC_ACT_SHOT;
 	if (frame->eth.h_proto != bpf_htons(ETH_P_IP) || frame->ip.protocol != 17 || frame->stamp.magic != MAGIC)
 		return TC_ACT_SHOT;
 
 	__u64 sequence = frame->stamp.sequence;
 	count->received++;
-	count->untranslated += frame->ip.saddr != settings->vip;
+	count->untranslated += (frame->ip.saddr & settings->source_mask) != settings->source;
 	__u32 word = sequence >> 6;
 	__u64 *bits = bpf_map_lookup_elem(&bitmap, &word), bit = 1ULL << (sequence & 63);
 	if (!bits || *bits & bit)

@@ -1,5 +1,5 @@
-//! `vipgate-bench`: benchmarks of the packet path in memory, of gateways over veth (with restart and failover), and of
-//! policy updates. Each result is one JSON object per line.
+//! `vipgate-bench`: benchmarks of the packet path in memory, of gateways over veth (with restart and failover), of nodes,
+//! and of policy updates. Each result is one JSON object per line.
 #![forbid(unsafe_code)]
 #![expect(clippy::cast_precision_loss, reason = "nanoseconds and counts are far below 2^52")]
 
@@ -9,6 +9,7 @@ mod flood;
 mod load;
 mod neighbor;
 mod netns;
+mod node;
 mod observability;
 mod open;
 mod packet_order;
@@ -47,6 +48,9 @@ enum Command {
     /// Unresolved next hops, vipgate against nftables in one run: first-packet latency, and packets of a burst that are
     /// queued; needs root
     Neighbor(neighbor::Options),
+    /// Steering on a node beside plain forwarding and masquerading: throughput, new connections, latency, and the time to
+    /// program endpoints; needs root
+    Node(node::Options),
     /// Failover between several gateways under established connections: survival and outage; needs root
     Failover(failover::Options),
     /// Isolation of one tenant while another tenant's VIP is flooded: goodput, latency, new connections; needs root
@@ -91,6 +95,7 @@ fn main() -> ExitCode {
         Command::Wire(options) => wire::run(&options),
         Command::Restart(options) => wire::restart::run(&options),
         Command::Neighbor(options) => neighbor::run(&options),
+        Command::Node(options) => node::run(&options),
         Command::Failover(options) => failover::run(&options),
         Command::Flood(options) => flood::run(&options),
         Command::Watch(options) => observability::run(&options),

@@ -9,11 +9,11 @@
 
 mod report;
 pub(crate) mod restart;
-mod sink;
-mod source;
+pub(crate) mod sink;
+pub(crate) mod source;
 pub(crate) mod system_under_test;
 pub(crate) mod testbed;
-mod trial;
+pub(crate) mod trial;
 pub(crate) mod vipgate;
 
 use std::env;
@@ -25,9 +25,11 @@ use aya::Ebpf;
 use aya::maps::{Map, MapError};
 use clap::Args;
 use report::{Report, RoundResult, set_ratios};
+use sink::Expectation;
 use trial::Trial;
 
 use crate::netns;
+use crate::packets::VIP;
 use crate::wire::system_under_test::{Placement, SutConfig, SystemUnderTest};
 use crate::wire::testbed::Testbed;
 
@@ -161,7 +163,9 @@ fn measure(
     let testbed = Testbed::build()?;
     let running = system.start(&testbed, config, flows)?;
     let bytes = usize::from(size - FCS);
-    let trial = Trial { testbed: &testbed, cores, pid: running.pid(), flows, bytes, max_loss: options.loss };
+    let expectation = Expectation::translated_to(VIP);
+    let trial =
+        Trial { testbed: &testbed, cores, pid: running.pid(), flows, bytes, max_loss: options.loss, expectation };
     trial.open_all_flows()?;
     let duration = Duration::from_secs(options.seconds);
     let rate = trial.search_peak()?;

@@ -13,11 +13,12 @@ use tempfile::TempDir;
 
 use super::HostOptions;
 use super::report::median;
-use super::sink::{MAX_SAMPLES, Sink};
+use super::sink::{Expectation, MAX_SAMPLES, Sink};
 use super::source::clock_ns;
 use super::trial::{DRAIN_TIME, Trial};
 use super::vipgate::{PolicySource, Vipgate};
 use crate::netns;
+use crate::packets::VIP;
 use crate::path::round2;
 use crate::wire::system_under_test::{Placement, SutConfig};
 use crate::wire::testbed::Testbed;
@@ -118,11 +119,13 @@ fn measure(config: &SutConfig, cores: [usize; 2], sessions: u32, kills: u32) -> 
     let capacity = sessions + sessions / 5 + 1;
     let vipgate = Vipgate::configure(config, capacity, Some(state.path()), &PolicySource::File, directory.path())?;
     let mut process = vipgate.start(&testbed.gateway)?;
-    let trial = Trial { testbed: &testbed, cores, pid: Some(process.id()), flows: sessions, bytes: 60, max_loss: 0.0 };
+    let expectation = Expectation::translated_to(VIP);
+    let pid = Some(process.id());
+    let trial = Trial { testbed: &testbed, cores, pid, flows: sessions, bytes: 60, max_loss: 0.0, expectation };
     trial.open_all_flows()?;
     let mut results = Vec::new();
     for _ in 0..kills {
-        let sink = Sink::open(&testbed, cores[0], MAX_SAMPLES)?;
+        let sink = Sink::open(&testbed, cores[0], expectation, MAX_SAMPLES)?;
         let (killed_at, started_at) = thread::scope(|scope| {
             let sender = scope.spawn(|| testbed.source.run(cores[0], send));
             thread::sleep(KILL_DELAY);

@@ -27,16 +27,16 @@ const MAX_SEQUENCES: u64 = 1 << 26;
 
 /// The offered load.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct OfferedLoad {
+pub(crate) struct OfferedLoad {
     /// Millions of packets per second; `None` is the maximum.
-    pub(super) mpps: Option<f64>,
-    pub(super) duration: Duration,
+    pub(crate) mpps: Option<f64>,
+    pub(crate) duration: Duration,
     /// Number of flows.
-    pub(super) flows: u32,
+    pub(crate) flows: u32,
     /// One packet per flow, instead of random flows for the duration.
-    pub(super) once_per_flow: bool,
+    pub(crate) once_per_flow: bool,
     /// Frame size without FCS.
-    pub(super) bytes: usize,
+    pub(crate) bytes: usize,
 }
 
 /// The sent packets.

@@ -128,7 +128,7 @@ fn start_nft(testbed: &Testbed, config: &SutConfig, directory: &Path) -> Result<
 }
 
 /// The kernel thread whose name starts with `prefix`.
-fn find_thread(prefix: &str) -> Option<Pid> {
+pub(crate) fn find_thread(prefix: &str) -> Option<Pid> {
     let matches =
         |directory: &Path| fs::read_to_string(directory.join("comm")).is_ok_and(|comm| comm.starts_with(prefix));
     let mut directories = fs::read_dir("/proc").ok()?.filter_map(|entry| Some(entry.ok()?.path()));

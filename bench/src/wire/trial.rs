@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use super::sink::Sink;
+use super::sink::{Expectation, Sink};
 use super::source::{self, OfferedLoad};
 use crate::path::round2;
 use crate::usage;
@@ -36,46 +36,48 @@ const OPEN_ATTEMPTS: u32 = 5;
 
 /// Parameters of trials.
 #[derive(Debug)]
-pub(super) struct Trial<'a> {
-    pub(super) testbed: &'a Testbed,
+pub(crate) struct Trial<'a> {
+    pub(crate) testbed: &'a Testbed,
     /// Cores of source and gateway.
-    pub(super) cores: [usize; 2],
+    pub(crate) cores: [usize; 2],
     /// Process ID of the gateway.
-    pub(super) pid: Option<u32>,
-    pub(super) flows: u32,
+    pub(crate) pid: Option<u32>,
+    pub(crate) flows: u32,
     /// Frame size without FCS.
-    pub(super) bytes: usize,
+    pub(crate) bytes: usize,
     /// Loss tolerance, as a share of packets.
-    pub(super) max_loss: f64,
+    pub(crate) max_loss: f64,
+    /// What arrives at the sink.
+    pub(crate) expectation: Expectation,
 }
 
 /// Result of a trial.
 #[derive(Debug)]
-pub(super) struct TrialResult {
-    pub(super) offered_mpps: f64,
-    pub(super) mpps: f64,
-    pub(super) loss: f64,
-    pub(super) latency: Histogram<u64>,
-    pub(super) cpu: CpuUsage,
-    sent: u64,
+pub(crate) struct TrialResult {
+    pub(crate) offered_mpps: f64,
+    pub(crate) mpps: f64,
+    pub(crate) loss: f64,
+    pub(crate) latency: Histogram<u64>,
+    pub(crate) cpu: CpuUsage,
+    pub(crate) sent: u64,
 }
 
 /// CPU usage: seconds of CPU time per second.
 #[derive(Clone, Debug)]
-pub(super) struct CpuUsage {
+pub(crate) struct CpuUsage {
     /// The source's thread, including the receive path of the gateway's interface.
-    pub(super) source: f64,
+    pub(crate) source: f64,
     /// The gateway process; `None` for the kernel.
-    pub(super) gateway: Option<f64>,
+    pub(crate) gateway: Option<f64>,
     /// Both cores, including the sink's BPF program.
-    pub(super) cores: [CoreUsage; 2],
+    pub(crate) cores: [CoreUsage; 2],
     /// Share of time in which some thread waited for a core (PSI): high if other programs use the CPUs.
-    pub(super) pressure: Option<f64>,
+    pub(crate) pressure: Option<f64>,
 }
 
 /// CPU usage of one core.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct CoreUsage {
+pub(crate) struct CoreUsage {
     core: usize,
     busy: f64,
     softirq: f64,
@@ -91,7 +93,7 @@ impl CpuUsage {
 
 impl Trial<'_> {
     /// Sends the first packet of every flow, at decreasing rates until none is lost.
-    pub(super) fn open_all_flows(&self) -> Result<()> {
+    pub(crate) fn open_all_flows(&self) -> Result<()> {
         let mut loss = 0.0;
         for attempt in 0..OPEN_ATTEMPTS {
             let mpps = OPEN_MPPS / f64::from(1 << attempt);
@@ -139,7 +141,7 @@ impl Trial<'_> {
     }
 
     /// Sends packets of random open flows; repeats disturbed trials and returns the least disturbed one.
-    pub(super) fn run_undisturbed(&self, mpps: Option<f64>, duration: Duration) -> Result<TrialResult> {
+    pub(crate) fn run_undisturbed(&self, mpps: Option<f64>, duration: Duration) -> Result<TrialResult> {
         let load = OfferedLoad { mpps, duration, flows: self.flows, once_per_flow: false, bytes: self.bytes };
         let mut best = self.run_once(load)?;
         for _ in 0..MAX_RETRIES {
@@ -155,10 +157,11 @@ impl Trial<'_> {
         Ok(best)
     }
 
-    fn run_once(&self, load: OfferedLoad) -> Result<TrialResult> {
+    /// Sends packets and counts them.
+    pub(crate) fn run_once(&self, load: OfferedLoad) -> Result<TrialResult> {
         let expected = load.max_packets();
         let [source_core, _] = self.cores;
-        let sink = Sink::open(self.testbed, source_core, expected)?;
+        let sink = Sink::open(self.testbed, source_core, self.expectation, expected)?;
         let (start_signal, started) = channel();
         let (sent, samples) = thread::scope(|scope| {
             let sampler = scope.spawn(move || self.sample_twice(&started, load.duration));
