@@ -58,7 +58,7 @@ use self::publisher::Publisher;
 use self::service::{AggregatedDiscoveryServiceServer, DiscoveryService};
 use self::state::{AcceptEmptyCommand, ServerState};
 use crate::command_error::CommandError;
-use crate::config::{PodWatch, PolicydConfig, PolicydLimits, PolicydSource, Tls};
+use crate::config::{PodWatch, PolicydConfig, PolicydLimits, PolicydSource};
 use crate::listener::{self, ConnectionLimiter, Limits, limit_by_descriptors, raise_descriptor_limit};
 use crate::metrics::NotReady;
 use crate::source::ingest::{SourceIngester, SourceStatus};
@@ -107,31 +107,36 @@ pub fn run(path: &Path) -> Result<(), CommandError> {
     outcome
 }
 
-fn read_certificates(files: Tls, clients: ClientCertificates) -> Result<Arc<Certificates>, CommandError> {
-    let certificates = Certificates::read(files, clients).map_err(|error| CommandError::usage(error).context("tls"))?;
-    Ok(Arc::new(certificates))
+/// The store of manifests, empty; `has_ipam`: addresses are managed.
+fn manifest_store(config: &PolicydConfig, has_ipam: bool) -> Result<ManifestStore, CommandError> {
+    let cluster = Cluster::from_config(&config.pod_cidrs, &config.service_cidrs, config.uncovered);
+    let node_agents = config.node_agents.as_ref().map(node_agents::options).transpose()?;
+    let store = ManifestStore::new(config.allow_empty).with_cluster(cluster).with_tenancy(config.tenancy);
+    Ok(store.with_node_agents(node_agents).with_unclassed(unclassed_services(config)).with_ipam(has_ipam))
+}
+
+/// What identifies clients: certificates, and tokens of the agents of nodes.
+type Identification = (Option<Arc<TokenVerifier>>, Option<Arc<Certificates>>);
+
+fn identification(config: &PolicydConfig) -> Result<Identification, CommandError> {
+    let verifier = node_agents::token_verifier(config);
+    let presence = if verifier.is_some() { ClientCertificates::Optional } else { ClientCertificates::Required };
+    let certificates = config.tls.clone().map(|files| Certificates::read(files, presence)).transpose();
+    let certificates = certificates.map_err(|error| CommandError::usage(error).context("tls"))?;
+    Ok((verifier, certificates.map(Arc::new)))
 }
 
 async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
     let (event_sender, events) = mpsc::channel(EVENT_QUEUE);
     let kubernetes = KubernetesState::of(&config.source);
     let (source, source_task) = start_source(&config, event_sender, kubernetes.as_ref());
-    let node_agents = config.node_agents.as_ref().map(node_agents::options).transpose()?;
-    let verifier = node_agents::token_verifier(&config);
-    let clients = if verifier.is_some() { ClientCertificates::Optional } else { ClientCertificates::Required };
-    let certificates = config.tls.clone().map(|files| read_certificates(files, clients)).transpose()?;
+    let store = manifest_store(&config, kubernetes.is_some())?;
+    let (verifier, certificates) = identification(&config)?;
     let listener = listen::bind(config.listen)?;
     let metrics_listener = metrics::bind(config.metrics.listen).await?;
     privileges::drop_capabilities();
     let (publish, published) = watch::channel(None);
     let (command_sender, commands) = mpsc::channel(1);
-    let cluster = Cluster::from_config(&config.pod_cidrs, &config.service_cidrs, config.uncovered);
-    let store = ManifestStore::new(config.allow_empty)
-        .with_cluster(cluster)
-        .with_tenancy(config.tenancy)
-        .with_node_agents(node_agents)
-        .with_unclassed(unclassed_services(&config))
-        .with_ipam(kubernetes.is_some());
     let intake = SourceIngester::new(source, store);
     let listen = config.listen.to_string();
     let state = server_state(config, (intake.status(), kubernetes, certificates), command_sender, published);

@@ -199,7 +199,7 @@ impl<'a> Draft<'a> {
         }
         let mut bytes = [0; RANDOM_BYTES];
         getrandom::fill(&mut bytes).map_err(GenerationError::from)?;
-        let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        let text = bytes.map(|byte| format!("{byte:02x}")).concat();
         self.data.insert(key.to_owned(), ByteString(text.into_bytes()));
         self.changes.push(format!("made `{key}` of {title}"));
         Ok(())

@@ -99,7 +99,7 @@ fn check_line(line: &str) {
     let rest = VERBS.iter().find_map(|verb| line.strip_prefix(verb)?.strip_prefix(' '));
     let rest = rest.and_then(|rest| KINDS.iter().find_map(|kind| rest.strip_prefix(kind)?.strip_prefix(' ')));
     assert!(rest.is_some_and(|rest| rest.starts_with(TABLE)), "{line}");
-    assert!(!line.contains(|c: char| c.is_control()) && line.matches('"').count() % 2 == 0, "{line:?}");
+    assert!(!line.contains(|c: char| c.is_control()) && line.matches('"').count().is_multiple_of(2), "{line:?}");
     // Outside of quotes and braces nothing ends a command.
     let unquoted: String = line.split('"').step_by(2).collect();
     let depth = unquoted.chars().fold(0_i32, |depth, c| {

@@ -187,7 +187,7 @@ fn explain(error: &std::io::Error) -> String {
 #[derive(Debug)]
 pub struct Certificates {
     files: Tls,
-    client_certificates: ClientCertificates,
+    presence: ClientCertificates,
     current: RwLock<Loaded>,
 }
 
@@ -199,13 +199,13 @@ struct Loaded {
 }
 
 impl Certificates {
-    /// Loads the files. `client_certificates`: with `ca`, whether clients must show one.
+    /// Loads the files. `presence`: with `ca`, whether clients must show a certificate.
     ///
     /// # Errors
     /// When one is missing or invalid.
-    pub fn read(files: Tls, client_certificates: ClientCertificates) -> Result<Self, TlsError> {
-        let current = RwLock::new(load(&files, client_certificates)?);
-        Ok(Self { files, client_certificates, current })
+    pub fn read(files: Tls, presence: ClientCertificates) -> Result<Self, TlsError> {
+        let current = RwLock::new(load(&files, presence)?);
+        Ok(Self { files, presence, current })
     }
 
     /// Whether clients are identified by certificates.
@@ -232,7 +232,7 @@ impl Certificates {
                 continue;
             }
             last = now;
-            match load(&self.files, self.client_certificates) {
+            match load(&self.files, self.presence) {
                 Ok(loaded) => {
                     *self.current.write().unwrap_or_else(PoisonError::into_inner) = loaded;
                     tracing::info!(event = "certificates", "certificates reloaded");
@@ -256,8 +256,8 @@ impl Certificates {
     }
 }
 
-fn load(files: &Tls, client_certificates: ClientCertificates) -> Result<Loaded, TlsError> {
-    let config = Arc::new(tls::server_config(files.ca.as_deref(), client_certificates, &files.cert, &files.key)?);
+fn load(files: &Tls, presence: ClientCertificates) -> Result<Loaded, TlsError> {
+    let config = Arc::new(tls::server_config(files.ca.as_deref(), presence, &files.cert, &files.key)?);
     let files = CertificateFiles { own: Some(files.cert.clone()), ca: files.ca.clone() };
     Ok(Loaded { config, validity: CertificateValidity::read(&files) })
 }

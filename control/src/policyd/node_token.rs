@@ -33,7 +33,7 @@ use crate::source::kubernetes::{RequestError, ReusedClient, request};
 /// Maximum length of a token, bytes.
 const MAX_TOKEN_BYTES: usize = 8192;
 /// For how long a decision about a token holds.
-const ACCEPTED_FOR: Duration = Duration::from_secs(60);
+const ACCEPTED_FOR: Duration = Duration::from_mins(1);
 const REJECTED_FOR: Duration = Duration::from_secs(10);
 /// Maximum number of decisions that are kept.
 const MAX_DECISIONS: usize = 8192;
@@ -88,9 +88,8 @@ impl TokenVerifier {
             return outcome.map_err(Status::unauthenticated);
         }
         let unavailable = |reason: String| Status::unavailable(format!("the token can't be verified: {reason}"));
-        let _permit = match timeout(QUEUE_TIMEOUT, self.requests.acquire()).await {
-            Ok(Ok(permit)) => permit,
-            Ok(Err(_)) | Err(_) => return Err(unavailable("too many tokens are being verified".to_owned())),
+        let Ok(Ok(_permit)) = timeout(QUEUE_TIMEOUT, self.requests.acquire()).await else {
+            return Err(unavailable("too many tokens are being verified".to_owned()));
         };
         // Another stream of the same agent may have waited with it.
         if let Some(outcome) = self.decided(&hash) {

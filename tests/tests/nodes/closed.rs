@@ -190,7 +190,7 @@ fn detached_a_node_forwards_as_before_and_a_running_agent_is_not_detached() {
     }
     // By the node's masquerading, where a way back leads to the node.
     let source = query_http(&scenario.covered().host, neighbor()).unwrap();
-    assert_eq!(source.to_string(), NODE_ADDRESS);
+    assert_eq!(source, NODE_ADDRESS);
     // A second time there is nothing to remove.
     scenario.node.detach().unwrap();
     scenario.node.start("");
@@ -207,7 +207,7 @@ fn with_the_table_of_the_boot_nothing_leaves_before_the_agent_runs() {
     scenario.node.detach().unwrap();
     let (remote, uplink) = (neighbor(), scenario.capture_leaks());
     let masqueraded = query_udp(&scenario.covered().host, remote).unwrap();
-    assert_eq!(masqueraded.to_string(), NODE_ADDRESS, "without the table it leaves by the node");
+    assert_eq!(masqueraded, NODE_ADDRESS, "without the table it leaves by the node");
     scenario.node.load_boot_table();
     for pod in &scenario.node.pods {
         assert!(query_udp(&pod.host, remote).is_err());
@@ -216,7 +216,7 @@ fn with_the_table_of_the_boot_nothing_leaves_before_the_agent_runs() {
     scenario.node.start("");
     scenario.node.wait_for_pods(4);
     assert_eq!(query_http(&scenario.covered().host, SERVER[0].parse().unwrap()).unwrap(), L2_VIPS[0]);
-    assert_eq!(query_udp(&scenario.uncovered().host, remote).unwrap().to_string(), NODE_ADDRESS);
+    assert_eq!(query_udp(&scenario.uncovered().host, remote).unwrap(), NODE_ADDRESS);
     scenario.check_kernel_agrees();
     let leaked = uplink.end();
     assert!(leaked.is_empty(), "{} packets left by the node", leaked.len());
