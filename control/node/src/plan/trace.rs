@@ -49,6 +49,10 @@ pub fn trace(
         return (steps, outcome);
     };
     let name = policy.and_then(|policy| policy.pods.get(&pod)).map(|pod| pod.name.clone()).unwrap_or_default();
+    if is_on_link(destination) {
+        step("steer", format!("{destination} is a multicast or link-local destination: as without vipgate"));
+        return (steps, Outcome::Unchanged);
+    }
     let covered = |index: usize| policy.and_then(|policy| policy.policies.get(index)).map(|policy| policy.name.clone());
     let (index, target) = match *steering {
         Steering::Pass => {
@@ -81,6 +85,14 @@ pub fn trace(
         Some(Target::Gateway(index)) => via(plan, (mask, numbers), index, &mut step),
     };
     (steps, outcome)
+}
+
+/// Whether no router forwards to a destination: what the chain `steer` leaves alone.
+fn is_on_link(destination: IpAddr) -> bool {
+    match destination {
+        IpAddr::V4(v4) => v4.is_multicast() || v4.is_broadcast(),
+        IpAddr::V6(v6) => v6.is_multicast() || v6.is_unicast_link_local(),
+    }
 }
 
 /// A packet from an address that policy doesn't know.
