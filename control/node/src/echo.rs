@@ -18,7 +18,8 @@ use crate::tunnel::gateway_mac;
 
 const REQUEST: [u8; 8] = *b"vgecho\x00\x01";
 const REPLY: [u8; 8] = *b"vgecho\x00\x02";
-const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
+/// EtherType of the inner frame.
+pub const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
 /// Offsets: the inner frame, its EtherType, magic and nonce.
 const FRAME: usize = 8;
 const ETHERTYPE_AT: usize = FRAME + 12;

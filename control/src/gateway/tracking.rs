@@ -229,6 +229,7 @@ mod tests {
                 vni: 1,
                 mac: [2, 0, 0, 0, 0, 1],
                 verify_mac: false,
+                sends_covered_only: false,
                 prefixes: Vec::new(),
             };
             let (vips, nodes) = (vips.iter().map(vip).collect(), nodes.iter().map(node).collect());

@@ -75,6 +75,13 @@ impl Registry {
         self.lock().values().filter(|gateway| gateway.streams > 0).count()
     }
 
+    /// Whether a connected gateway hasn't acknowledged the publication with this number. One that has rejected its last
+    /// update isn't waited for.
+    pub fn lags_behind(&self, number: u64) -> bool {
+        let is_behind = |it: &Gateway| it.streams > 0 && it.error.is_none() && it.in_force < number;
+        self.lock().values().any(is_behind)
+    }
+
     /// The names of connected gateways that have rejected their last update.
     pub fn rejecting(&self) -> Vec<String> {
         let all = self.lock();

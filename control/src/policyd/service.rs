@@ -57,6 +57,11 @@ const NO_MEMORY: &str = "there is no memory for a response (`limits.bytes`, `lim
 const RESPONSE_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 const UPDATE_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
+/// How long an update for a node waits for gateways to acknowledge theirs, and how often that is looked up: longer than a
+/// gateway takes for a pod more, and short for a pod that waits.
+const GATEWAYS_TIMEOUT: Duration = Duration::from_millis(250);
+const GATEWAYS_INTERVAL: Duration = Duration::from_millis(5);
+
 /// The discovery service; shared by all streams.
 #[derive(Clone, Debug)]
 pub struct DiscoveryService {
@@ -99,6 +104,7 @@ impl AggregatedDiscoveryService for DiscoveryService {
             discard,
             identity,
             update_deadline: None,
+            gateways_deadline: None,
             no_memory_since: None,
             charge,
         };
@@ -125,6 +131,8 @@ struct StreamTask {
     identity: ClientIdentity,
     /// When a deferred update is sent or retried: ACKs are outstanding, or memory was short.
     update_deadline: Option<Instant>,
+    /// Until when an update for a node waits for gateways.
+    gateways_deadline: Option<Instant>,
     /// Since when there has been no memory for an update.
     no_memory_since: Option<Instant>,
     /// Memory of the stream's state.
@@ -247,7 +255,9 @@ impl StreamTask {
                 }
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
                     // Missing ACKs delay an update, but don't prevent it.
-                    self.send_update(published).await?;
+                    if !self.waits_for_gateways(published) {
+                        self.send_update(published).await?;
+                    }
                 }
                 changed = published.changed() => {
                     changed.map_err(|_| Some(stopping()))?;
@@ -261,7 +271,7 @@ impl StreamTask {
     async fn handle_request(&mut self, request: DeltaDiscoveryRequest, published: &mut Published) -> Result<(), End> {
         self.receive(request, published)?;
         self.send_pending(published).await?;
-        if self.update_deadline.is_some() && !self.stream.is_busy() {
+        if self.update_deadline.is_some() && !self.stream.is_busy() && !self.waits_for_gateways(published) {
             return self.send_update(published).await;
         }
         Ok(())
@@ -307,10 +317,30 @@ impl StreamTask {
         }
     }
 
+    /// Whether an update for a node is to wait: a pod's packets must not reach a gateway that doesn't know the pod yet.
+    /// Gateways that don't acknowledge it in time have to drop them.
+    fn waits_for_gateways(&mut self, published: &Published) -> bool {
+        let number = published.borrow().as_ref().map_or(0, |it| it.number);
+        let is_node = self.client.as_ref().is_some_and(|client| client.role == Role::Node);
+        let now = Instant::now();
+        let waits = is_node
+            && self.service.registry.lags_behind(number)
+            && now < *self.gateways_deadline.get_or_insert(now + GATEWAYS_TIMEOUT);
+        if waits {
+            self.update_deadline = Some(now + GATEWAYS_INTERVAL);
+        } else {
+            self.gateways_deadline = None;
+        }
+        waits
+    }
+
     /// Sends a new publication, at once or when the client has acknowledged earlier ones.
     async fn handle_publication(&mut self, published: &mut Published) -> Result<(), End> {
         if self.stream.is_busy() {
             self.update_deadline.get_or_insert_with(|| Instant::now() + ACK_TIMEOUT);
+            return Ok(());
+        }
+        if self.waits_for_gateways(published) {
             return Ok(());
         }
         self.send_update(published).await

@@ -96,6 +96,7 @@ fn node() -> NodeSpec {
         vni: 1,
         mac: [2; 6],
         verify_mac: false,
+        sends_covered_only: false,
         prefixes,
     }
 }

@@ -19,6 +19,8 @@ const HOPS_SHIFT: u32 = 4;
 const FROM_PEER: u16 = 3 << HOPS_SHIFT;
 /// The sides of its ingress interface on the gateway that forwarded it, two bits.
 const SIDES_SHIFT: u32 = 6;
+/// One of these bits in a packet that no gateway forwarded, which has no sides.
+const COVERED_ONLY: u16 = 1 << SIDES_SHIFT;
 /// Shift of the number of workers tried, seven bits.
 const TRIED_SHIFT: u32 = 8;
 /// Maximum number of workers tried.
@@ -78,6 +80,17 @@ impl Received {
     /// Marks it as a packet that the gateway of its endpoint has no port for.
     pub fn mark_port_request(&mut self) {
         self.set(PORT_REQUEST);
+    }
+
+    /// Whether it came out of the tunnel of a node that sends packets of covered pods alone.
+    #[inline]
+    pub fn is_covered_only(&self) -> bool {
+        self.frame.mark() & (FROM_PEER | COVERED_ONLY) == COVERED_ONLY
+    }
+
+    /// Marks it as a packet out of the tunnel of a node that sends packets of covered pods alone.
+    pub fn mark_covered_only(&mut self) {
+        self.set(COVERED_ONLY);
     }
 
     /// Whether another gateway forwarded it.
@@ -171,6 +184,8 @@ mod tests {
         received.mark_hairpin();
         assert!(received.is_hairpin() && !received.is_handed_off() && received.datagram().is_none());
         assert_eq!((received.is_from_peer(), received.sides(2)), (false, 2));
+        received.mark_covered_only();
+        assert!(received.is_covered_only() && received.sides(2) == 2 && !received.is_from_peer());
         received.mark_from_peer(TunnelMetadata { sides: 1, hop_count: MAX_GATEWAY_HOPS, requests_port: true });
         received.mark_handed_off();
         received.count_worker_tried();

@@ -63,6 +63,9 @@ pub struct NodeSpec {
     /// Whether its packets must have `mac` as inner source: a MAC address that only the node and gateways know
     /// authenticates them.
     pub verify_mac: bool,
+    /// Whether it sends packets of covered pods alone: what no policy covers doesn't leave the cluster, not even with
+    /// `uncovered: pass`.
+    pub sends_covered_only: bool,
     /// Its pod prefixes. The longest matching prefix of all nodes determines a pod's node.
     pub prefixes: Vec<IpNet>,
 }

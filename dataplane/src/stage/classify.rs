@@ -229,13 +229,17 @@ fn untranslated<A: PacketFamily>(batch: &Batch, i: usize, is_inside: bool, conte
     if is_reply {
         return Class::Unchanged;
     }
+    let (is_pod, is_backend) = (policy.is_pod(tuple.source), policy.is_backend(tuple.source));
     let is_routed = is_inside
-        && if policy.is_pod(tuple.source) {
-            // From a pod without a policy (RFC 2827): routed inside the cluster; beyond it only if `uncovered: pass`.
-            !policy.cluster().drop_uncovered || policy.is_cluster_address(tuple.destination)
+        && if policy.is_cluster_address(tuple.destination) {
+            is_pod || is_backend
+        } else if is_pod {
+            // From a pod without a policy (RFC 2827): beyond the cluster only if `uncovered: pass`. A node that sends covered
+            // pods' packets alone knows of a policy before this gateway does, or still does.
+            !policy.cluster().drop_uncovered && !batch.frames[i].is_covered_only()
         } else {
             // From a backend without a policy, captured because it could have been a reply.
-            policy.is_backend(tuple.source)
+            is_backend && !batch.frames[i].is_covered_only()
         };
     if is_routed { Class::Unchanged } else { drop(DropReason::NoPolicy) }
 }

@@ -170,7 +170,13 @@ fn from_node(received: &mut Received, snapshot: &Snapshot) -> Result<NodePacket,
         IpAddr::V4(v4) => snapshot.policy.node_of(v4.to_bits()),
         IpAddr::V6(v6) => snapshot.policy.node_of(V6::from_bits(v6.to_bits())),
     };
-    if owner == Some(id) { Ok(NodePacket::Decapsulated) } else { Err(DropReason::SpoofedSource) }
+    if owner != Some(id) {
+        return Err(DropReason::SpoofedSource);
+    }
+    if node.sends_covered_only {
+        received.mark_covered_only();
+    }
+    Ok(NodePacket::Decapsulated)
 }
 
 /// Parses a tunnel packet addressed to this gateway.

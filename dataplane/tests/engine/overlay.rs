@@ -35,6 +35,7 @@ pub(crate) fn nodes(v6: bool) -> Vec<NodeSpec> {
         vni: VNI,
         mac: NODE_MACS[number - 1],
         verify_mac: false,
+        sends_covered_only: false,
         prefixes: prefixes.into(),
     };
     (1..).zip(prefixes).map(spec).collect()
@@ -258,6 +259,33 @@ fn without_the_nodes_secret_mac_address_its_packets_are_dropped() {
         assert_eq!(gateway.sessions(), 0);
         assert_eq!(gateway.receive(0, INSIDE, &with_mac(NODE_MACS[0])).len(), 1);
         gateway.assert_delta("egress 1, drop peer_unauthenticated 4, created 1");
+    }
+}
+
+#[test]
+fn from_a_node_that_sends_covered_pods_packets_alone_nothing_uncovered_leaves() {
+    for v6 in [false, true] {
+        for sends_covered_only in [false, true] {
+            let mut policy = policy();
+            policy.nodes = nodes(v6);
+            policy.nodes[0].sends_covered_only = sends_covered_only;
+            let pods = vec!["10.244.0.0/16".parse().unwrap()];
+            policy.cluster = ClusterSpec { pods, ..ClusterSpec::default() };
+            let setup = Setup { overlay: Some(local_vtep(v6)), ..Setup::default() };
+            let mut gateway = Gateway::with(&setup, network_with_nodes(v6), &policy);
+            let (pod, remote) = POD_AND_REMOTE[0];
+            let tunnel = |inner: &[u8]| node_packet(vtep(1, v6).ip(), local_vtep(v6), VNI, inner);
+            assert_eq!(gateway.receive(0, INSIDE, &tunnel(&packet(Protocol::Udp, at(pod), at(remote)))).len(), 1);
+            gateway.assert_delta("egress 1, created 1");
+            // A pod whose policy this gateway doesn't know yet.
+            let uncovered = packet(Protocol::Udp, at("10.244.1.77:4000"), at(remote));
+            gateway.receive(0, INSIDE, &tunnel(&uncovered));
+            if sends_covered_only {
+                gateway.assert_delta("drop no_policy 1");
+            } else {
+                gateway.assert_delta("unchanged 1");
+            }
+        }
     }
 }
 

@@ -31,9 +31,9 @@ pub(crate) const NEIGHBOR: [&str; 2] = ["10.6.0.10", "fd00:6::10"];
 /// Address of the API server and the policy server, as nodes reach them.
 const MANAGEMENT: &str = "10.3.0.254";
 
-/// Of policyd.yaml.
-const POLICYD: &str = "node_agents: {}\npod_cidrs: [10.244.0.0/16, \"fd00:244::/32\"]\n\
-                       service_cidrs: [10.96.0.0/16, \"fd96::/112\"]";
+/// Of policyd.yaml. Gateways pass what no policy covers, so a pod that a gateway doesn't know yet could leak there, too.
+const POLICYD: &str = "pod_cidrs: [10.244.0.0/16, \"fd00:244::/32\"]\n\
+                       service_cidrs: [10.96.0.0/16, \"fd96::/112\"]\nuncovered: pass";
 
 /// The networks of the nodes.
 const PLUGINS: [Plugin; 3] =
@@ -154,10 +154,11 @@ impl NodeCluster {
 
     /// Starts the policy server, which reads the API.
     pub(crate) fn start_policyd(&mut self) {
-        let kubeconfig = self.api.kubeconfig(ADMIN);
-        let source =
-            format!("source: {{kubernetes: {{kubeconfig: {}}}}}\n{POLICYD}\n{}", kubeconfig.display(), self.leases);
-        self.cluster.start_policyd(&source);
+        let (kubeconfig, secret) = (self.api.kubeconfig(ADMIN), self.cluster.folder.path().join("tunnel.secret"));
+        fs::write(&secret, "known to the policy server alone\n").unwrap();
+        let source = format!("source: {{kubernetes: {{kubeconfig: {}}}}}", kubeconfig.display());
+        let agents = format!("node_agents: {{tunnel_secret: {}}}", secret.display());
+        self.cluster.start_policyd(&format!("{source}\n{agents}\n{POLICYD}\n{}", self.leases));
     }
 
     /// Writes the gateways and pools of the cluster's manifests to the API.

@@ -9,6 +9,7 @@ use super::steering::{Selection, Steering, Target};
 use super::{Inputs, NodePlan};
 use crate::destinations::{AddressRange, Family, unchanged as unchanged_ranges, union};
 use crate::drops::Reason;
+use crate::echo::ETHERTYPE;
 use crate::marks::{Action, GatewayIndex};
 use crate::nft::table::{Chain, Map, Set, Table};
 use crate::tunnel::gateway_mac;
@@ -17,6 +18,7 @@ use crate::tunnel::gateway_mac;
 const RAW: &str = "filter hook prerouting priority raw";
 /// After the destination NAT of kube-proxy, so that the destination is the one of the packet on the wire.
 const STEER: &str = "filter hook prerouting priority dstnat + 10";
+const RAW_OUTPUT: &str = "filter hook output priority raw";
 const FORWARD: &str = "filter hook forward priority mangle";
 const INPUT: &str = "filter hook input priority filter - 10";
 /// Before source NAT: the source is the pod's.
@@ -206,6 +208,15 @@ impl Builder<'_> {
         }
     }
 
+    /// Outer packets have no connections: the inner ones do. Echo requests do: a firewall may accept replies by them.
+    fn outgoing_tunnel_rules(&self) -> Vec<String> {
+        let Some(own) = self.plan.tunnel else { return Vec::new() };
+        let (ip, port) = (protocol(Family::of(own.address.ip())), own.address.port());
+        let [high, low] = ETHERTYPE;
+        // The EtherType of the inner frame.
+        vec![format!("{ip} daddr @gateways udp dport {port} @th,224,16 != 0x{high:02x}{low:02x} notrack")]
+    }
+
     fn base_chains(&mut self) {
         let (tunnel, hold) = (&self.inputs.settings.tunnel_device, &self.inputs.settings.hold_device);
         let from_pods = Family::ALL.map(|family| (protocol(family), suffix(family)));
@@ -215,6 +226,8 @@ impl Builder<'_> {
             raw.push(format!("{ip} saddr @pods{suffix} {ip} saddr != @known{suffix} goto unknown"));
         }
         self.base_chain("raw", RAW, raw);
+        let raw_output = self.outgoing_tunnel_rules();
+        self.base_chain("raw_output", RAW_OUTPUT, raw_output);
         // Inside the cluster, policy decides nothing.
         let mut unknown = vec!["fib daddr type { local, broadcast, multicast } accept".to_owned()];
         unknown.push(format!("ip6 daddr {LINK_LOCAL} accept"));

@@ -60,6 +60,7 @@ struct Candidate {
     vni: u32,
     mac: [u8; 6],
     verify_mac: bool,
+    runs_agent: bool,
     prefixes: Vec<IpNet>,
     /// Their list.
     prefixes_field: &'static str,
@@ -82,6 +83,7 @@ fn of_overlay_node(node: &OverlayNode) -> Candidate {
         vni: spec.vni,
         mac: spec.mac.0,
         verify_mac: false,
+        runs_agent: false,
         prefixes: spec.pod_cidrs.iter().map(|cidr| cidr.0).collect(),
         prefixes_field: "spec.podCIDRs",
         conflict: Severity::Error,
@@ -101,6 +103,7 @@ fn of_agent(node: &Node, agents: NodeAgents) -> Result<Candidate, Fault> {
         vni: agents.vni,
         mac: agents.mac(node.metadata.name.as_deref().unwrap_or_default()),
         verify_mac: agents.secret.is_some(),
+        runs_agent: true,
         prefixes,
         prefixes_field,
         conflict: Severity::Error,
@@ -140,8 +143,17 @@ struct Nodes<'a> {
 
 impl<'a> Nodes<'a> {
     fn add<T>(&mut self, node: &ObjectRef<'a, T>, candidate: Candidate, diagnostics: &mut Vec<Diagnostic>) {
-        let Candidate { address, address_field, vni, mac, verify_mac, mut prefixes, prefixes_field, conflict } =
-            candidate;
+        let Candidate {
+            address,
+            address_field,
+            vni,
+            mac,
+            verify_mac,
+            runs_agent,
+            mut prefixes,
+            prefixes_field,
+            conflict,
+        } = candidate;
         let mut report = |field: &str, what: &dyn std::fmt::Display, other: &str| {
             let reason = format!("{what} is already used by {other}");
             diagnostics.push(node.origin.diagnostic(conflict, Code::NodeConflict, field, reason));
@@ -161,7 +173,8 @@ impl<'a> Nodes<'a> {
             at += 1;
             is_free
         });
-        self.specs.push(NodeSpec { name: node.id.name.as_str().into(), address, vni, mac, verify_mac, prefixes });
+        let (name, sends_covered_only) = (node.id.name.as_str().into(), runs_agent);
+        self.specs.push(NodeSpec { name, address, vni, mac, verify_mac, sends_covered_only, prefixes });
     }
 
     /// Adds the addresses of pods that are outside of the prefixes of their nodes: networks with an address management

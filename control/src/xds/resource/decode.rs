@@ -321,6 +321,7 @@ fn overlay_node(name: &str, message: &proto::OverlayNode) -> Result<NodeSpec, Re
         vni: message.vni,
         mac: mac.ok_or_else(|| field_error("mac", "is not a unicast MAC address"))?,
         verify_mac: message.verify_mac,
+        sends_covered_only: message.sends_covered_only,
         prefixes: parse_prefixes("prefixes", &message.prefixes)?,
     })
 }

@@ -213,6 +213,7 @@ pub fn overlay_node(node: &NodeSpec) -> (Key, Content) {
         mac: node.mac.to_vec(),
         prefixes: node.prefixes.iter().map(ToString::to_string).collect(),
         verify_mac: node.verify_mac,
+        sends_covered_only: node.sends_covered_only,
     };
     resource(Kind::OverlayNode, node.name.clone(), &message)
 }

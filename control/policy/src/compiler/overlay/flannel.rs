@@ -71,6 +71,7 @@ fn read(node: &Node, family: Family, data_name: &str, address_name: &str) -> Res
         vni: data.vni,
         mac: mac.0,
         verify_mac: false,
+        runs_agent: false,
         prefixes,
         prefixes_field,
         // Where gateways are no part of flannel's network, nothing of this counts.

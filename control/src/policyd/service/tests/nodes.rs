@@ -2,6 +2,8 @@
 
 use envoy_types::pb::google::protobuf::{Struct, Value, value};
 use tonic::Streaming;
+use vipgate_dataplane::policy::spec::NodeSpec;
+use vipgate_policy::compiler::AgentNode;
 
 use super::*;
 use crate::xds::resource::{INCARNATION, NODE_ROLE, ROLE};
@@ -116,4 +118,53 @@ async fn with_a_token_in_place_of_a_certificate_a_client_is_the_agent_of_its_nod
     let member = Gateway::start("gw-a", &server, Some((ca, &own)));
     member.wait_for(|it| it.connected).await;
     assert_eq!(server.service.stats.certificate_mismatches.get(), 6);
+}
+
+/// A placement with a pod on node n1, and endpoints for gateways.
+fn with_pod(number: u8) -> Placement {
+    let tunnel = NodeSpec {
+        name: "n1".into(),
+        address: ([192, 0, 2, 101], 8473).into(),
+        vni: 7,
+        mac: [2; 6],
+        verify_mac: false,
+        sends_covered_only: true,
+        prefixes: Vec::new(),
+    };
+    let pods = [(IpAddr::from([10, 0, 0, number]), "a/p".into())].into();
+    Placement { agents: [Arc::new(AgentNode { tunnel, pods })].into(), ..sample_placement(number) }
+}
+
+#[tokio::test]
+async fn a_node_learns_of_a_pod_after_the_gateways_or_when_these_take_too_long() {
+    let server = Server::start(None);
+    server.publish(with_pod(1));
+    let (_requests, mut node) = open(&server, of_agent("n1", 1, Kind::NodePolicy, &["n1"])).await.unwrap();
+    timeout(TIMEOUT, node.message()).await.unwrap().unwrap().unwrap();
+    // One that acknowledges.
+    let gateway = Gateway::start("gw-a", &server, None);
+    gateway.wait_for(|it| it.connected).await;
+    let mut delays = Vec::new();
+    for (number, silent) in [(2, false), (3, true)] {
+        // One that subscribes to everything, and acknowledges nothing.
+        let request = DeltaDiscoveryRequest {
+            node: Some(Node { id: "gw-b".to_owned(), ..Node::default() }),
+            type_url: Kind::Endpoint.type_url().to_owned(),
+            ..DeltaDiscoveryRequest::default()
+        };
+        let other = if silent { Some(open(&server, request).await.unwrap()) } else { None };
+        if silent {
+            server.wait("gw-b", |server| server.registered("gw-b").is_some()).await;
+        }
+        let published = server.publish(with_pod(number));
+        let begun = Instant::now();
+        // The acknowledgment of the update before.
+        timeout(TIMEOUT, node.message()).await.unwrap().unwrap().unwrap();
+        delays.push(begun.elapsed());
+        let in_force = server.service.registry.list()["gw-a"].in_force;
+        assert!(silent || in_force >= published, "gw-a has {in_force}, not {published}");
+        drop(other);
+    }
+    assert!(delays[0] < GATEWAYS_TIMEOUT, "{delays:?}");
+    assert!(delays[1] >= GATEWAYS_TIMEOUT, "{delays:?}");
 }

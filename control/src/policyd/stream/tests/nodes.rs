@@ -12,7 +12,15 @@ fn nodes(nodes: &[(&str, u8)], last: u8) -> Arc<Placement> {
     let agent = |(name, pod): &(&str, u8)| {
         let prefixes = vec!["10.0.0.0/24".parse().unwrap()];
         let (address, mac) = (([192, 0, 2, 1], 8473).into(), [2; 6]);
-        let tunnel = NodeSpec { name: (*name).into(), address, vni: 7, mac, verify_mac: false, prefixes };
+        let tunnel = NodeSpec {
+            name: (*name).into(),
+            address,
+            vni: 7,
+            mac,
+            verify_mac: false,
+            sends_covered_only: false,
+            prefixes,
+        };
         Arc::new(AgentNode { tunnel, pods: [(IpAddr::from([10, 0, 0, *pod]), "a/p".into())].into() })
     };
     let cluster = Cluster { nodes: [format!("10.{last}.0.0/16").parse().unwrap()].into(), ..Cluster::default() };

@@ -207,14 +207,15 @@ fn node(name: Arc<str>) -> impl Strategy<Value = NodeSpec> {
     let tunnel = (address(), 1..=u16::MAX, 0..1_u32 << 24);
     // Unicast.
     let mac = any::<[u8; 6]>().prop_map(|[a, b, c, d, e, f]| [a & !1, b, c, d, e, f]);
-    let mac = (mac, any::<bool>());
+    let mac = (mac, any::<bool>(), any::<bool>());
     (tunnel, mac, prop::collection::vec(net(), 0..4)).prop_map(
-        move |((address, port, vni), (mac, verify_mac), prefixes)| NodeSpec {
+        move |((address, port, vni), (mac, verify_mac, sends_covered_only), prefixes)| NodeSpec {
             name: name.clone(),
             address: (address, port).into(),
             vni,
             mac,
             verify_mac,
+            sends_covered_only,
             prefixes,
         },
     )

@@ -52,6 +52,7 @@ fn node() -> proto::OverlayNode {
         mac: vec![2, 0, 0, 0, 0, 1],
         prefixes: vec!["10.1.0.0/24".to_owned()],
         verify_mac: false,
+        sends_covered_only: false,
     }
 }
 

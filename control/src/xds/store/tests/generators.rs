@@ -188,6 +188,7 @@ fn node(peer: &Peer) -> NodeSpec {
         vni: zone,
         mac: [2; 6],
         verify_mac: false,
+        sends_covered_only: false,
         prefixes,
     }
 }

@@ -27,6 +27,7 @@ fn tunnel(name: &str) -> NodeSpec {
         vni: 7,
         mac: [2; 6],
         verify_mac: false,
+        sends_covered_only: false,
         prefixes,
     }
 }
