@@ -19,6 +19,7 @@ pub mod membership;
 mod meter;
 pub mod metric_families;
 mod node_agents;
+mod node_events;
 mod node_token;
 mod object_state;
 mod object_status;
@@ -150,6 +151,7 @@ async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
     let metrics_server =
         tokio::spawn(metrics::serve(monitored(&state), metrics_listener, metrics_connections, stopped.clone()));
     let leader = state.kubernetes.as_ref().map(|kubernetes| {
+        kubernetes.watch_agents(state.nodes.clone(), state.published.clone(), &stopped);
         kubernetes.start(state.registry.clone(), state.membership.clone(), state.cloud.clone(), &stopped)
     });
     start_clouds(&state, stopped.clone());

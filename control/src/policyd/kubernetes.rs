@@ -15,7 +15,7 @@ use super::object_state::{Compilation, ObjectState};
 use super::object_status::InputSources;
 use super::publication::Publication;
 use super::registry::Registry;
-use super::{events, object_status};
+use super::{events, node_events, object_status};
 use crate::config::{KubernetesSource, PolicydSource};
 use crate::metric::Family;
 use crate::metrics::definitions::policy_server as defined;
@@ -48,6 +48,17 @@ impl KubernetesState {
     /// Whether this server leads.
     pub(super) fn leads(&self) -> bool {
         leads_for(*self.leadership.borrow(), Duration::ZERO)
+    }
+
+    /// Starts the task that records Events of Nodes, until `stop` is set.
+    pub(super) fn watch_agents(
+        &self,
+        agents: Arc<Registry>,
+        published: watch::Receiver<Option<Arc<Publication>>>,
+        stop: &watch::Receiver<bool>,
+    ) {
+        let (leadership, events) = (self.leadership(), self.objects.events.clone());
+        tokio::spawn(node_events::run(node_events::Watched { agents, published, leadership, events }, stop.clone()));
     }
 
     /// Starts all tasks, until `stop` is set. The returned one ends when nothing is written any more.
