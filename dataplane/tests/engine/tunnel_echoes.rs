@@ -219,5 +219,5 @@ fn a_request_without_the_nodes_secret_mac_address_gets_no_reply() {
     other[6..12].copy_from_slice(&NODE_MACS[1]);
     assert_eq!(gateway.receive(0, INSIDE, &agent_packet(vtep(1, false).ip(), VNI, &other)), vec![]);
     check_reply(&gateway.receive(0, INSIDE, &request), &request, false);
-    gateway.assert_delta("replies sent 1, drop peer_unauthenticated 1");
+    gateway.assert_delta("drop peer_unauthenticated 1, replies sent 1");
 }
