@@ -1,5 +1,6 @@
 //! `vipgate certificates`: makes and renews the certificates of a policy server and its gateways, and makes what agents of
-//! nodes need beside their tokens, in Secrets of the Kubernetes API. It runs once and ends; a Job runs it at the installation, a CronJob each day.
+//! nodes need beside their tokens, in Secrets of the Kubernetes API. It runs once and ends; a Job runs it at the
+//! installation, a CronJob each day.
 //!
 //! ```text
 //!   names          what may be in a certificate, and be a key of a Secret

@@ -11,6 +11,8 @@ mod attempts;
 mod cache;
 pub(crate) mod client;
 pub(crate) mod decode;
+#[cfg(test)]
+pub(crate) mod fixtures;
 mod indices;
 mod metric_families;
 mod policy_client;
@@ -86,22 +88,15 @@ pub fn run(path: &Path) -> Result<(), CommandError> {
 ///
 /// # Errors
 /// When the configuration is invalid, an agent runs, or the kernel refuses.
-pub fn detach(path: &Path) -> Result<(), CommandError> {
+pub async fn detach(path: &Path) -> Result<(), CommandError> {
     let config = NodeConfig::load(path).map_err(CommandError::usage)?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| CommandError::runtime(error).context("cannot start the runtime"))?;
-    runtime.block_on(async {
-        // It would put everything back.
-        if tokio::net::UnixStream::connect(&config.admin.socket).await.is_ok() {
-            let reason = "an agent runs here: stop it first, such as by deleting its DaemonSet";
-            return Err(CommandError::runtime(reason));
-        }
-        let AgentConfig { settings, numbers, nft, .. } = agent_config(&config);
-        let mut kernel = Kernel::open(settings, numbers, nft).map_err(CommandError::runtime)?;
-        kernel.remove().await.map_err(CommandError::runtime)
-    })
+    // It would put everything back.
+    if tokio::net::UnixStream::connect(&config.admin.socket).await.is_ok() {
+        let reason = "an agent runs here: stop it first, such as by deleting its DaemonSet";
+        return Err(CommandError::runtime(reason));
+    }
+    let kernel = Kernel::open(settings(&config), numbers(&config), config.nft);
+    kernel.map_err(CommandError::runtime)?.remove().await.map_err(CommandError::runtime)
 }
 
 /// The table of a node that has no agent and no policy yet, for `nft -f` at its boot: what pods send leaves it nowhere. The
@@ -116,7 +111,7 @@ pub fn boot_table(path: &Path) -> Result<String, CommandError> {
         return Err(CommandError::usage(reason).context(path.display()));
     }
     let inputs = Inputs {
-        settings: &agent_config(&config).settings,
+        settings: &settings(&config),
         policy: None,
         cluster: &Cluster::default(),
         gateways: &[],
@@ -218,23 +213,28 @@ fn monitored(agent: &AgentHandle, connection: watch::Receiver<ServerConnection>)
 
 fn agent_config(config: &NodeConfig) -> AgentConfig {
     AgentConfig {
-        settings: Settings {
-            node: config.name.as_str().into(),
-            mask: MarkMask::new(config.mark_mask).unwrap_or_default(),
-            pod_prefixes: config.pod_cidrs.iter().map(|cidr| cidr.0).collect(),
-            tunnel_device: config.tunnel.device.clone(),
-            hold_device: config.tunnel.hold_device.clone(),
-        },
-        numbers: RoutingNumbers {
-            rule_priority: config.routing.rule_priority,
-            first_table: config.routing.first_table,
-        },
+        settings: settings(config),
+        numbers: numbers(config),
         nft: config.nft.clone(),
         sysctls: config.sysctls.clone(),
         mtu: config.tunnel.mtu,
         echo_interval: config.echo_interval,
         indices: indices::read(&config.state),
     }
+}
+
+fn settings(config: &NodeConfig) -> Settings {
+    Settings {
+        node: config.name.as_str().into(),
+        mask: MarkMask::new(config.mark_mask).unwrap_or_default(),
+        pod_prefixes: config.pod_cidrs.iter().map(|cidr| cidr.0).collect(),
+        tunnel_device: config.tunnel.device.clone(),
+        hold_device: config.tunnel.hold_device.clone(),
+    }
+}
+
+fn numbers(config: &NodeConfig) -> RoutingNumbers {
+    RoutingNumbers { rule_priority: config.routing.rule_priority, first_table: config.routing.first_table }
 }
 
 #[cfg(test)]

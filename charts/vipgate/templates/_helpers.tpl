@@ -109,6 +109,12 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{- .Values.gateway.metrics.address | default (ternary "@HOST@" "127.0.0.1" .Values.monitoring.podMonitor.enabled) -}}
 {{- end -}}
 
+{{/* `host: ADDRESS, ` of a probe if metrics are on the loopback: kubelet's default is the pod's address, the node's. */}}
+{{- define "vipgate.probeHost" -}}
+{{- $address := include "vipgate.metricsAddress" . -}}
+{{- ternary (printf "host: %s, " ($address | quote)) "" (or (hasPrefix "127." $address) (eq $address "::1")) -}}
+{{- end -}}
+
 {{/* An address in front of a port: IPv6 in brackets. */}}
 {{- define "vipgate.host" -}}
 {{- if contains ":" . }}[{{ . }}]{{ else }}{{ . }}{{ end -}}

@@ -78,7 +78,7 @@ pub(super) fn run(node: &Node) -> Result<(), CommandError> {
         (None, None) => Err(CommandError::usage("--config FILE is required")),
         (Some(NodeAction::BootTable { config }), _) => print(&node::boot_table(config)?),
         (Some(NodeAction::Status(args)), _) => status(args),
-        (Some(NodeAction::Detach { config }), _) => node::detach(config),
+        (Some(NodeAction::Detach { config }), _) => block_on(node::detach(config)),
         (Some(NodeAction::Endpoints(args)), _) => endpoints(args),
         (Some(NodeAction::Trace { args, pod, destination }), _) => trace(args, pod, destination),
     }

@@ -12,6 +12,7 @@ use vipgate_dataplane::flow::tuple::Tuple;
 use vipgate_dataplane::session::record::{DirectionRecord, FamilyRecord, RecordState, ReplicationRecord};
 
 use crate::admin::proto as admin;
+use crate::node::fixtures::policy as node_policy;
 use crate::peer::fuzz::{encode, write_frame};
 use crate::peer::proto::frame::Kind;
 use crate::peer::proto::{Ack, RelayedView, Released, Sessions, SyncBegin, SyncEnd};
@@ -218,31 +219,14 @@ fn members() {
 #[test]
 #[allow(clippy::needless_update, reason = "new fields of messages get defaults")]
 fn node() {
-    let pod = |address: &str, policy, order, has_vip| proto::NodePod {
-        address: address.to_owned(),
-        name: "tenant-a/web-0".to_owned(),
-        policy,
-        order,
-        has_vip,
-        ..proto::NodePod::default()
-    };
-    let policy = |name: &str| proto::NodePolicy {
-        node: "node-1".to_owned(),
-        address: "192.0.2.101".to_owned(),
-        port: 8472,
-        vni: 7,
-        mac: vec![0x0a, 0x76, 1, 2, 3, 4],
-        pod_cidrs: vec!["10.244.1.0/24".to_owned(), "fd00::/64".to_owned()],
-        policies: vec![proto::EgressPolicy {
-            name: name.to_owned(),
-            destinations: vec!["0.0.0.0/0".to_owned(), "::/0".to_owned()],
-            excluded: vec!["10.0.0.0/8".to_owned()],
-            ..proto::EgressPolicy::default()
-        }],
-        gateways: vec!["a".to_owned(), "b".to_owned()],
-        orders: vec![proto::GatewayOrder { gateways: vec![1, 0], ..proto::GatewayOrder::default() }],
-        pods: vec![pod("10.244.1.5", 1, 1, true), pod("10.244.1.6", 1, 0, false), pod("fd00::7", 0, 0, false)],
-        ..proto::NodePolicy::default()
+    let policy = |name: &str| {
+        let mut policy = node_policy();
+        // The gateways of the view.
+        (policy.port, policy.gateways) = (8472, ["a", "b"].map(str::to_owned).into());
+        policy.pod_cidrs.push("fd00::/64".to_owned());
+        name.clone_into(&mut policy.policies[0].name);
+        policy.policies[0].destinations.push("::/0".to_owned());
+        policy
     };
     let cluster = proto::Cluster {
         pod_cidrs: vec!["10.244.0.0/16".to_owned()],

@@ -255,9 +255,7 @@ impl StreamTask {
                 }
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
                     // Missing ACKs delay an update, but don't prevent it.
-                    if !self.waits_for_gateways(published) {
-                        self.send_update(published).await?;
-                    }
+                    self.send_update(published).await?;
                 }
                 changed = published.changed() => {
                     changed.map_err(|_| Some(stopping()))?;
@@ -271,7 +269,7 @@ impl StreamTask {
     async fn handle_request(&mut self, request: DeltaDiscoveryRequest, published: &mut Published) -> Result<(), End> {
         self.receive(request, published)?;
         self.send_pending(published).await?;
-        if self.update_deadline.is_some() && !self.stream.is_busy() && !self.waits_for_gateways(published) {
+        if self.update_deadline.is_some() && !self.stream.is_busy() {
             return self.send_update(published).await;
         }
         Ok(())
@@ -317,30 +315,10 @@ impl StreamTask {
         }
     }
 
-    /// Whether an update for a node is to wait: a pod's packets must not reach a gateway that doesn't know the pod yet.
-    /// Gateways that don't acknowledge it in time have to drop them.
-    fn waits_for_gateways(&mut self, published: &Published) -> bool {
-        let number = published.borrow().as_ref().map_or(0, |it| it.number);
-        let is_node = self.client.as_ref().is_some_and(|client| client.role == Role::Node);
-        let now = Instant::now();
-        let waits = is_node
-            && self.service.registry.lags_behind(number)
-            && now < *self.gateways_deadline.get_or_insert(now + GATEWAYS_TIMEOUT);
-        if waits {
-            self.update_deadline = Some(now + GATEWAYS_INTERVAL);
-        } else {
-            self.gateways_deadline = None;
-        }
-        waits
-    }
-
     /// Sends a new publication, at once or when the client has acknowledged earlier ones.
     async fn handle_publication(&mut self, published: &mut Published) -> Result<(), End> {
         if self.stream.is_busy() {
             self.update_deadline.get_or_insert_with(|| Instant::now() + ACK_TIMEOUT);
-            return Ok(());
-        }
-        if self.waits_for_gateways(published) {
             return Ok(());
         }
         self.send_update(published).await
@@ -356,6 +334,9 @@ impl StreamTask {
             self.no_memory_since = None;
             return Ok(());
         };
+        if !update.is_empty() && self.waits_for_gateways(new.number) {
+            return Ok(());
+        }
         let bytes = self.stream.held_bytes() + update.bytes();
         if !self.charge.try_set(bytes) {
             let now = Instant::now();
@@ -372,6 +353,22 @@ impl StreamTask {
         self.record_in_force();
         drop(new);
         self.send_pending(published).await
+    }
+
+    /// Whether an update for a node is to wait: a pod's packets must not reach a gateway that doesn't know the pod yet.
+    /// Gateways that don't acknowledge the publication in time have to drop them.
+    fn waits_for_gateways(&mut self, number: u64) -> bool {
+        let is_node = self.client.as_ref().is_some_and(|client| client.role == Role::Node);
+        let now = Instant::now();
+        let waits = is_node
+            && self.service.registry.lags_behind(number)
+            && now < *self.gateways_deadline.get_or_insert(now + GATEWAYS_TIMEOUT);
+        if waits {
+            self.update_deadline = Some(now + GATEWAYS_INTERVAL);
+        } else {
+            self.gateways_deadline = None;
+        }
+        waits
     }
 
     /// Sends pending responses, each when there is memory for it and the client has taken earlier ones.

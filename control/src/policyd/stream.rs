@@ -65,6 +65,11 @@ impl Update {
     pub fn bytes(&self) -> usize {
         self.batch.bytes
     }
+
+    /// Whether nothing that the client is subscribed to differs.
+    pub fn is_empty(&self) -> bool {
+        self.batch.responses.is_empty()
+    }
 }
 
 /// Acknowledgment in a request.

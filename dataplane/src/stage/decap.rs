@@ -148,7 +148,8 @@ enum NodePacket {
 }
 
 /// Decapsulates a packet from a node. The node must be known by address and VNI and be routed over this interface,
-/// which must be an inside one; the inner source must be a pod of that node, with its MAC address if that is a secret. An echo is left to `tunnel_echo`.
+/// which must be an inside one; the inner source must be a pod of that node, with its MAC address if that is a
+/// secret. An echo is left to `tunnel_echo`.
 fn from_node(received: &mut Received, snapshot: &Snapshot) -> Result<NodePacket, DropReason> {
     let outer = parse_tunnel_packet(received, &snapshot.network)?;
     let node = snapshot.policy.nodes().by_address(outer.sender).filter(|(_, node)| node.vni == outer.inner.vni);

@@ -84,7 +84,7 @@ fn a_gateway_takes_no_packet_with_a_nodes_address_without_its_secret() {
     let forged = arriving(&scenario, at_server(), "", || [KNOWN_MAC, guess].into_iter().for_each(send));
     assert_eq!(forged, 0, "{}", scenario.evidence());
     assert!((rejected() - before - f64::from(2 * COUNT)).abs() < 0.5, "{}", scenario.evidence());
-    // Whoever knows it is the node: the attack is one that would work.
+    // With the secret the same packet is accepted: the attack is one that would work.
     let with_secret = arriving(&scenario, at_server(), &format!(" and src host {}", L2_VIPS[0]), || send(mac));
     assert_eq!(with_secret, COUNT as usize, "{}", scenario.evidence());
     assert_eq!(query_http(&scenario.covered().host, SERVER[0].parse().unwrap()).unwrap(), L2_VIPS[0]);

@@ -37,8 +37,8 @@ impl NodeAgents {
     }
 }
 
-/// Secret from which all servers derive the same MAC address for a node's tunnel endpoint. Whoever doesn't know it has to
-/// guess 46 bits for a packet that looks like the node's, or that the node takes as a gateway's.
+/// Secret from which all servers derive the same MAC address for a node's tunnel endpoint. Without it, a packet that passes
+/// for the node's, or that the node accepts as a gateway's, takes a guess of 46 bits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct TunnelSecret([u8; 32]);
 

@@ -37,7 +37,7 @@ pub(super) fn compile(
     let others = || inventory.nodes.iter().filter(|node| !explicit.contains(node.id.name.as_str()));
     for node in others() {
         let candidate = match agents {
-            Some(agents) => Some(of_agent(node.body, agents)),
+            Some(agents) => Some(of_agent(&node.id.name, node.body, agents)),
             None => flannel::of_node(node.body),
         };
         match candidate {
@@ -59,8 +59,8 @@ struct Candidate {
     address_field: String,
     vni: u32,
     mac: [u8; 6],
-    verify_mac: bool,
-    runs_agent: bool,
+    /// Those of whose tunnels it is one.
+    agents: Option<NodeAgents>,
     prefixes: Vec<IpNet>,
     /// Their list.
     prefixes_field: &'static str,
@@ -82,15 +82,14 @@ fn of_overlay_node(node: &OverlayNode) -> Candidate {
         address_field: "spec.address".to_owned(),
         vni: spec.vni,
         mac: spec.mac.0,
-        verify_mac: false,
-        runs_agent: false,
+        agents: None,
         prefixes: spec.pod_cidrs.iter().map(|cidr| cidr.0).collect(),
         prefixes_field: "spec.podCIDRs",
         conflict: Severity::Error,
     }
 }
 
-fn of_agent(node: &Node, agents: NodeAgents) -> Result<Candidate, Fault> {
+fn of_agent(name: &str, node: &Node, agents: NodeAgents) -> Result<Candidate, Fault> {
     let (at, address) = internal_address(node, |_| true).ok_or_else(|| Fault {
         code: Code::NodeWithoutAddress,
         field: "status.addresses".to_owned(),
@@ -101,9 +100,8 @@ fn of_agent(node: &Node, agents: NodeAgents) -> Result<Candidate, Fault> {
         address: SocketAddr::new(address, agents.port),
         address_field: format!("status.addresses[{at}].address"),
         vni: agents.vni,
-        mac: agents.mac(node.metadata.name.as_deref().unwrap_or_default()),
-        verify_mac: agents.secret.is_some(),
-        runs_agent: true,
+        mac: agents.mac(name),
+        agents: Some(agents),
         prefixes,
         prefixes_field,
         conflict: Severity::Error,
@@ -143,17 +141,7 @@ struct Nodes<'a> {
 
 impl<'a> Nodes<'a> {
     fn add<T>(&mut self, node: &ObjectRef<'a, T>, candidate: Candidate, diagnostics: &mut Vec<Diagnostic>) {
-        let Candidate {
-            address,
-            address_field,
-            vni,
-            mac,
-            verify_mac,
-            runs_agent,
-            mut prefixes,
-            prefixes_field,
-            conflict,
-        } = candidate;
+        let Candidate { address, address_field, vni, mac, agents, mut prefixes, prefixes_field, conflict } = candidate;
         let mut report = |field: &str, what: &dyn std::fmt::Display, other: &str| {
             let reason = format!("{what} is already used by {other}");
             diagnostics.push(node.origin.diagnostic(conflict, Code::NodeConflict, field, reason));
@@ -173,7 +161,8 @@ impl<'a> Nodes<'a> {
             at += 1;
             is_free
         });
-        let (name, sends_covered_only) = (node.id.name.as_str().into(), runs_agent);
+        let verify_mac = agents.is_some_and(|agents| agents.secret.is_some());
+        let (name, sends_covered_only) = (node.id.name.as_str().into(), agents.is_some());
         self.specs.push(NodeSpec { name, address, vni, mac, verify_mac, sends_covered_only, prefixes });
     }
 

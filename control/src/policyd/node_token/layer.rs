@@ -1,5 +1,5 @@
-//! Tower layer that verifies the tokens of requests before they reach a service. Others pass as they are, and are judged
-//! by their certificates.
+//! Tower layer that verifies the tokens of requests before they reach a service. Others pass as they are, and are
+//! authorized by their certificates.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};

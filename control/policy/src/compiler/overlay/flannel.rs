@@ -70,8 +70,7 @@ fn read(node: &Node, family: Family, data_name: &str, address_name: &str) -> Res
         address_field,
         vni: data.vni,
         mac: mac.0,
-        verify_mac: false,
-        runs_agent: false,
+        agents: None,
         prefixes,
         prefixes_field,
         // Where gateways are no part of flannel's network, nothing of this counts.
