@@ -19,9 +19,13 @@ fn a_killed_gateway_costs_a_pod_less_than_a_second_and_no_connection() {
     let start = |name: &str, first: u32, config: &ClientConfig<'_>| {
         Clients::start(&folder, &scenario.covered().host, name, first, config)
     };
-    let probes = start("probes", 1, &ClientConfig::probes(SERVER[0], Vec::new(), 20));
-    let held = start("held", 1000, &ClientConfig::held_connections(SERVER[0], Vec::new(), 100));
-    sleep_ms(2_000);
+    let mut probes = start("probes", 1, &ClientConfig::probes(SERVER[0], Vec::new(), 20));
+    let mut held = start("held", 1000, &ClientConfig::held_connections(SERVER[0], Vec::new(), 100));
+    for clients in [&mut probes, &mut held] {
+        clients.wait_established(Duration::from_secs(30));
+    }
+    // Sessions are replicated before anything fails.
+    sleep_ms(1_000);
     let target = scenario.node.query(&["endpoints"])["endpoints"][0]["target"].as_str().unwrap().to_owned();
     let index = usize::from(target == "gw-2");
     let died = scenario.cluster.gateways[index].kill();
