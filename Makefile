@@ -12,7 +12,7 @@ PACKAGES := clang:clang llvm:llc libbpf-dev:/usr/include/bpf/bpf_helpers.h \
 CARGO_DENY := 0.20.2
 CARGO_MACHETE := 0.9.2
 
-.PHONY: help deps deny build demo test fmt lint unit model reconcile loom miri fuzz doc e2e e2e-gateways e2e-server e2e-kubernetes e2e-node e2e-kubernetes-current chart-install e2e-starts bench bench-watch bench-wire bench-node bench-flood soak bench-neighbor bench-policy bench-gateways clean-lab
+.PHONY: help deps deny build demo test fmt lint unit model reconcile loom miri fuzz doc e2e e2e-gateways e2e-server e2e-kubernetes e2e-node e2e-kubernetes-current chart-install e2e-kernels e2e-starts bench bench-watch bench-wire bench-node bench-flood soak bench-neighbor bench-policy bench-gateways clean-lab
 
 help: ## list targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | awk -F: '{printf "  make %-15s%s\n", $$1, $$2}'
@@ -260,6 +260,15 @@ e2e-kubernetes-current: deps ## test CEL rules, admission policies and streamed 
 	  && export VIPGATE_KUBE_APISERVER=$$apiserver VIPGATE_KUBECTL=$$clients/kubectl VIPGATE_HELM=$$clients/helm VIPGATE_EXTENSIONS=$$extensions \
 	    VIPGATE_BINARY=$(CURDIR)/target/debug/vipgate \
 	  && set -x && /usr/bin/python3 tests/kubernetes/current.py && /usr/bin/python3 tests/kubernetes/admission.py
+
+# An emulator for the guests, and the programs in them.
+GUEST_PACKAGES := qemu-system-x86:qemu-system-x86_64 busybox-static:/usr/share/doc/busybox-static
+
+e2e-kernels: build ## test gateways on virtio_net of Linux 6.1, 6.12 and the newest of Debian, with zero copy where there is; gets them once, five minutes; needs root
+	@$(MAKE) --no-print-directory deps PACKAGES="$(GUEST_PACKAGES)"
+	@kernels=$$(tests/kernels/kernels.sh) \
+	  && export VIPGATE_KERNELS=$$kernels VIPGATE_BINARY=$(CURDIR)/target/release/vipgate PYTHONPATH=$(CURDIR)/tests/kubernetes \
+	  && set -x && /usr/bin/python3 tests/kernels/matrix.py
 
 e2e-starts: deps ## start 200 pairs of gateways while sending ARP requests for a VIP, fifteen minutes; needs root
 	$(BINARY)

@@ -82,6 +82,8 @@ ALLOWED = [
     ("control/cloud/testkit/src/azure/interface.rs", "tapConfigurations", "a field of Azure's API"),
     ("control/cloud/testkit/src/azure/schema.rs", "tapConfigurations", "a field of Azure's API"),
     ("control/cloud/testkit/src/azure/schema.rs", "virtualNetworkTaps", "a field of Azure's API"),
+    ("tests/kernels/guest.py", "-netdev", "QEMU's name of a device"),
+    ("tests/kernels/network.py", "IFF_", "a flag of the kernel"),
 ]
 
 

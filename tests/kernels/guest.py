@@ -11,7 +11,7 @@ import socket
 import subprocess
 from pathlib import Path
 
-from isolation import Process, run, wait_for
+from isolation import Process, run
 from network import INSIDE, OUTSIDE, QUEUES, ROUTER
 
 HERE = Path(__file__).resolve().parent
@@ -127,5 +127,3 @@ class Guest:
         self._control.close()
         self.process.process.kill()
         self.process.process.wait()
-        # The serial port's file is complete then.
-        wait_for("the end of QEMU", lambda: self.process.process.poll() is not None)

@@ -62,9 +62,12 @@ class Host:
     def run(self, *command):
         return run("ip", "netns", "exec", self.name, *command)
 
-    def addresses(self, device, *addresses):
-        for address in addresses:
-            self.ip("address", "add", address, "dev", device, *(["nodad"] if ":" in address else []))
+    def addresses(self, device, *addresses, deprecated=()):
+        """Adds addresses to a device; deprecated ones are no source addresses by default."""
+        for address in (*addresses, *deprecated):
+            options = ["nodad"] if ":" in address else []
+            options += ["preferred_lft", "0"] if address in deprecated else []
+            self.ip("address", "add", address, "dev", device, *options)
         self.ip("link", "set", device, "up")
 
     def routes(self, destinations, gateways):
@@ -104,7 +107,7 @@ class Network:
     def __init__(self, name):
         self.pod, self.router, self.server = Host(f"{name}-pod"), Host(f"{name}-router", forwards=True), Host(f"{name}-server")
         self.descriptors = (self.pod.guest_device("eth0"), self.router.guest_device("to-guest"))
-        self.pod.addresses("eth0", "10.1.0.11/24", "10.1.0.12/24", "fd00:1::11/64", "fd00:1::12/64")
+        self.pod.addresses("eth0", "10.1.0.11/24", "fd00:1::11/64", deprecated=("10.1.0.12/24", "fd00:1::12/64"))
         self.pod.routes(("default", "default"), [address.split("/")[0] for address in INSIDE])
         self.router.addresses("to-guest", f"{ROUTER[0]}/24", f"{ROUTER[1]}/64")
         # For what the guest's kernel forwards without a gateway.
@@ -114,7 +117,7 @@ class Network:
     def _server(self):
         run("ip", "link", "add", "to-server", "netns", self.router.name, "type", "veth", "peer", "name", "eth0", "netns", self.server.name)
         self.router.addresses("to-server", "198.51.100.254/24", "2001:db8:51::fe/64")
-        self.server.addresses("eth0", *(f"{address}/24" for address in (SERVER[0], NARROW[0])), *(f"{address}/64" for address in (SERVER[1], NARROW[1])))
+        self.server.addresses("eth0", f"{SERVER[0]}/24", f"{SERVER[1]}/64", deprecated=(f"{NARROW[0]}/24", f"{NARROW[1]}/64"))
         self.server.routes(("default", "default"), ("198.51.100.254", "2001:db8:51::fe"))
         for address in NARROW:
             self.router.ip("-6" if ":" in address else "-4", "route", "add", address, "dev", "to-server", "mtu", "lock", NARROW_MTU)

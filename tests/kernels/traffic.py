@@ -99,13 +99,16 @@ class Echo:
         self.sources, self.received = set(), 0
         self._socket = udp_socket(host, address)
         self._socket.bind((address, port))
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
 
     def _serve(self):
         while True:
             try:
                 data, source = self._socket.recvfrom(65536)
             except OSError:
+                return
+            if source is None:
                 return
             self.sources.add(source[0])
             self.received += 1
@@ -117,6 +120,7 @@ class Echo:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass
+        self._thread.join()
         self._socket.close()
 
 

@@ -27,12 +27,14 @@ pub(super) struct XdpStats {
 }
 
 impl XdpStats {
+    /// Once the steering program is attached.
     pub(super) fn new(
         steering: Arc<Mutex<Steering>>,
-        losses: Vec<SocketStats>,
+        mut losses: Vec<SocketStats>,
         pool: FramePool,
         counters: Vec<Arc<WorkerCounters>>,
     ) -> Self {
+        losses.iter_mut().for_each(SocketStats::exclude_setup);
         let too_long = losses.iter().map(|_| AtomicU64::new(0)).collect();
         Self { steering, losses, too_long, pool, counters }
     }

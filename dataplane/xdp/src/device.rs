@@ -17,7 +17,7 @@ use vipgate_mem::{Frame, HEADROOM};
 use xsk_rs::{CompQueue, FillQueue, FrameDesc, RxQueue, TxQueue};
 
 use crate::doorbell::Doorbell;
-use crate::stats::{FramePool, SocketStats};
+use crate::stats::{FramePool, SocketStats, is_zero_copy};
 use crate::umem::{RING_SIZE, SharedUmem};
 
 /// Free frames that a worker retains; surplus goes to the shared pool.
@@ -108,7 +108,7 @@ impl XdpDevice {
 
     /// Statistics of the sockets, for other threads.
     pub fn socket_stats(&self) -> SocketStats {
-        SocketStats { sockets: self.ports.iter().map(|port| port.receive.fd().as_raw_fd()).collect() }
+        SocketStats::new(self.ports.iter().map(|port| port.receive.fd().as_raw_fd()).collect())
     }
 
     /// The shared frame pool.
@@ -121,6 +121,13 @@ impl XdpDevice {
         for port in &mut self.ports {
             fill(port, self.fill_ring, &self.umem, &mut self.burst, &mut self.free);
         }
+    }
+
+    /// Fills the fill rings of new sockets, and wakes drivers that have found them empty: they receive nothing until
+    /// then, neither for the gateway nor for the kernel.
+    pub(crate) fn prefill(&mut self) {
+        self.refill();
+        self.ports.iter_mut().for_each(wake_receiver);
     }
 
     /// Moves pending packets to the transmit rings and reclaims frames from the completion rings.
@@ -182,6 +189,14 @@ fn fill(
     }
 }
 
+/// Wakes a driver that waits for frames on the fill ring.
+fn wake_receiver(port: &mut QueueSocket) {
+    if port.fill.needs_wakeup() {
+        // An error loses nothing; the next call tries again.
+        let _ = port.fill.wakeup(port.receive.fd_mut(), 0);
+    }
+}
+
 /// Wakes the kernel until the transmit ring is empty or there is no progress.
 fn kick(transmit: &mut TxQueue) {
     for _ in 0..MAX_KICKS {
@@ -215,22 +230,6 @@ fn reclaim(port: &mut QueueSocket, umem: &SharedUmem, burst: &mut [FrameDesc; BU
     }
 }
 
-fn is_zero_copy(socket: i32) -> bool {
-    let mut options = 0_u32;
-    let mut length = 4;
-    // SAFETY: the kernel writes at most `length` bytes to `options` (struct xdp_options is one u32).
-    let result = unsafe {
-        libc::getsockopt(
-            socket,
-            libc::SOL_XDP,
-            libxdp_sys::XDP_OPTIONS.cast_signed(),
-            (&raw mut options).cast(),
-            &raw mut length,
-        )
-    };
-    result == 0 && options & libxdp_sys::XDP_OPTIONS_ZEROCOPY != 0
-}
-
 impl PacketIo for XdpDevice {
     fn rx(&mut self, into: &mut Vec<Received>, limit: usize) -> usize {
         let mut received = 0;
@@ -245,9 +244,8 @@ impl PacketIo for XdpDevice {
             let port = &mut self.ports[at];
             // SAFETY: the descriptors in `burst` are only written to.
             let consumed = unsafe { port.receive.consume(&mut self.burst[..capacity]) };
-            if consumed == 0 && port.fill.needs_wakeup() {
-                // An error loses nothing; the next call tries again.
-                let _ = port.fill.wakeup(port.receive.fd_mut(), 0);
+            if consumed == 0 {
+                wake_receiver(port);
             }
             for descriptor in &self.burst[..consumed] {
                 // SAFETY: the kernel has passed the frame just now, and no other frame is made from the descriptor.

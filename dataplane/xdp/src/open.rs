@@ -186,8 +186,8 @@ fn open_with(config: &DeviceConfig, zero_copy: bool) -> Result<Vec<XdpDevice>, O
         }
         let doorbell = Doorbell::new().map_err(|source| OpenError::Umem { frames, source })?;
         let mut device = XdpDevice::new(umem.clone(), sockets, config.interfaces.len(), fill_ring, doorbell);
-        // Filled before the program redirects packets: a driver may stop permanently on an empty fill ring.
-        device.refill();
+        // Before the program redirects packets: a driver may stop permanently on an empty fill ring.
+        device.prefill();
         devices.push(device);
     }
     Ok(devices)

@@ -10,7 +10,8 @@ use crate::umem::SharedUmem;
 pub struct RingStats {
     /// Packets lost because the receive ring was full.
     pub receive_ring_full: u64,
-    /// Packets lost because the fill ring was empty. With zero copy, drivers count failed refills here, not packets.
+    /// Packets lost because the fill ring was empty. With zero copy, drivers count refills for which they got no frame
+    /// here, not packets.
     pub fill_ring_empty: u64,
     /// Packets dropped for lack of a frame, which are also counted as `fill_ring_empty`, or because they exceed a
     /// frame.
@@ -43,10 +44,24 @@ impl FramePool {
 /// Reads the statistics of one worker's sockets. Valid as long as the device exists.
 #[derive(Clone, Debug)]
 pub struct SocketStats {
-    pub(crate) sockets: Vec<i32>,
+    sockets: Vec<i32>,
+    /// Refills without a frame that aren't losses.
+    setup_refills: u64,
 }
 
 impl SocketStats {
+    pub(crate) fn new(sockets: Vec<i32>) -> Self {
+        Self { sockets, setup_refills: 0 }
+    }
+
+    /// Excludes the refills without a frame so far of sockets with zero copy, when the program is attached: they lost
+    /// no packet. A driver refills its queue when a socket is bound, before the fill ring can have frames, since libxdp
+    /// creates it in the same call; and virtio_net also refills, and counts, full queues when a program is attached.
+    pub fn exclude_setup(&mut self) {
+        let zero_copy = self.sockets.iter().copied().filter(|socket| is_zero_copy(*socket)).collect();
+        self.setup_refills = Self::new(zero_copy).read().fill_ring_empty;
+    }
+
     /// Sums of all sockets.
     pub fn read(&self) -> RingStats {
         let mut sum = RingStats::default();
@@ -71,6 +86,24 @@ impl SocketStats {
                 sum.invalid += statistics.rx_invalid_descs + statistics.tx_invalid_descs;
             }
         }
+        sum.fill_ring_empty = sum.fill_ring_empty.saturating_sub(self.setup_refills);
         sum
     }
+}
+
+/// Whether a socket uses zero copy.
+pub(crate) fn is_zero_copy(socket: i32) -> bool {
+    let mut options = 0_u32;
+    let mut length = 4;
+    // SAFETY: the kernel writes at most `length` bytes to `options` (struct xdp_options is one u32).
+    let result = unsafe {
+        libc::getsockopt(
+            socket,
+            libc::SOL_XDP,
+            libxdp_sys::XDP_OPTIONS.cast_signed(),
+            (&raw mut options).cast(),
+            &raw mut length,
+        )
+    };
+    result == 0 && options & libxdp_sys::XDP_OPTIONS_ZEROCOPY != 0
 }

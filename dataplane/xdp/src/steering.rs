@@ -92,7 +92,7 @@ pub enum SteeringError {
 
 fn hint(text: &str) -> &'static str {
     if text.contains("Operation not permitted") || text.contains("os error 1)") || text.contains("Permission denied") {
-        " (vipgate needs root, or CAP_NET_ADMIN, CAP_BPF and CAP_PERFMON)"
+        " (vipgate needs root, or CAP_NET_ADMIN, CAP_BPF and CAP_PERFMON; before Linux 5.11 also RLIMIT_MEMLOCK=unlimited)"
     } else {
         ""
     }
