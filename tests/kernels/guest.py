@@ -93,9 +93,13 @@ class Guest:
             # Zero copy needs one DMA device for both rings, which is what VIRTIO_F_ACCESS_PLATFORM (iommu_platform) says.
             command += ["-device", f"virtio-net-pci,netdev=net{number},mq=on,vectors={2 * QUEUES + 2},iommu_platform=on,disable-legacy=on,romfile="]
         self.process = Process(logs, "qemu", command, pass_fds=[descriptor for queues in network.descriptors for descriptor in queues])
-        self.process.wait_until("boots", lambda: "guest: ready" in self.text(), seconds=90)
         self._control = socket.socket(socket.AF_UNIX)
-        self._control.connect(str(control))
+        try:
+            self.process.wait_until("boots", lambda: "guest: ready" in self.text(), seconds=90)
+            self._control.connect(str(control))
+        except (AssertionError, OSError):
+            self.stop()
+            raise
 
     def text(self):
         return self.console.read_text(errors="replace") if self.console.exists() else ""

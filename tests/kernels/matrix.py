@@ -25,8 +25,8 @@ LOGS = ROOT / "target/kernels"
 LIMIT_SECONDS = 1200
 
 
-class OutOfTime(Exception):
-    """The limit is exceeded. Not an error of a check, which others would follow."""
+class OutOfTime(BaseException):
+    """The limit is exceeded. Not an error of one check, after which others would follow."""
 
 
 def interrupt(*_):
@@ -55,8 +55,8 @@ class Results:
         if name not in self.columns:
             self.columns.append(name)
         if error:
-            self.failures.append((row, name, error))
-            print(f"  FAILED: {' '.join(row)}: {name}: {error}", flush=True)
+            self.failures.append(f"FAILED: {' '.join(row)}: {name}: {type(error).__name__}: {error}")
+            print(f"  {self.failures[-1]}", flush=True)
 
     def table(self):
         lines = [["kernel", "mode", "IP", *self.columns]]
@@ -71,10 +71,11 @@ def check_mode(results, release, mode, bench):
         print(f"  {time.monotonic() - STARTED:4.0f} s: {mode}: {name}", flush=True)
         try:
             errors = check(bench)
-        except (AssertionError, OSError) as error:
+        except Exception as error:
             errors = [error, error]
         for family, error in zip(FAMILIES, errors, strict=True):
-            results.add((release, mode, family), name, error)
+            if error is not checks.NOT_APPLICABLE:
+                results.add((release, mode, family), name, error)
         if check is checks.starts and any(errors):
             # The others need a gateway.
             break
@@ -96,8 +97,8 @@ def check_kernel(results, kernel):
                 check_mode(results, release, mode, bench)
             finally:
                 bench.close()
-    except (AssertionError, OSError) as error:
-        results.add((release, "-", "-"), "boot", error)
+    except Exception as error:
+        results.add((release, "-", "-"), "guest", error)
     finally:
         if guest:
             guest.stop()
@@ -119,8 +120,7 @@ def main():
     except OutOfTime as error:
         results.add(("-", "-", "-"), "time", error)
     print(f"\n{results.table()}\n")
-    for row, name, error in results.failures:
-        print(f"FAILED: {' '.join(row)}: {name}: {error}")
+    print("\n".join(results.failures))
     print(f"{len(results.failures)} failed, {time.monotonic() - STARTED:.0f} s; logs: {LOGS.relative_to(ROOT)}")
     sys.exit(1 if results.failures or not results.rows else 0)
 
