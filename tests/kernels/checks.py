@@ -74,8 +74,9 @@ class Bench:
         """All losses that anything between the hosts has counted."""
         devices = self.guest.run("cat /proc/net/dev")
         guest = sum(dropped(devices, device) for device in ("eth0", "eth1"))
-        network = self.network
-        return guest + network.pod.dropped("eth0") + network.router.dropped("to-guest") + network.router.dropped("to-server") + sum(self.drops().values())
+        pod, router = self.network.pod, self.network.router
+        hosts = pod.dropped("eth0") + router.dropped("to-guest") + router.dropped("to-server")
+        return guest + hosts + sum(self.drops().values())
 
 
 def check_equal(what, found, expected):

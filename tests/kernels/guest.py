@@ -23,7 +23,9 @@ IP = "/usr/bin/ip"
 
 def network_script():
     """Shell commands that configure the guest's interfaces."""
-    lines = [f"{IP} address add {address} dev {device} {'nodad' if ':' in address else ''}" for device, addresses in (("eth0", INSIDE), ("eth1", OUTSIDE)) for address in addresses]
+    lines = []
+    for device, addresses in (("eth0", INSIDE), ("eth1", OUTSIDE)):
+        lines += [f"{IP} address add {address} dev {device} {'nodad' if ':' in address else ''}" for address in addresses]
     lines += [f"{IP} link set {device} up" for device in ("lo", "eth0", "eth1")]
     lines += [f"{IP} -{4 if '.' in address else 6} route add default via {address}" for address in ROUTER]
     lines += [f"echo 1 >/proc/sys/net/{setting}" for setting in ("ipv4/ip_forward", "ipv6/conf/all/forwarding")]

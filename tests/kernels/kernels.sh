@@ -2,7 +2,7 @@
 # Gets the kernels of the guests from Debian, and prints the directory with them: tests/kernels/kernels.sh
 #
 # One from each suite below, in the version that the mirror has now: SUITE/vmlinuz, SUITE/release, and SUITE/modules with the modules that a
-# gateway needs, in the order in which they load. They stay in VIPGATE_CACHE (~/.cache/vipgate), 50 MB; remove them there to get newer
+# gateway needs, in the order in which they load. They stay in VIPGATE_CACHE (~/.cache/vipgate), 36 MB; remove them there to get newer
 # ones. Nothing is installed.
 set -euo pipefail
 . "$(dirname "$0")/../kubernetes/packages.sh"
