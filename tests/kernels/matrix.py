@@ -120,7 +120,8 @@ def main():
     except OutOfTime as error:
         results.add(("-", "-", "-"), "time", error)
     print(f"\n{results.table()}\n")
-    print("\n".join(results.failures))
+    for failure in results.failures:
+        print(failure)
     print(f"{len(results.failures)} failed, {time.monotonic() - STARTED:.0f} s; logs: {LOGS.relative_to(ROOT)}")
     sys.exit(1 if results.failures or not results.rows else 0)
 
