@@ -369,6 +369,7 @@ fn network() -> NetworkSpec {
         mtu: 1500,
         up: true,
         addresses: Vec::new(),
+        partial_checksums: false,
     };
     let route = |prefix: &str, interface, gateway: Option<IpAddr>| RouteSpec {
         prefix: prefix.parse().unwrap_or_default(),

@@ -36,6 +36,7 @@ fn network() -> NetworkSpec {
         mtu: 1500,
         up: true,
         addresses: Vec::new(),
+        partial_checksums: false,
     };
     let interfaces = vec![interface(0, "gw-in", Role::Inside), interface(1, "gw-out", Role::Outside)];
     NetworkSpec { interfaces, ..NetworkSpec::default() }

@@ -51,6 +51,7 @@ struct OwnInterface {
     mtu: u16,
     up: bool,
     state: LinkState,
+    is_virtual: bool,
     /// The device was removed. Final: packet sockets aren't bound to a device that appears later.
     gone: bool,
     /// The index and up state of the new device with its name, already logged.
@@ -93,6 +94,7 @@ impl Links {
                 mtu: mtu(link),
                 up: link.is_up(),
                 state: link.state(),
+                is_virtual: link.is_virtual,
                 gone: false,
                 successor: None,
                 addresses: BTreeSet::new(),
@@ -193,6 +195,7 @@ impl Links {
             mtu: own.mtu,
             up: own.up,
             addresses: own.addresses.iter().map(|address| address.ip).collect(),
+            partial_checksums: own.is_virtual,
         };
         self.interface_id.iter().map(spec).collect()
     }

@@ -56,6 +56,8 @@ pub(super) struct Link {
     pub(super) mtu: u32,
     /// The index of its bridge, bond or VRF.
     pub(super) master: Option<u32>,
+    /// Whether it is a device of the kernel's own: veth, tun, bridge and the like.
+    pub(super) is_virtual: bool,
 }
 
 impl Link {

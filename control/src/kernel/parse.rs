@@ -61,6 +61,9 @@ pub(super) fn event(kind: u16, flags: u16, body: &[u8]) -> Result<Option<KernelE
     })
 }
 
+/// The attribute of `IFLA_LINKINFO` that names the type of a device; a NIC has none (linux/if_link.h).
+const IFLA_INFO_KIND: u16 = 1;
+
 fn link(body: &[u8]) -> Result<Option<Link>, DecodeError> {
     let header = LinkHeader::parse(body)?;
     if u8::from(header.interface_family) != 0 {
@@ -75,6 +78,7 @@ fn link(body: &[u8]) -> Result<Option<Link>, DecodeError> {
         mac: None,
         mtu: 0,
         master: None,
+        is_virtual: false,
     };
     for attribute in attributes(body, LINK_HEADER)? {
         let (kind, value) = attribute?;
@@ -83,6 +87,9 @@ fn link(body: &[u8]) -> Result<Option<Link>, DecodeError> {
             libc::IFLA_ADDRESS => link.mac = value.try_into().ok(),
             libc::IFLA_MTU => link.mtu = number(value)?,
             libc::IFLA_MASTER => link.master = Some(number(value)?),
+            libc::IFLA_LINKINFO => {
+                link.is_virtual = attributes(value, 0)?.any(|info| info.is_ok_and(|(kind, _)| kind == IFLA_INFO_KIND));
+            }
             _ => {}
         }
     }

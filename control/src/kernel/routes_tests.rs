@@ -17,6 +17,7 @@ fn links() -> Links {
         mac: Some([2, 0, 0, 0, 0, 1]),
         mtu: 1500,
         master: None,
+        is_virtual: true,
     };
     let wanted = [(0, "in", Role::Inside), (1, "out", Role::Outside)];
     let wanted = wanted.map(|(id, name, role)| InterfaceConfig { id: InterfaceId(id), name: name.into(), role });

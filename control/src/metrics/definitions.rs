@@ -49,6 +49,8 @@ metrics! {
     HANDOFFS = Counter("handoffs", [WORKER]): "Packets handed off to the worker that owns their session";
     OUT_OF_WINDOW = Counter("out_of_window", [WORKER]):
         "TCP segments out of window and SCTP packets with a wrong tag, forwarded without a state change";
+    CHECKSUMS_COMPLETED = Counter("checksums_completed", [WORKER]):
+        "Packets that a virtual interface had handed on with a partial checksum, which was completed";
     NEIGHBOR_WAITING = Gauge("waiting", [WORKER]): "Packets queued for a neighbor whose MAC address is unresolved";
 }
 

@@ -56,6 +56,7 @@ fn packets(state: &GatewayState) -> Vec<Family> {
         each(&defined::REPLIES_SUPPRESSED, |counters| counters.replies_suppressed.get()),
         each(&defined::HANDOFFS, |counters| counters.handoffs.get()),
         each(&defined::OUT_OF_WINDOW, |counters| counters.out_of_window.get()),
+        each(&defined::CHECKSUMS_COMPLETED, |counters| counters.checksums_completed.get()),
         each(&defined::NEIGHBOR_WAITING, |counters| counters.neighbor_waiting.get()),
     ]
 }

@@ -481,6 +481,7 @@ fn network() -> NetworkSpec {
             mtu: 1500,
             up: true,
             addresses: vec!["10.1.0.1".parse().unwrap(), "fd00:1::1".parse().unwrap()],
+            partial_checksums: false,
         }],
         ..NetworkSpec::default()
     }

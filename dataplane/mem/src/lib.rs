@@ -8,6 +8,7 @@ mod frame;
 mod mapping;
 mod prefetch;
 mod region;
+pub mod simd;
 mod slab;
 mod storage;
 mod tags;

@@ -103,6 +103,10 @@ pub struct InterfaceId(pub u8);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkerId(pub u8);
 
+/// Home group of a hash in a session table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HomeGroup(pub u32);
+
 /// Slot number of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Slot(pub u32);

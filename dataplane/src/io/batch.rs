@@ -23,7 +23,7 @@ pub use self::requeued::{QueuePosition, Requeued};
 use crate::flow::address::V6;
 use crate::flow::direction::Direction;
 use crate::flow::drop_reason::DropReason;
-use crate::flow::ids::{EndpointId, FrontendId, GatewayId, InterfaceId, NodeId, Owner, Slot, TunnelRemote};
+use crate::flow::ids::{EndpointId, FrontendId, GatewayId, HomeGroup, InterfaceId, NodeId, Owner, Slot, TunnelRemote};
 use crate::flow::key::Key;
 use crate::flow::tunnel_metadata::TunnelMetadata;
 use crate::flow::tuple::Tuple;
@@ -122,6 +122,8 @@ pub struct Batch {
     pub keys_v6: [Key<V6>; BATCH_SIZE],
     /// Hashes of the keys.
     pub hashes: [u64; BATCH_SIZE],
+    /// Home groups of the hashes in the session table.
+    pub homes: [HomeGroup; BATCH_SIZE],
     /// TCP segments.
     pub segments: [Segment; BATCH_SIZE],
     /// SCTP headers.
@@ -203,6 +205,7 @@ impl Default for Batch {
             keys_v4: [Key::default(); BATCH_SIZE],
             keys_v6: [Key::default(); BATCH_SIZE],
             hashes: [0; BATCH_SIZE],
+            homes: [HomeGroup::default(); BATCH_SIZE],
             segments: [Segment::default(); BATCH_SIZE],
             sctp_headers: [CommonHeader::default(); BATCH_SIZE],
             slots: [Slot(0); BATCH_SIZE],

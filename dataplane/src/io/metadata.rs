@@ -30,6 +30,12 @@ const PORT_REQUEST: u16 = 1 << 15;
 const DATAGRAM_BYTES: usize = 9;
 
 impl Received {
+    /// Whether it has any metadata.
+    #[inline]
+    pub fn has_metadata(&self) -> bool {
+        self.frame.mark() != 0
+    }
+
     /// Whether it was handed off to the worker that owns its flow; it is not handed off again.
     #[inline]
     pub fn is_handed_off(&self) -> bool {

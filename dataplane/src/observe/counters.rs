@@ -79,6 +79,8 @@ pub struct Counters {
     /// TCP and SCTP packets outside the window, where only an off-path host would send: forwarded, without effect on
     /// the session.
     pub out_of_window: Counter,
+    /// Packets whose partial checksums were completed.
+    pub checksums_completed: Counter,
     /// Packets handed off to the worker that owns their session.
     pub handoffs: Counter,
     /// Packets that wait for a neighbor to be resolved.

@@ -95,13 +95,20 @@ pub struct InterfaceEntry {
     pub mtu: u16,
     /// See [`Role::sides`].
     pub sides: u8,
+    /// See [`InterfaceSpec::partial_checksums`].
+    pub partial_checksums: bool,
 }
 
 impl InterfaceEntry {
     pub(super) fn of(interface: &InterfaceSpec) -> Self {
         let mut mac = [0; 8];
         mac[..6].copy_from_slice(&interface.mac);
-        Self { mac: u64::from_le_bytes(mac), mtu: interface.usable_mtu(), sides: interface.role.sides() }
+        Self {
+            mac: u64::from_le_bytes(mac),
+            mtu: interface.usable_mtu(),
+            sides: interface.role.sides(),
+            partial_checksums: interface.partial_checksums,
+        }
     }
 
     /// Whether the destination MAC address of a frame is this interface's.
@@ -134,6 +141,7 @@ pub struct Network {
     pub(super) interfaces: Vec<InterfaceSpec>,
     /// One per possible number, so that a lookup needs no bounds check.
     pub(super) interface_entries: Box<[InterfaceEntry; MAX_INTERFACES]>,
+    pub(super) has_partial_checksums: bool,
     pub(super) neighbors: Vec<Neighbor>,
     pub(super) adjacencies: Vec<Adjacency>,
     pub(super) next_hop_ids: HashMap<(InterfaceId, IpAddr), NextHopId>,
@@ -187,6 +195,12 @@ impl Network {
         let v4 = own.iter().find_map(|&address| u32::from_ip(address)).unwrap_or(DUMMY);
         let v6 = own.iter().filter_map(|&address| V6::from_ip(address)).find(|&v6| !v6.is_martian());
         (v4, v6)
+    }
+
+    /// Whether packets of any interface may have partial checksums.
+    #[inline]
+    pub fn has_partial_checksums(&self) -> bool {
+        self.has_partial_checksums
     }
 
     /// All interfaces, by number.

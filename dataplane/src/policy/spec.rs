@@ -260,6 +260,8 @@ pub struct InterfaceSpec {
     pub up: bool,
     /// Its addresses in the kernel.
     pub addresses: Vec<IpAddr>,
+    /// Whether received packets may have partial checksums: see [`crate::wire::partial_checksum`].
+    pub partial_checksums: bool,
 }
 
 impl InterfaceSpec {

@@ -14,7 +14,7 @@ mod availability;
 use vipgate_mem::{MemoryError, Slab};
 
 pub use self::availability::Availability;
-use super::blocks::{BlockSet, first_from};
+use super::blocks::BlockSet;
 use super::pool::PortPool;
 use super::{BLOCKS, BlockId, PortRange, Stripe};
 use crate::flow::address::Address;
@@ -130,8 +130,7 @@ impl Allocator {
             AllocationClass::Ordinary => vip.ordinary(self.range).ok_or(Exhausted)?,
         };
         // A destination with a map is not probed at random: at 99 % use that would almost always fail.
-        let has_map =
-            !self.map_cache.is_empty() && self.map_cache.find(vip.id, destination(&self.key, translated)).is_some();
+        let has_map = self.has_map(vip, translated);
         let PortShard { blocks, stripe } = part;
         let of = Candidates { vip, blocks, range, stripe };
         let port = if has_map { None } else { self.probe(of, &is_free) };
@@ -142,6 +141,30 @@ impl Allocator {
         self.holdings[usize::from(vip.id.0)].used[BlockId::of(port).index()] += 1;
         vip.pool.session_opened(self.worker);
         Ok(port)
+    }
+
+    /// The port that an ordinary allocation for `translated` will most likely return, after `ahead` others of whichever
+    /// VIP: so that its place in the session table can be prefetched. `None` if the destination has a map, or if nothing
+    /// can be said.
+    #[inline]
+    pub fn preview<A: Address>(
+        &self,
+        (vip, part): (&VipPorts, PortShard<'_>),
+        translated: &Tuple<A>,
+        ahead: u64,
+    ) -> Option<u16> {
+        if self.has_map(vip, translated) {
+            return None;
+        }
+        let PortShard { blocks, stripe } = part;
+        let candidates = Candidates { vip, blocks, range: vip.ordinary(self.range)?, stripe };
+        let owned = &self.holdings[usize::from(vip.id.0)].owned;
+        Selection { owned, candidates, random: self.key.draw(self.drawn + 1 + ahead) }.port()
+    }
+
+    #[inline]
+    fn has_map<A: Address>(&self, vip: &VipPorts, translated: &Tuple<A>) -> bool {
+        !self.map_cache.is_empty() && self.map_cache.find(vip.id, destination(&self.key, translated)).is_some()
     }
 
     /// Reserves the port of a restored or standby session; false if another worker owns its block.
@@ -242,13 +265,10 @@ impl Allocator {
             let random = self.draw();
             let owned = &self.holdings[usize::from(of.vip.id.0)].owned;
             let choice = Selection { owned, candidates: of, random };
-            let block = first_from(choice.random_block(), |word| choice.block_word(word))?;
-            let usable = choice.usable(block);
-            if usable == 0 {
-                continue;
-            }
-            let port = block.first_port() + choice.random_bit(usable) as u16;
-            if is_free(port) {
+            choice.owned_block()?;
+            if let Some(port) = choice.port()
+                && is_free(port)
+            {
                 return Some(port);
             }
         }

@@ -1,6 +1,6 @@
 //! Random port selection (RFC 6056): the candidate ports, and the choice among them by a random number.
 
-use super::blocks::{BlockSet, WORDS};
+use super::blocks::{BlockSet, WORDS, first_from};
 use super::{BlockId, PortRange, Stripe};
 use crate::ports::vip::VipPorts;
 
@@ -35,6 +35,20 @@ impl Selection<'_> {
         BlockId(
             self.candidates.range.first_block().0 + below(self.random, self.candidates.range.blocks() as u32) as u16,
         )
+    }
+
+    /// The first block from a random one on that the worker owns; `None` if it owns none.
+    #[inline]
+    pub(super) fn owned_block(&self) -> Option<BlockId> {
+        first_from(self.random_block(), |word| self.block_word(word))
+    }
+
+    /// A random port of that block; `None` if all its ports are reserved.
+    #[inline]
+    pub(super) fn port(&self) -> Option<u16> {
+        let block = self.owned_block()?;
+        let usable = self.usable(block);
+        (usable != 0).then(|| block.first_port() + self.random_bit(usable) as u16)
     }
 
     /// Candidate ports of `block`, as bits.

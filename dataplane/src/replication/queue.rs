@@ -213,6 +213,9 @@ impl ReplicationQueue {
 
     /// Sends due records and processes acknowledgements. Call [`ReplicationQueue::announce`] afterwards.
     pub fn flush(&mut self, sessions: &mut Sessions, policy: &Policy, now: Tick) {
+        if self.is_empty() {
+            return;
+        }
         while let Some(pending) = self.prompt.pop_front() {
             self.send_pending(pending, None, sessions, policy, now);
         }
@@ -234,6 +237,13 @@ impl ReplicationQueue {
                 mark_acknowledged::<u32>(sent, sessions, policy);
             }
         }
+    }
+
+    /// Whether nothing waits to be sent or acknowledged.
+    #[inline]
+    fn is_empty(&self) -> bool {
+        let pending: usize = self.pending.iter().map(VecDeque::len).sum();
+        pending + self.prompt.len() + self.unacknowledged.len() == 0
     }
 
     /// Wakes the control thread if records were queued. A system call at times, so only once the turn's packets have

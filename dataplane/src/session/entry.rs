@@ -136,8 +136,14 @@ impl<A: Address> Entry<A> {
 
     /// Tuple of its packets, as received.
     pub fn key(&self) -> Tuple<A> {
+        self.table_key().tuple()
+    }
+
+    /// Key of its packets.
+    #[inline]
+    pub fn table_key(&self) -> Key<A> {
         let [p0, p1, p2, p3, protocol, ..] = self.tail;
-        Key::from_packet(self.source, self.destination, [p0, p1, p2, p3], protocol).tuple()
+        Key::from_packet(self.source, self.destination, [p0, p1, p2, p3], protocol)
     }
 
     /// Whether the entry has this key.

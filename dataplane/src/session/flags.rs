@@ -44,6 +44,13 @@ impl Flags {
         (if self.side() == 0 { HAIRPIN_SIDE } else { self.side() }) & sides != 0
     }
 
+    /// Whether a packet from these sides needs nothing but translation: it has a session that isn't quarantined, may
+    /// arrive there, and isn't the first of its direction.
+    #[inline]
+    pub fn is_established_from(self, sides: u8) -> bool {
+        self.0 & (Self::SEEN.0 | Self::QUARANTINED.0) == Self::SEEN.0 && self.side() & sides != 0
+    }
+
     /// The same flags with another ingress side.
     #[must_use]
     pub fn with_side(self, side: u8) -> Self {

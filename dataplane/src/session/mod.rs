@@ -113,6 +113,9 @@ pub trait Accounting {
     fn standby_evicted(&mut self, is_entitled: bool);
 }
 
+/// Sessions at a due deadline that are prefetched at once.
+const SWEEP_BATCH: usize = 32;
+
 /// A session that is not in the table yet: every decision is made, no state has changed.
 #[derive(Clone, Copy, Debug)]
 pub struct Draft<A: SessionFamily> {
@@ -374,15 +377,36 @@ impl Sessions {
     ) -> Option<u32> {
         let mut at = cursor;
         let end = cursor.saturating_add(slots).min(A::table(self).slots());
+        let mut due = [Slot(0); SWEEP_BATCH];
         while at < end {
-            let Some(offset) = first_due(A::table(self).deadlines(at, end - at), now) else { break };
-            let slot = Slot(at + offset as u32);
-            if let Some(expiry) = self.expire::<A>(slot, &is_owned, now) {
-                on_expiry(expiry);
+            let count = A::table(self).due(at..end, now, &mut due);
+            self.prefetch_due::<A>(&due[..count]);
+            for &slot in &due[..count] {
+                if let Some(expiry) = self.expire::<A>(slot, &is_owned, now) {
+                    on_expiry(expiry);
+                }
             }
-            at = slot.0 + 1;
+            at = if count < SWEEP_BATCH { end } else { due[count - 1].0 + 1 };
         }
         (end < A::table(self).slots()).then_some(end)
+    }
+
+    /// Prefetches what [`Sessions::expire`] reads and writes, so that the cache misses of several sessions overlap.
+    fn prefetch_due<A: SessionFamily>(&self, due: &[Slot]) {
+        let table = A::table(self);
+        for &slot in due {
+            table.prefetch_slot(slot);
+        }
+        for &slot in due {
+            let entry = table.entry(slot);
+            table.prefetch_slot(entry.twin());
+            if entry.flags().has(Flags::QUARANTINED) {
+                table.prefetch(self.hash_key(&entry.table_key()));
+            }
+        }
+        for &slot in due.iter().filter(|&&slot| table.entry(slot).flags().has(Flags::QUARANTINED)) {
+            table.prefetch(self.hash_key(&table.entry(table.entry(slot).twin()).table_key()));
+        }
     }
 
     fn expire<A: SessionFamily>(
@@ -411,18 +435,6 @@ impl Sessions {
         let reason = Timeouts::end_reason(entry.key().protocol, entry.flags(), twin.flags());
         Some(self.end_with_reason(origin, reason, now))
     }
-}
-
-/// Index of the first due deadline. Almost none is due, so they are tested in chunks, without a branch for each.
-fn first_due(deadlines: &[u32], now: Tick) -> Option<usize> {
-    const CHUNK: usize = 64;
-    let is_due = |deadline: u32| (deadline != 0) & now.reached(Tick(deadline));
-    for (chunk, from) in deadlines.chunks(CHUNK).zip((0..).step_by(CHUNK)) {
-        if chunk.iter().fold(false, |any, &deadline| any | is_due(deadline)) {
-            return chunk.iter().position(|&deadline| is_due(deadline)).map(|at| from + at);
-        }
-    }
-    None
 }
 
 /// A deadline as stored: 0 means none, so a deadline at tick 0 moves to tick 1.

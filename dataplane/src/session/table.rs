@@ -12,14 +12,19 @@
 //! overflowed, and a removal leaves no tombstone. In a full table 96 % of the entries are in their home group, and a
 //! search reads 1.07 groups on average.
 
+mod prefetch;
+
+use std::ops::Range;
 use std::sync::atomic::{Ordering, compiler_fence};
 
-use vipgate_mem::{Pages, Region, Slab, Storage, StorageError, TAGS_PER_LINE, equal_tags, prefetch_read};
+use vipgate_mem::{Pages, Region, Slab, Storage, StorageError, TAGS_PER_LINE, equal_tags};
 
+pub use self::prefetch::Lookups;
 use super::entry::Entry;
 use crate::flow::address::Address;
-use crate::flow::ids::Slot;
+use crate::flow::ids::{HomeGroup, Slot};
 use crate::flow::key::Key;
+use crate::flow::time::Tick;
 
 /// Slots in a group: one per tag in a cache line, since with larger groups fewer are full before the table is. A
 /// two-byte tag matches wrongly once in thousands of times, so a prefetch by tag is almost always right.
@@ -42,16 +47,15 @@ struct Group {
 const _: () = assert!(size_of::<Group>() == 64);
 
 impl Group {
+    /// The bits of all slots.
+    const ALL: u32 = (1 << SLOTS) - 1;
+
     /// Slots whose tag is `tag`, as bits.
     #[inline]
     fn matches(&self, tag: u16) -> u32 {
-        equal_tags(bytemuck::cast_ref(self), tag) & ((1 << SLOTS) - 1)
+        equal_tags(bytemuck::cast_ref(self), tag) & Self::ALL
     }
 }
-
-/// Home group of a hash.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct HomeGroup(u32);
 
 /// The table has no free slot for one more entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,54 +146,6 @@ impl<A: Address> Table<A> {
         Slot(group * SLOTS as u32 + index)
     }
 
-    /// Prefetches the home group of a hash, and returns it.
-    #[inline]
-    pub fn prefetch(&self, hash: u64) -> HomeGroup {
-        let group = self.home(hash);
-        prefetch_read(&self.groups, group as usize);
-        HomeGroup(group)
-    }
-
-    /// Prefetches the entry that most likely belongs to a hash, and returns its slot: the sentinel if no tag matches.
-    /// The group should have been prefetched before.
-    #[inline]
-    pub fn prefetch_entry(&self, home: HomeGroup, hash: u64) -> Slot {
-        let group = &self.groups[home.0 as usize];
-        let found = group.matches(Self::tag(hash));
-        let slot = if found != 0 {
-            Self::slot(home.0, found.trailing_zeros())
-        } else if group.overflow != 0 {
-            self.guess_overflow(home.0, hash)
-        } else {
-            self.sentinel()
-        };
-        prefetch_read(&self.entries, slot.0 as usize);
-        slot
-    }
-
-    /// Prefetches an entry that is about to be read or removed.
-    #[inline]
-    pub fn prefetch_slot(&self, slot: Slot) {
-        prefetch_read(&self.entries, slot.0 as usize);
-        prefetch_read(&self.deadlines, slot.0 as usize);
-    }
-
-    /// Prefetches the slot that a new entry with this home group will most likely take. The group should have been
-    /// prefetched before.
-    #[inline]
-    pub fn prefetch_free(&self, HomeGroup(group): HomeGroup) {
-        let free = self.groups[group as usize].matches(0);
-        self.prefetch_slot(Self::slot(group, free.trailing_zeros().min(SLOTS as u32 - 1)));
-    }
-
-    /// Guesses the slot of a hash whose home group has overflowed.
-    #[cold]
-    fn guess_overflow(&self, home: u32, hash: u64) -> Slot {
-        let next = self.next_group(home);
-        let found = self.groups[next as usize].matches(Self::tag(hash));
-        if found == 0 { self.sentinel() } else { Self::slot(next, found.trailing_zeros()) }
-    }
-
     /// The slot behind all others, whose entry is always empty.
     #[inline]
     fn sentinel(&self) -> Slot {
@@ -258,6 +214,30 @@ impl<A: Address> Table<A> {
     pub fn deadlines(&self, from: u32, count: u32) -> &[u32] {
         let from = (from as usize).min(self.deadlines.len());
         &self.deadlines[from..(from + count as usize).min(self.deadlines.len())]
+    }
+
+    /// Writes the first slots of a range whose deadlines are due; returns their number. Almost none is due, so they are
+    /// tested in chunks, without a branch for each.
+    pub fn due<const COUNT: usize>(&self, range: Range<u32>, now: Tick, due: &mut [Slot; COUNT]) -> usize {
+        const CHUNK: usize = 64;
+        let is_due = |deadline: u32| (deadline != 0) & now.reached(Tick(deadline));
+        let mut count = 0;
+        let deadlines = self.deadlines(range.start, range.end - range.start);
+        for (chunk, first) in deadlines.chunks(CHUNK).zip((range.start..).step_by(CHUNK)) {
+            if !chunk.iter().fold(false, |any, &deadline| any | is_due(deadline)) {
+                continue;
+            }
+            for (&deadline, slot) in chunk.iter().zip(first..) {
+                if is_due(deadline) {
+                    due[count] = Slot(slot);
+                    count += 1;
+                    if count == COUNT {
+                        return count;
+                    }
+                }
+            }
+        }
+        count
     }
 
     /// Whether a slot holds an entry.

@@ -25,12 +25,12 @@ use crate::wire::ethernet::{Mac, MacPair};
 use crate::wire::vxlan::{self, InnerFrame, PlainHeaders};
 use crate::wire::{ethernet, ipv4, ipv6, tunnel_echo, u16_at};
 
-/// Decapsulates the tunnel packets of the batch.
-pub fn run(batch: &mut Batch, snapshot: &Snapshot, counters: &Counters) {
+/// Decapsulates the tunnel packets of the batch; returns those that were accepted, without echoes.
+pub fn run(batch: &mut Batch, snapshot: &Snapshot, counters: &Counters) -> PacketSet {
     let tunnels = &*snapshot.tunnels;
     let (from_gateways, from_nodes) = (tunnels.accepts_gateways(), tunnels.accepts_nodes());
     if !from_gateways && !from_nodes {
-        return;
+        return PacketSet::default();
     }
     let (mut of_gateways, mut of_nodes) = (PacketSet::default(), PacketSet::default());
     for i in batch.undecided {
@@ -67,6 +67,7 @@ pub fn run(batch: &mut Batch, snapshot: &Snapshot, counters: &Counters) {
         }
     }
     counters.forwarded(Direction::PeerIn, packet_count, bytes_total);
+    of_gateways.or(of_nodes).and(batch.undecided).without(batch.tunnel_echoes)
 }
 
 /// A tunnel packet addressed to this gateway.

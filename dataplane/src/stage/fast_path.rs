@@ -10,7 +10,7 @@ use crate::observe::capture::{Capture, Prefilter};
 use crate::policy::Snapshot;
 use crate::policy::freshness::SessionAddresses;
 use crate::session::Sessions;
-use crate::session::entry::{Entry, Flags};
+use crate::session::entry::Entry;
 use crate::stage::context::Context;
 use crate::stage::revalidate;
 use crate::stage::rewrite::{self, HeaderRewrite};
@@ -89,7 +89,7 @@ fn translate<A: HeaderRewrite, const VALIDATE_ALL: bool>(
     let mut stale = 0;
     let table = A::table_mut(sessions);
     let packets = batch.undecided_of::<A>().and(batch.plain);
-    let FastPathArrays { frames, headers: heads, segments, keys, slots, directions, verdicts } =
+    let FastPathArrays { frames, headers, segments, keys, slots, directions, verdicts, .. } =
         A::fast_path_arrays(batch);
     let mut done = PacketSet::default();
     // Slots, modulo 64, of both directions of sessions that had a packet left to the slow path: later packets of either
@@ -97,20 +97,19 @@ fn translate<A: HeaderRewrite, const VALIDATE_ALL: bool>(
     let mut slow_path_slots = 0_u64;
     let bit = |slot: Slot| 1_u64 << (slot.0 % u64::BITS);
     for i in packets {
-        let head = heads[i];
-        let entry = table.entry_mut(slots[i]);
-        let flags = entry.flags();
-        if !entry.has_key(&keys[i]) || flags.has(Flags::QUARANTINED) || head.sides & flags.side() == 0 || head.ttl <= 1
-        {
+        let (head, slot) = (headers[i], slots[i]);
+        let entry = table.entry_mut(slot);
+        if !entry.has_key(&keys[i]) {
             continue;
         }
         // The first packet of a direction, SYN, FIN, RST and segments out of sequence change the session's state.
         let segment = &segments[i];
-        let changes_state = !flags.has(Flags::SEEN)
-            || (head.kind == PacketKind::Tcp
-                && (segment.flags.has_syn_fin_rst() || segment.sequence != entry.sequence()));
-        if changes_state || slow_path_slots & bit(slots[i]) != 0 {
-            slow_path_slots |= bit(slots[i]) | bit(entry.twin());
+        let is_tcp = head.kind == PacketKind::Tcp;
+        let changes_state = !entry.flags().is_established_from(head.sides)
+            || head.ttl <= 1
+            || (is_tcp && (segment.flags.has_syn_fin_rst() || segment.sequence != entry.sequence()));
+        if changes_state || slow_path_slots & bit(slot) != 0 {
+            slow_path_slots |= bit(slot) | bit(entry.twin());
             continue;
         }
         if may_capture(&keys[i], entry) {
@@ -135,7 +134,7 @@ fn translate<A: HeaderRewrite, const VALIDATE_ALL: bool>(
         };
         let Some(received) = frames.get_mut(i) else { continue };
         let frame = received.frame.bytes_mut();
-        if head.kind == PacketKind::Tcp {
+        if is_tcp {
             let Some(checksum) = A::tcp_checksum(frame) else { continue };
             rewrite::update_checksum(checksum, entry.l4_delta());
             let ack = segment.flags.has(tcp::Flags::ACK).then_some(segment.acknowledgment);
@@ -146,7 +145,7 @@ fn translate<A: HeaderRewrite, const VALIDATE_ALL: bool>(
         ethernet::set_macs(headers, &exit.macs);
         A::rewrite_ip_header(headers, entry);
         rewrite::write_ports(transport, entry.translated_ports());
-        if head.kind == PacketKind::Udp {
+        if !is_tcp {
             rewrite::update_udp_checksum(transport, entry.l4_delta());
         }
         directions[i] = entry.direction();

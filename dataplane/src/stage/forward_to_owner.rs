@@ -11,19 +11,18 @@ use crate::flow::verdict::Verdict;
 use crate::io::batch::{BATCH_SIZE, Batch, FastPathArrays, PacketSet};
 use crate::policy::compiled::{Policy, Vip};
 use crate::policy::spec::Role;
-use crate::session::Sessions;
 use crate::stage::context::{Context, PacketFamily};
 use crate::stage::encap;
 
 /// Forwards the fast-parsed replies of the batch to their owners.
 #[inline(never)]
-pub fn run<A: PacketFamily>(batch: &mut Batch, sessions: &Sessions, context: &Context<'_>) {
+pub fn run<A: PacketFamily>(batch: &mut Batch, context: &Context<'_>) {
     let snapshot = context.snapshot;
     let packets = batch.undecided_of::<A>().and(batch.plain);
     if packets.is_empty() || !snapshot.tunnels.accepts_gateways() {
         return;
     }
-    let FastPathArrays { frames, headers, keys, directions, verdicts, .. } = A::fast_path_arrays(batch);
+    let FastPathArrays { frames, headers, keys, hashes, directions, verdicts, .. } = A::fast_path_arrays(batch);
     let (mut owners, mut travelling) = ([GatewayId(0); BATCH_SIZE], PacketSet::default());
     let mut latest = None;
     for i in packets {
@@ -40,7 +39,7 @@ pub fn run<A: PacketFamily>(batch: &mut Batch, sessions: &Sessions, context: &Co
     for i in travelling {
         let Some(tunnel) = snapshot.tunnels.to(TunnelRemote::Gateway(owners[i])) else { continue };
         // The same hash as in other stages, so that all packets of a flow take one path.
-        let entropy = encap::entropy(sessions.hash_key(&keys[i]));
+        let entropy = encap::entropy(hashes[i]);
         let Some(interface) = encap::encap_unfragmented(&mut frames[i].frame, tunnel, vni, entropy) else { continue };
         directions[i] = Direction::PeerOut;
         verdicts[i] = Verdict::Forward(interface);

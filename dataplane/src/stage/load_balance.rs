@@ -6,7 +6,7 @@
 
 use crate::flow::direction::Direction;
 use crate::flow::drop_reason::DropReason;
-use crate::flow::ids::{FrontendId, Slot, WorkerId};
+use crate::flow::ids::{FrontendId, HomeGroup, Slot, WorkerId};
 use crate::flow::tunnel_metadata::HAIRPIN_SIDE;
 use crate::flow::tuple::Tuple;
 use crate::flow::verdict::Verdict;
@@ -20,7 +20,6 @@ use crate::session::admission::Admission;
 use crate::session::affinity::BackendHash;
 use crate::session::embryonic::Embryonic;
 use crate::session::entry::Flags;
-use crate::session::table::HomeGroup;
 use crate::session::{Draft, SessionFamily, Sessions};
 use crate::stage::context::{Context, PacketFamily};
 use crate::stage::route;

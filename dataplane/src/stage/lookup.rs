@@ -1,31 +1,27 @@
-//! Session lookup. Hashes all packets, prefetches all entries, then compares, so that cache misses overlap.
+//! Session lookup. Prefetches all entries, then compares, so that cache misses overlap.
 
 use crate::flow::drop_reason::DropReason;
 use crate::flow::key::Key;
 use crate::flow::verdict::Verdict;
-use crate::io::batch::{BATCH_SIZE, Batch};
+use crate::io::batch::Batch;
 use crate::session::Sessions;
 use crate::session::entry::Flags;
-use crate::session::table::HomeGroup;
+use crate::session::table::Lookups;
 use crate::stage::context::{Context, PacketFamily};
 
-/// Hashes every packet that can have a session and prefetches its bucket and entry.
+/// Prefetches the entry of every packet that can have a session. `parse` has hashed the plain ones and prefetched their
+/// groups.
 #[inline(never)]
 pub fn prefetch<A: PacketFamily>(batch: &mut Batch, sessions: &Sessions) {
     let packets = batch.undecided_of::<A>().without(batch.sessionless);
     let table = A::table(sessions);
     for i in packets.without(batch.plain) {
-        A::keys_mut(batch)[i] = Key::of(&A::tuples(batch)[i]);
+        let key = Key::of(&A::tuples(batch)[i]);
+        let hash = sessions.hash_key(&key);
+        (A::keys_mut(batch)[i], batch.hashes[i], batch.homes[i]) = (key, hash, table.prefetch(hash));
     }
-    let mut homes = [HomeGroup::default(); BATCH_SIZE];
-    for i in packets {
-        let hash = sessions.hash_key(&A::keys(batch)[i]);
-        batch.hashes[i] = hash;
-        homes[i] = table.prefetch(hash);
-    }
-    for i in packets {
-        batch.slots[i] = table.prefetch_entry(homes[i], batch.hashes[i]);
-    }
+    let Batch { slots, homes, hashes, .. } = batch;
+    table.prefetch_entries(Lookups { packets, homes, hashes, slots });
 }
 
 /// Finds the session of every packet that can have one, and expands the keys of fast-parsed packets to tuples.

@@ -1,4 +1,4 @@
-//! The stages of the packet pipeline, one file each, in this order: decap, parse, `arp_nd`, `tunnel_echo`,
+//! The stages of the packet pipeline, one file each, in this order: decap, `complete_checksum`, parse, `arp_nd`, `tunnel_echo`,
 //! `virtual_reassembly`, `forward_to_owner`, lookup, `fast_path`, failover, revalidate, `icmp_error`, classify, snat,
 //! `load_balance`, rewrite (which uses route), `stateless_reply`, `health_check`, encap, reject. `health_check` and reject write their packets
 //! with `icmp_reply`.
@@ -7,6 +7,7 @@
 
 pub mod arp_nd;
 pub mod classify;
+pub mod complete_checksum;
 pub mod context;
 pub mod decap;
 pub mod encap;

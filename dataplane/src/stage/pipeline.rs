@@ -9,8 +9,8 @@ use crate::observe::Observer;
 use crate::replication::accounting::SessionAccounting;
 use crate::stage::context::{Context, Tables};
 use crate::stage::{
-    arp_nd, classify, decap, encap, failover, fast_path, forward_to_owner, health_check, icmp_error, load_balance,
-    lookup, parse, reject, revalidate, rewrite, snat, stateless_reply, tunnel_echo, virtual_reassembly,
+    arp_nd, classify, complete_checksum, decap, encap, failover, fast_path, forward_to_owner, health_check, icmp_error,
+    load_balance, lookup, parse, reject, revalidate, rewrite, snat, stateless_reply, tunnel_echo, virtual_reassembly,
 };
 
 /// Runs a stage for the packets of both address families.
@@ -34,15 +34,16 @@ pub fn run(batch: &mut Batch, tables: &mut Tables, context: &Context<'_>) {
     let mut accounting =
         SessionAccounting { policy: &snapshot.policy, ports, counters, replication_queue, session_log };
 
-    decap::run(batch, snapshot, counters);
-    parse::run(batch, &snapshot.network);
+    let decapsulated = decap::run(batch, snapshot, counters);
+    complete_checksum::decapsulated(batch, decapsulated, &snapshot.network, counters);
+    parse::run(batch, &snapshot.network, sessions);
     if let Some(capture) = capture {
         capture.begin_batch(batch, context.now);
     }
     arp_nd::run(batch, context);
     tunnel_echo::run(batch, snapshot);
     both!(virtual_reassembly::run(batch, reassembly, ip_ids, context));
-    both!(forward_to_owner::run(batch, sessions, context));
+    both!(forward_to_owner::run(batch, context));
     if let Some(capture) = capture {
         both!(capture.tunneled(batch));
     }

@@ -5,11 +5,11 @@
 
 use crate::flow::direction::Direction;
 use crate::flow::drop_reason::DropReason;
-use crate::flow::ids::{Slot, TunnelRemote};
+use crate::flow::ids::{HomeGroup, Slot, TunnelRemote};
 use crate::flow::tunnel_metadata::HAIRPIN_SIDE;
 use crate::flow::tuple::Tuple;
 use crate::flow::verdict::Verdict;
-use crate::io::batch::{Batch, PacketKind};
+use crate::io::batch::{BATCH_SIZE, Batch, PacketKind, PacketSet};
 use crate::policy::Snapshot;
 use crate::policy::compiled::{Egress, Family, Policy, Vip};
 use crate::policy::endpoints::Endpoint;
@@ -33,7 +33,12 @@ pub fn run<A: PacketFamily>(
     context: &Context<'_>,
     accounting: &mut SessionAccounting<'_>,
 ) {
-    for i in batch.undecided_of::<A>().and(batch.new_egress) {
+    let packets = batch.undecided_of::<A>().and(batch.new_egress);
+    if packets.is_empty() {
+        return;
+    }
+    prefetch::<A>(batch, packets, sessions, context, accounting.ports);
+    for i in packets {
         match open::<A>(batch, i, sessions, context, accounting) {
             Ok(slot) => {
                 batch.slots[i] = slot;
@@ -44,6 +49,35 @@ pub fn run<A: PacketFamily>(
             Err(reason) if try_next_gateway::<A>(batch, i, reason, context) => {}
             Err(reason) => reject::<A>(batch, i, reason, context),
         }
+    }
+}
+
+/// Prefetches the groups and entries that the new sessions of the batch will be written to, so that cache misses
+/// overlap. The reply's place depends on the port, which is known beforehand as long as each first random port is free.
+#[inline(never)]
+fn prefetch<A: PacketFamily>(
+    batch: &Batch,
+    packets: PacketSet,
+    sessions: &Sessions,
+    context: &Context<'_>,
+    ports: &Allocator,
+) {
+    let (table, policy) = (A::table(sessions), &context.snapshot.policy);
+    let mut replies = [HomeGroup::default(); BATCH_SIZE];
+    for (i, ahead) in packets.into_iter().zip(0..) {
+        let origin = A::tuples(batch)[i];
+        let (endpoint, egress) = policy.endpoint_by_id(batch.endpoints[i]);
+        let reply = vip_candidates(policy, (endpoint, egress), &origin).next().and_then(|vip| {
+            let (source, part) = (A::from_ip(vip.address)?, policy.parts_of(endpoint, vip).next()?);
+            let translated = Tuple { source, ..origin };
+            let source_port = ports.preview((&vip.ports, part), &translated, ahead)?;
+            Some(Tuple { source_port, ..translated }.reversed())
+        });
+        replies[i] = reply.map_or(batch.homes[i], |reply| table.prefetch(sessions.hash(&reply)));
+    }
+    for i in packets {
+        table.prefetch_free(batch.homes[i]);
+        table.prefetch_free(replies[i]);
     }
 }
 

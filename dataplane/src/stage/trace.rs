@@ -49,7 +49,7 @@ pub fn trace(
     batch.frames.push(received);
     batch.begin();
     batch.standby = PacketSet::default();
-    parse::run(batch, &snapshot.network);
+    parse::run(batch, &snapshot.network, &tables.sessions);
     let mut result = TraceResult {
         snapshot: snapshot.clone(),
         worker: context.flows.this,
@@ -106,7 +106,7 @@ impl Trace<'_> {
         if !batch.undecided_of::<A>().contains(PACKET) {
             return;
         }
-        forward_to_owner::run::<A>(batch, &self.tables.sessions, self.context);
+        forward_to_owner::run::<A>(batch, self.context);
         if !batch.undecided.contains(PACKET) {
             if matches!(batch.verdicts[PACKET], Verdict::Forward(_)) {
                 self.result.class = Some(PacketClass::ForwardToOwner);

@@ -66,6 +66,20 @@ pub fn sum(bytes: &[u8]) -> u32 {
     total
 }
 
+/// The sum of the 16-bit words in `bytes`, folded, eight bytes at a time; for whole packets.
+pub fn wide_sum(bytes: &[u8]) -> u16 {
+    let (words, rest) = bytes.as_chunks::<8>();
+    // Halves of 32 bits never overflow 64. Byte order doesn't matter to the sum (RFC 1071 section 2 B).
+    let halves = words
+        .iter()
+        .map(|word| u64::from_ne_bytes(*word))
+        .fold(0, |sum, word| sum + (word & 0xffff_ffff) + (word >> 32));
+    let (low, high) = (halves & 0xffff_ffff, halves >> 32);
+    let folded = (low & 0xffff) + (low >> 16) + (high & 0xffff) + (high >> 16);
+    let swapped = u16::from_be(fold(folded as u32));
+    fold(u32::from(swapped) + sum(rest))
+}
+
 /// The checksum of `bytes`, whose checksum field must be zero, continuing the partial sum `partial`.
 pub fn checksum(partial: u32, bytes: &[u8]) -> u16 {
     !fold(u32::from(fold(partial)) + u32::from(fold(sum(bytes))))

@@ -14,6 +14,7 @@ pub mod ipv4;
 pub mod ipv6;
 pub mod mss;
 pub mod ndp;
+pub mod partial_checksum;
 pub mod sctp;
 pub mod static_nat;
 pub mod tcp;

@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::WorkerState;
 use super::dispatch::send;
-use super::{Worker, WorkerParts};
 use crate::flow::drop_reason::DropReason;
 use crate::flow::time::Tick;
 use crate::flow::verdict::Verdict;
@@ -24,10 +24,10 @@ use crate::worker::command::{Command, DropChunk};
 use crate::worker::session_query;
 use crate::worker::static_nat::{StaticNatIo, translate_received};
 
-impl<Io: PacketIo> Worker<Io> {
+impl<Io: PacketIo> WorkerState<Io> {
     /// Announces VIPs, a bounded number per turn.
     pub(super) fn announce(&mut self, snapshot: &Snapshot, now: Tick) {
-        let WorkerParts { io, counters, .. } = &mut self.parts;
+        let Self { io, counters, .. } = self;
         for &vip in self.announcements.due(now) {
             // Another gateway may be active for it by now.
             if !snapshot.policy.vip_at(vip).is_some_and(Vip::answers_arp_nd) {
@@ -39,8 +39,8 @@ impl<Io: PacketIo> Worker<Io> {
 
     /// Executes one command from control, if one is pending.
     pub(super) fn run_command(&mut self, snapshot: &Arc<Snapshot>, lease_expired: bool, now: Tick) {
-        let Ok(command) = self.parts.commands.try_recv() else { return };
-        let WorkerParts { tables, counters, directory, id, .. } = &mut self.parts;
+        let Ok(command) = self.commands.try_recv() else { return };
+        let Self { tables, counters, directory, id, .. } = self;
         match command {
             Command::Sessions { mut chunk, reply } => {
                 session_query::list(&tables.sessions, &mut chunk, now);
@@ -91,7 +91,7 @@ impl<Io: PacketIo> Worker<Io> {
             Command::Announce(vips) => self.announcements.start(vips, now),
             Command::Defend(vip) => {
                 if !lease_expired && snapshot.policy.vip_at(vip).is_some_and(Vip::answers_arp_nd) {
-                    announce_once(&mut self.parts.io, &self.parts.counters, snapshot, vip);
+                    announce_once(&mut self.io, &self.counters, snapshot, vip);
                 }
             }
         }
@@ -99,7 +99,7 @@ impl<Io: PacketIo> Worker<Io> {
 
     /// Traces a packet as if it had been received just now.
     fn trace(&mut self, probe: &mut Probe, snapshot: &Arc<Snapshot>, lease_expired: bool, now: Tick) {
-        let WorkerParts { io, tables, counters, rules, id, directory, affinity, links, .. } = &mut self.parts;
+        let Self { io, tables, counters, rules, id, directory, affinity, links, .. } = self;
         let Some(mut frame) = io.allocate() else { return };
         frame.set_mark(probe.mark);
         let is_known = usize::from(probe.interface.0) < snapshot.network.interfaces().len();
@@ -127,7 +127,7 @@ impl<Io: PacketIo> Worker<Io> {
                 probe.packet.extend_from_slice(received.frame.bytes());
             }
             probe.mark = received.frame.mark();
-            self.parts.io.release(received.frame);
+            self.io.release(received.frame);
         }
         probe.result = Some(result);
     }

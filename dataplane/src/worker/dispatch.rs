@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use vipgate_mem::Frame;
 
-use super::{HOUSEKEEPING_MS, Worker, WorkerParts};
+use super::{HOUSEKEEPING_MS, WorkerState};
 use crate::flow::direction::Direction;
 use crate::flow::drop_reason::DropReason;
 use crate::flow::ids::InterfaceId;
 use crate::flow::time::Tick;
 use crate::flow::verdict::{AfterResolution, Verdict};
-use crate::io::batch::{Batch, MAX_REINJECTED, NeighborKey, ParsedHeader, Requeued, TunnelDestination};
+use crate::io::batch::{BATCH_SIZE, Batch, MAX_REINJECTED, NeighborKey, ParsedHeader, Requeued, TunnelDestination};
 use crate::io::handoff::WorkerLinks;
-use crate::io::{PacketIo, Received, batch};
+use crate::io::{PacketIo, Received};
 use crate::observe::Observer;
 use crate::observe::counters::Counters;
 use crate::observe::drops::Attribution;
@@ -27,11 +27,11 @@ use crate::worker::handover::{HandoverQueue, OwnershipState};
 use crate::worker::neighbor_queue::{Fragmentation, NeighborQueue, QueuedPacket, ResolutionOutcome, SendMode};
 use crate::worker::static_nat::StaticNatIo;
 
-impl<Io: PacketIo> Worker<Io> {
+impl<Io: PacketIo> WorkerState<Io> {
     /// Carries out the verdict of each packet. Afterwards the batch holds no frame.
     pub(super) fn dispatch(&mut self, snapshot: &Snapshot, lease_expired: bool, now: Tick) {
-        let WorkerParts { io, links, neighbor_queue, counters, tables, .. } = &mut self.parts;
-        let (handover, ownership) = (&mut self.handover, OwnershipState::of(snapshot.policy.members(), lease_expired));
+        let ownership = OwnershipState::of(snapshot.policy.members(), lease_expired);
+        let Self { io, links, neighbor_queue, counters, tables, handover, batch, .. } = self;
         let Batch {
             frames,
             reinjected,
@@ -44,7 +44,7 @@ impl<Io: PacketIo> Worker<Io> {
             headers,
             queue_positions,
             ..
-        } = &mut self.batch;
+        } = batch;
         let results = Results { verdicts, directions, neighbors, mtus, tunnel_destinations, headers, queue_positions };
         let mut slow_path = SlowPath {
             snapshot,
@@ -60,8 +60,8 @@ impl<Io: PacketIo> Worker<Io> {
             results,
         };
         let io = &mut StaticNatIo::new(io, snapshot);
-        let (mut packets, mut sums) = ([0; Direction::ALL.len()], [0; Direction::ALL.len()]);
-        for (i, Received { frame, interface }) in frames.drain(..).take(batch::BATCH_SIZE).enumerate() {
+        let mut sums = [TrafficSum::default(); Direction::ALL.len()];
+        for (i, Received { frame, interface }) in frames.drain(..).take(BATCH_SIZE).enumerate() {
             // The common case. Everything else is out of line and takes the parts of `Received`, so that this loop
             // stays in registers.
             let Verdict::Forward(out) = verdicts[i] else {
@@ -73,23 +73,18 @@ impl<Io: PacketIo> Worker<Io> {
                 slow_path.tx_failed(io, frame, out);
                 continue;
             }
-            packets[directions[i] as usize] += 1;
-            sums[directions[i] as usize] += bytes;
+            sums[directions[i] as usize].add(bytes);
         }
-        for (direction, (packets, bytes)) in Direction::ALL.into_iter().zip(packets.into_iter().zip(sums)) {
-            slow_path.counters.forwarded(direction, packets, bytes);
+        for (direction, sum) in Direction::ALL.into_iter().zip(sums) {
+            slow_path.counters.forwarded(direction, sum.packets(), sum.bytes());
         }
         requeued.flush(reinjected);
     }
 
     /// Reinjects deferred packets after a change of ownership, and drops those that have expired.
-    pub(super) fn retry_deferred(&mut self, lease_expired: bool, now: Tick) {
-        if self.handover.is_empty() {
-            return;
-        }
-        let snapshot = self.parts.reader.read().clone();
+    pub(super) fn retry_deferred(&mut self, snapshot: &Snapshot, lease_expired: bool, now: Tick) {
         self.handover.retry(OwnershipState::of(snapshot.policy.members(), lease_expired), &mut self.batch.reinjected);
-        let WorkerParts { io, counters, tables, .. } = &mut self.parts;
+        let Self { io, counters, tables, .. } = self;
         while let Some((Received { frame, interface }, reason)) = self.handover.expired(now) {
             let attribution = Attribution::of(snapshot.network.interface(interface).role);
             discard(io, counters, &mut tables.observer, frame, (reason, interface, attribution), now);
@@ -98,7 +93,7 @@ impl<Io: PacketIo> Worker<Io> {
 
     /// Sends queued packets whose neighbors are resolved, and drops those that have expired.
     pub(super) fn retry_neighbor_queue(&mut self, snapshot: &Arc<Snapshot>, now: Tick) {
-        let WorkerParts { io, neighbor_queue, counters, tables, .. } = &mut self.parts;
+        let Self { io, neighbor_queue, counters, tables, .. } = self;
         if neighbor_queue.is_empty() {
             return;
         }
@@ -130,16 +125,35 @@ impl<Io: PacketIo> Worker<Io> {
     }
 }
 
+/// Packets and bytes of a batch in one direction, in one word, so that a packet adds to one: packets from bit 32 on.
+#[derive(Clone, Copy, Default)]
+struct TrafficSum(u64);
+
+impl TrafficSum {
+    #[inline]
+    fn add(&mut self, bytes: u64) {
+        self.0 += 1 << 32 | bytes;
+    }
+
+    fn packets(self) -> u64 {
+        self.0 >> 32
+    }
+
+    fn bytes(self) -> u64 {
+        self.0 & 0xffff_ffff
+    }
+}
+
 /// The results of the pipeline per packet: see [`Batch`].
 #[derive(Clone, Copy)]
 struct Results<'a> {
-    verdicts: &'a [Verdict; batch::BATCH_SIZE],
-    directions: &'a [Direction; batch::BATCH_SIZE],
-    neighbors: &'a [NeighborKey; batch::BATCH_SIZE],
-    mtus: &'a [u16; batch::BATCH_SIZE],
-    tunnel_destinations: &'a [TunnelDestination; batch::BATCH_SIZE],
-    headers: &'a [ParsedHeader; batch::BATCH_SIZE],
-    queue_positions: &'a [u32; batch::BATCH_SIZE],
+    verdicts: &'a [Verdict; BATCH_SIZE],
+    directions: &'a [Direction; BATCH_SIZE],
+    neighbors: &'a [NeighborKey; BATCH_SIZE],
+    mtus: &'a [u16; BATCH_SIZE],
+    tunnel_destinations: &'a [TunnelDestination; BATCH_SIZE],
+    headers: &'a [ParsedHeader; BATCH_SIZE],
+    queue_positions: &'a [u32; BATCH_SIZE],
 }
 
 /// Carries out all verdicts but the common one.

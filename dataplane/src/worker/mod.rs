@@ -43,7 +43,7 @@ use crate::session::affinity::AffinityTable;
 use crate::session::flow_directory::FlowDirectory;
 use crate::stage::context::{Context, SessionRules, Tables};
 use crate::stage::flow_owner::FlowOwners;
-use crate::stage::pipeline;
+use crate::stage::{complete_checksum, pipeline};
 
 /// Interval at which unused port blocks are returned and the neighbor queue is retried.
 const HOUSEKEEPING_MS: u32 = 100;
@@ -89,7 +89,26 @@ pub struct WorkerParts<Io> {
 /// The packet loop of one core.
 #[derive(Debug)]
 pub struct Worker<Io> {
-    parts: WorkerParts<Io>,
+    /// Beside the state, so that a turn borrows its snapshot: a reference count would be a cache line that all workers
+    /// write to.
+    reader: Reader,
+    state: WorkerState<Io>,
+}
+
+/// All that a turn reads and writes, except for the snapshot.
+#[derive(Debug)]
+struct WorkerState<Io> {
+    id: WorkerId,
+    io: Io,
+    links: WorkerLinks,
+    affinity: Arc<AffinityTable>,
+    directory: Option<Arc<FlowDirectory>>,
+    tables: Tables,
+    neighbor_queue: NeighborQueue,
+    commands: Receiver<Command>,
+    counters: Arc<WorkerCounters>,
+    rules: SessionRules,
+    lease: Arc<Lease>,
     batch: Batch,
     handover: HandoverQueue,
     announcements: Announcements,
@@ -109,8 +128,20 @@ pub struct Worker<Io> {
 impl<Io: PacketIo> Worker<Io> {
     /// Creates a worker at the time `now`.
     pub fn new(parts: WorkerParts<Io>, now: Tick) -> Self {
-        Self {
-            parts,
+        let WorkerParts { id, io, links, affinity, directory, tables, reader, .. } = parts;
+        let WorkerParts { neighbor_queue, commands, counters, rules, lease, .. } = parts;
+        let state = WorkerState {
+            id,
+            io,
+            links,
+            affinity,
+            directory,
+            tables,
+            neighbor_queue,
+            commands,
+            counters,
+            rules,
+            lease,
             batch: Batch::default(),
             handover: HandoverQueue::default(),
             announcements: Announcements::default(),
@@ -121,98 +152,132 @@ impl<Io: PacketIo> Worker<Io> {
             gauges_published: now.plus(u32::MAX),
             has_backlog: false,
             is_suspended: false,
-        }
+        };
+        Self { reader, state }
     }
 
     /// Runs one turn: at most one batch of packets, then a slice of all other work. Returns the number of packets
     /// received.
     pub fn turn(&mut self, now: Tick) -> usize {
-        let gap = now.since(self.last_turn);
-        self.has_backlog |= gap >= STALL_MS;
-        self.last_turn = now;
-        let lease_expired = self.check_lease(gap, now);
-        self.parts.tables.observer.session_log.set_time(now);
-        self.retry_deferred(lease_expired, now);
-        let (received, from_device) = self.receive();
+        let Self { reader, state } = self;
+        let lease_expired = state.begin_turn(now);
+        if !state.handover.is_empty() {
+            state.retry_deferred(reader.read(), lease_expired, now);
+        }
+        let received = state.receive();
         // Only now: a packet sent after an update was acknowledged is never processed by an older snapshot.
-        let snapshot = self.parts.reader.read().clone();
-        self.parts.tables.replication_queue.update_enabled(&snapshot.policy);
-        self.parts.tables.sessions.recount_standby_reserve();
-        self.has_backlog &= received == batch::BATCH_SIZE;
-        // What was reinjected or handed off is translated already.
-        static_nat::translate_received(&mut self.batch.frames[from_device..], &snapshot);
-        if received > 0 {
-            let WorkerParts { tables, counters, rules, id, directory, affinity, links, .. } = &mut self.parts;
-            let flows =
-                FlowOwners { this: *id, workers: links.workers(), directory: directory.as_deref(), claims: true };
-            let context = Context { snapshot: &snapshot, rules: *rules, flows, affinity, counters, lease_expired, now };
-            if self.is_suspended {
-                if let Some(capture) = &mut tables.observer.capture {
-                    capture.skip_batch();
-                }
-                self.batch.drop_all(DropReason::NoLease);
-            } else {
-                pipeline::run(&mut self.batch, tables, &context);
-            }
-            if let Some(capture) = &mut tables.observer.capture {
-                capture.end_batch(&self.batch, now);
-            }
-            self.dispatch(&snapshot, lease_expired, now);
-        }
-        self.retry_neighbor_queue(&snapshot, now);
-        self.sweep(&snapshot, now, received > 0);
-        let Tables { sessions, replication_queue, .. } = &mut self.parts.tables;
-        replication_queue.flush(sessions, &snapshot.policy, now);
-        if !lease_expired {
-            self.announce(&snapshot, now);
-        }
-        self.run_command(&snapshot, lease_expired, now);
-        // After the commands, which may add standby sessions, so that the next batch finds space.
-        self.make_room(&snapshot, now);
-        self.parts.links.wake_receivers();
-        self.parts.io.flush();
-        self.parts.tables.replication_queue.announce();
-        if now != self.gauges_published {
-            self.gauges_published = now;
-            self.publish_gauges();
-        }
-        received
+        let snapshot = reader.read();
+        state.process(received, snapshot, lease_expired, now);
+        state.finish_turn(received.count, snapshot, lease_expired, now);
+        received.count
     }
 
     /// Whether there is no work until a packet, a command or a deadline.
     pub fn is_idle(&self) -> bool {
-        self.parts.links.is_empty()
-            && self.batch.reinjected.is_empty()
-            && self.parts.commands.is_empty()
-            && !self.announcements.is_busy()
+        let WorkerState { links, batch, commands, announcements, .. } = &self.state;
+        links.is_empty() && batch.reinjected.is_empty() && commands.is_empty() && !announcements.is_busy()
     }
 
     /// The device.
     pub fn io(&mut self) -> &mut Io {
-        &mut self.parts.io
+        &mut self.state.io
     }
 
     /// Its tables.
     pub fn tables(&self) -> &Tables {
-        &self.parts.tables
+        &self.state.tables
     }
 
     /// Its counters.
     pub fn counters(&self) -> &Arc<WorkerCounters> {
-        &self.parts.counters
+        &self.state.counters
     }
 
     /// Frames held by the engine: buffered, queued, reinjected, or in hand-off rings.
     pub fn frames_held(&self) -> usize {
-        let parked = self.parts.tables.reassembly.buffered() as usize;
-        let waiting = self.parts.neighbor_queue.len() + self.parts.links.pending() + self.handover.len();
+        self.state.frames_held()
+    }
+}
+
+/// The packets of a turn.
+#[derive(Clone, Copy, Debug)]
+struct ReceivedPackets {
+    /// Their number.
+    count: usize,
+    /// Those before this one were reinjected or handed off, so they are translated already.
+    first_from_device: usize,
+}
+
+impl<Io: PacketIo> WorkerState<Io> {
+    /// Starts a turn; returns whether the lease has expired.
+    fn begin_turn(&mut self, now: Tick) -> bool {
+        let gap = now.since(self.last_turn);
+        self.has_backlog |= gap >= STALL_MS;
+        self.last_turn = now;
+        let lease_expired = self.check_lease(gap, now);
+        self.tables.observer.session_log.set_time(now);
+        lease_expired
+    }
+
+    /// Runs the batch through the pipeline and carries out its verdicts.
+    fn process(&mut self, received: ReceivedPackets, snapshot: &Arc<Snapshot>, lease_expired: bool, now: Tick) {
+        self.tables.replication_queue.update_enabled(&snapshot.policy);
+        self.tables.sessions.recount_standby_reserve();
+        self.has_backlog &= received.count == batch::BATCH_SIZE;
+        if received.count == 0 {
+            return;
+        }
+        let from_device = &mut self.batch.frames[received.first_from_device..];
+        complete_checksum::received(from_device, &snapshot.network, &self.counters);
+        static_nat::translate_received(from_device, snapshot);
+        let Self { tables, counters, rules, id, directory, affinity, links, .. } = self;
+        let flows = FlowOwners { this: *id, workers: links.workers(), directory: directory.as_deref(), claims: true };
+        let context = Context { snapshot, rules: *rules, flows, affinity, counters, lease_expired, now };
+        if self.is_suspended {
+            if let Some(capture) = &mut tables.observer.capture {
+                capture.skip_batch();
+            }
+            self.batch.drop_all(DropReason::NoLease);
+        } else {
+            pipeline::run(&mut self.batch, tables, &context);
+        }
+        if let Some(capture) = &mut tables.observer.capture {
+            capture.end_batch(&self.batch, now);
+        }
+        self.dispatch(snapshot, lease_expired, now);
+    }
+
+    /// The rest of a turn: a slice of all other work.
+    fn finish_turn(&mut self, received: usize, snapshot: &Arc<Snapshot>, lease_expired: bool, now: Tick) {
+        self.retry_neighbor_queue(snapshot, now);
+        self.sweep(snapshot, now, received > 0);
+        let Tables { sessions, replication_queue, .. } = &mut self.tables;
+        replication_queue.flush(sessions, &snapshot.policy, now);
+        if !lease_expired {
+            self.announce(snapshot, now);
+        }
+        self.run_command(snapshot, lease_expired, now);
+        // After the commands, which may add standby sessions, so that the next batch finds space.
+        self.make_room(snapshot, now);
+        self.links.wake_receivers();
+        self.io.flush();
+        self.tables.replication_queue.announce();
+        if now != self.gauges_published {
+            self.gauges_published = now;
+            self.publish_gauges();
+        }
+    }
+
+    fn frames_held(&self) -> usize {
+        let parked = self.tables.reassembly.buffered() as usize;
+        let waiting = self.neighbor_queue.len() + self.links.pending() + self.handover.len();
         waiting + self.batch.reinjected.len() + parked
     }
 
     /// Whether the gateway's lease has expired. If the worker was suspended in between, or the lease expired long ago,
     /// it also stops all forwarding until the lease is renewed, since its state may be outdated.
     fn check_lease(&mut self, gap: u32, now: Tick) -> bool {
-        match self.parts.lease.state(now) {
+        match self.lease.state(now) {
             LeaseState::Valid => {
                 self.is_suspended = false;
                 false
@@ -224,19 +289,19 @@ impl<Io: PacketIo> Worker<Io> {
         }
     }
 
-    /// Fills the batch: reinjected packets first, then handed-off ones, then received ones. Returns their number, and where
-    /// received ones begin.
-    fn receive(&mut self) -> (usize, usize) {
+    /// Fills the batch: reinjected packets first, then handed-off ones, then received ones.
+    fn receive(&mut self) -> ReceivedPackets {
         let Batch { frames, reinjected: released, .. } = &mut self.batch;
         debug_assert!(frames.is_empty(), "the previous batch still holds frames");
         // All of them come first: packets behind them must not overtake them.
         let reinjected = released.len().min(batch::BATCH_SIZE);
         frames.extend(released.drain(..reinjected));
-        let handed_off = self.parts.links.receive(frames, (batch::BATCH_SIZE - reinjected) / 2);
-        let received = self.parts.io.rx(frames, batch::BATCH_SIZE - reinjected - handed_off);
-        self.parts.counters.received.add(received as u64);
+        let handed_off = self.links.receive(frames, (batch::BATCH_SIZE - reinjected) / 2);
+        let received = self.io.rx(frames, batch::BATCH_SIZE - reinjected - handed_off);
+        self.counters.received.add(received as u64);
         self.batch.begin();
-        (reinjected + handed_off + received, reinjected + handed_off)
+        let first_from_device = reinjected + handed_off;
+        ReceivedPackets { count: first_from_device + received, first_from_device }
     }
 
     /// Expires sessions, one slice of the tables per turn; not while packets that were received before now are still
@@ -245,7 +310,7 @@ impl<Io: PacketIo> Worker<Io> {
         if self.has_backlog {
             return;
         }
-        let WorkerParts { tables, counters, .. } = &mut self.parts;
+        let Self { tables, counters, .. } = self;
         let policy = &snapshot.policy;
         let Tables { ports, replication_queue, observer, .. } = tables;
         let mut accounting =
@@ -265,7 +330,7 @@ impl<Io: PacketIo> Worker<Io> {
             |expiry| accounting.release(&expiry),
         );
         self.expiry.end_turn(now);
-        let WorkerParts { tables, counters, io, .. } = &mut self.parts;
+        let Self { tables, counters, io, .. } = self;
         let Tables { reassembly, observer, .. } = tables;
         reassembly.expire(now, MAX_FRAGMENTS_EXPIRED, |expired| {
             let Received { frame, interface } = expired;
@@ -283,7 +348,7 @@ impl<Io: PacketIo> Worker<Io> {
     /// Evicts embryonic sessions where there are too many, and sessions of holders above their fair share of a full
     /// table.
     fn make_room(&mut self, snapshot: &Snapshot, now: Tick) {
-        let WorkerParts { tables, counters, .. } = &mut self.parts;
+        let Self { tables, counters, .. } = self;
         let Tables { ports, replication_queue, observer, .. } = tables;
         let mut accounting = SessionAccounting {
             policy: &snapshot.policy,
@@ -298,13 +363,13 @@ impl<Io: PacketIo> Worker<Io> {
     }
 
     fn publish_gauges(&self) {
-        let WorkerParts { tables, counters, neighbor_queue, .. } = &self.parts;
+        let Self { tables, counters, neighbor_queue, .. } = self;
         counters.sessions.set(tables.sessions.open_count().into());
         counters.standby_sessions.set(tables.sessions.standby_count().into());
         counters.session_reserve.set(tables.sessions.reserve().into());
         counters.session_fair_share.set(tables.sessions.fair_share().into());
         counters.neighbor_waiting.set(neighbor_queue.len() as u64);
         counters.frames_held.set(self.frames_held() as u64);
-        counters.frames_device.set(self.parts.io.audit().sum());
+        counters.frames_device.set(self.io.audit().sum());
     }
 }

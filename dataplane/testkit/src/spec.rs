@@ -62,6 +62,7 @@ pub fn network() -> NetworkSpec {
         mtu: 1500,
         up: true,
         addresses: vec![],
+        partial_checksums: false,
     };
     let route = |prefix: &str, interface, gateway: Option<&str>| RouteSpec {
         prefix: prefix.parse().unwrap(),

@@ -3,7 +3,7 @@
 use super::{BATCH_SIZE, Batch, ParsedHeader};
 use crate::flow::address::{Address, V6};
 use crate::flow::direction::Direction;
-use crate::flow::ids::Slot;
+use crate::flow::ids::{HomeGroup, Slot};
 use crate::flow::key::Key;
 use crate::flow::tuple::Tuple;
 use crate::flow::verdict::Verdict;
@@ -18,7 +18,7 @@ pub trait BatchFamily: Address {
     fn tuples(batch: &Batch) -> &[Tuple<Self>; BATCH_SIZE];
     /// Tuples of its packets, mutable.
     fn tuples_mut(batch: &mut Batch) -> &mut [Tuple<Self>; BATCH_SIZE];
-    /// The arrays that the fast path writes.
+    /// The arrays that the fast path reads and writes.
     fn fast_path_arrays(batch: &mut Batch) -> FastPathArrays<'_, Self>;
     /// Keys of its packets.
     fn keys(batch: &Batch) -> &[Key<Self>; BATCH_SIZE];
@@ -41,8 +41,8 @@ impl BatchFamily for u32 {
 
     #[inline]
     fn fast_path_arrays(batch: &mut Batch) -> FastPathArrays<'_, Self> {
-        let Batch { frames, headers: heads, segments, keys_v4: keys, slots, directions, verdicts, .. } = batch;
-        FastPathArrays { frames, headers: heads, segments, keys, slots, directions, verdicts }
+        let Batch { frames, headers, segments, keys_v4: keys, hashes, homes, slots, directions, verdicts, .. } = batch;
+        FastPathArrays { frames, headers, segments, keys, hashes, homes, slots, directions, verdicts }
     }
 
     #[inline]
@@ -71,8 +71,8 @@ impl BatchFamily for V6 {
 
     #[inline]
     fn fast_path_arrays(batch: &mut Batch) -> FastPathArrays<'_, Self> {
-        let Batch { frames, headers: heads, segments, keys_v6: keys, slots, directions, verdicts, .. } = batch;
-        FastPathArrays { frames, headers: heads, segments, keys, slots, directions, verdicts }
+        let Batch { frames, headers, segments, keys_v6: keys, hashes, homes, slots, directions, verdicts, .. } = batch;
+        FastPathArrays { frames, headers, segments, keys, hashes, homes, slots, directions, verdicts }
     }
 
     #[inline]
@@ -86,7 +86,7 @@ impl BatchFamily for V6 {
     }
 }
 
-/// The arrays that the fast path writes.
+/// The arrays that the fast path reads and writes.
 #[derive(Debug)]
 pub struct FastPathArrays<'a, A> {
     /// The packets.
@@ -97,6 +97,10 @@ pub struct FastPathArrays<'a, A> {
     pub segments: &'a mut [Segment; BATCH_SIZE],
     /// See [`Batch::keys_v4`].
     pub keys: &'a mut [Key<A>; BATCH_SIZE],
+    /// See [`Batch::hashes`].
+    pub hashes: &'a mut [u64; BATCH_SIZE],
+    /// See [`Batch::homes`].
+    pub homes: &'a mut [HomeGroup; BATCH_SIZE],
     /// See [`Batch::slots`].
     pub slots: &'a mut [Slot; BATCH_SIZE],
     /// See [`Batch::directions`].

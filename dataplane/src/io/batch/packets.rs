@@ -37,6 +37,12 @@ impl PacketSet {
         self.0 >> (i % BATCH_SIZE) & 1 == 1
     }
 
+    /// Those of the eight packets from `first` on whose bits are set.
+    #[inline]
+    pub fn eight(first: usize, packets: u8) -> Self {
+        Self(u64::from(packets) << (first % BATCH_SIZE))
+    }
+
     /// Intersection with `other`.
     #[inline]
     #[must_use]

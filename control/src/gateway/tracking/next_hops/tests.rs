@@ -95,6 +95,7 @@ impl Fixture {
             mtu: 1500,
             up: true,
             addresses: vec!["192.0.2.1".parse().unwrap(), "fe80::99".parse().unwrap()],
+            partial_checksums: false,
         });
     }
 

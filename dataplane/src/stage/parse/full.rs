@@ -1,98 +1,26 @@
-//! Parses Ethernet, IP and transport headers, or drops the packet. Reads a packet's first cache line only; the device
-//! has started to prefetch it.
+//! Full parser: every kind of packet, with a reason for those that are dropped.
 
 use crate::flow::address::V6;
 use crate::flow::drop_reason::DropReason;
 use crate::flow::tunnel_metadata::HAIRPIN_SIDE;
 use crate::flow::tuple::Tuple;
 use crate::flow::verdict::Verdict;
-use crate::io::batch::{Batch, BatchFamily, FastPathArrays, PacketKind, PacketSet, ParsedHeader};
+use crate::io::batch::{Batch, BatchFamily, PacketKind, ParsedHeader};
 use crate::policy::network::Network;
-use crate::stage::context::PacketFamily;
-use crate::wire::fast_parse::FastParse;
 use crate::wire::icmp_error::IcmpErrorFamily;
 use crate::wire::sctp::{self, CommonHeader};
 use crate::wire::tcp::Segment;
 use crate::wire::{ethernet, icmp, ipv4, ipv6, ndp, protocol, udp};
 
-/// Parses the headers of every packet but those of echoes.
-pub fn run(batch: &mut Batch, network: &Network) {
-    let all = batch.undecided.without(batch.tunnel_echoes);
-    let v4 = parse_fast::<u32>(batch, all, network);
-    let v6 = parse_fast::<V6>(batch, all.without(v4), network);
-    batch.families = [v4, v6];
-    batch.plain = v4.or(v6);
-    for i in all.without(batch.plain) {
-        parse_any(batch, i, network);
-    }
-}
-
-/// Tries the fast parser on `packets` and returns those that it accepted. The others are untouched.
-fn parse_fast<A: PacketFamily + FastParse>(batch: &mut Batch, packets: PacketSet, network: &Network) -> PacketSet {
-    let mut plain = PacketSet::default();
-    for i in packets {
-        if try_parse_fast::<A>(batch, i, network).is_some() {
-            plain.insert(i);
-        }
-    }
-    plain
-}
-
-/// Fast parser: unfragmented TCP or UDP with DF set, without options or extension headers, to our MAC address. `None`,
-/// with nothing decided, for all others: [`parse_any`] handles them. It doesn't check for martians: a packet with a
-/// session has valid addresses, and `classify` checks the others.
-#[inline]
-fn try_parse_fast<A: PacketFamily + FastParse>(batch: &mut Batch, i: usize, network: &Network) -> Option<()> {
-    let FastPathArrays { frames, headers, segments, keys, .. } = A::fast_path_arrays(batch);
-    let received = frames.get_mut(i)?;
-    let (key, head) = (&mut keys[i], &mut headers[i]);
-    let port = network.interface_entry(received.interface);
-    let frame = received.frame.bytes();
-    if received.is_hairpin() {
-        return None;
-    }
-    let first = frame.first_chunk()?;
-    if !port.is_destination(first) {
-        return None;
-    }
-    head.sides = received.sides(port.sides);
-    let plain = A::parse_frame(first, frame)?;
-    // Each field is stored as soon as it is read, used or not: the CPU has few registers.
-    key.set(plain.source, plain.destination, plain.ports, plain.protocol);
-    head.ttl = plain.ttl;
-    head.l4_offset = A::L4_OFFSET as u16;
-    head.ip_length = plain.total;
-    let length = ETHERNET_HEADER + u32::from(plain.total);
-    if frame.len() < length as usize {
-        return None;
-    }
-    if plain.protocol == protocol::UDP {
-        let is_exact_length = u32::from(plain.udp_length) + A::L4_OFFSET as u32 == length;
-        if !is_exact_length || usize::from(plain.udp_length) < udp::HEADER {
-            return None;
-        }
-        head.kind = PacketKind::Udp;
-    } else {
-        let segment = frame.get(A::L4_OFFSET..length as usize).filter(|_| plain.protocol == protocol::TCP)?;
-        Segment::parse(segment, &mut segments[i])?;
-        head.kind = PacketKind::Tcp;
-    }
-    // Removes Ethernet padding.
-    if frame.len() != length as usize {
-        received.frame.set_len(length as u16);
-    }
-    Some(())
-}
-
-/// Full parser, for every kind of packet.
+/// Parses a packet, or drops it.
 #[cold]
-fn parse_any(batch: &mut Batch, i: usize, network: &Network) {
-    if let Err(reason) = try_parse_any(batch, i, network) {
+pub(super) fn parse(batch: &mut Batch, i: usize, network: &Network) {
+    if let Err(reason) = try_parse(batch, i, network) {
         batch.decide(i, Verdict::Drop(reason));
     }
 }
 
-fn try_parse_any(batch: &mut Batch, i: usize, network: &Network) -> Result<(), DropReason> {
+fn try_parse(batch: &mut Batch, i: usize, network: &Network) -> Result<(), DropReason> {
     let Batch { frames, headers, segments, sctp_headers, tuples_v4, tuples_v6, families, arp_nd, .. } = &mut *batch;
     let received = &mut frames[i];
     let (link, packet) = received.frame.bytes().split_first_chunk().ok_or(DropReason::Malformed)?;
