@@ -54,3 +54,38 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+
+    /// The names of the written files, or the error.
+    fn plot(text: &str) -> Result<Vec<String>> {
+        let directory = TempDir::new()?;
+        let (results, output) = (directory.path().join("results.jsonl"), directory.path().join("plots"));
+        fs::write(&results, text)?;
+        run(&Options { results, output: output.clone(), json: false })?;
+        Ok(fs::read_dir(output)?.map(|file| Ok(file?.file_name().display().to_string())).collect::<Result<_>>()?)
+    }
+
+    #[test]
+    fn a_file_without_results_is_an_error() {
+        for text in ["", "\n \n"] {
+            let error = plot(text).unwrap_err().to_string();
+            assert!(error.contains("is empty: it needs the output of `path`"), "{error}");
+        }
+        let error = plot("{\"benchmark\": \"wire\"}\n").unwrap_err().to_string();
+        assert!(error.contains("has no results of"), "{error}");
+        let missing = Options { results: "/nonexistent".into(), output: "/nonexistent".into(), json: false };
+        assert!(run(&missing).unwrap_err().to_string().contains("cannot read /nonexistent"));
+    }
+
+    #[test]
+    fn a_file_with_results_is_drawn() {
+        let line =
+            r#"{"benchmark":"failover","lease_ttl_ms":600,"router_detection_ms":300,"outages_ms":[[[0.0,500.0]]]}"#;
+        assert_eq!(plot(&format!("no JSON\n{line}\n")).unwrap(), ["failover-outages.svg"]);
+    }
+}

@@ -5,10 +5,10 @@ use std::fmt::Write as _;
 use super::axis::Axis;
 
 /// Size of the image, and the margins around the plot area: left, right (with the legend), top, bottom.
-const SIZE: [f64; 2] = [860.0, 440.0];
-const MARGINS: [f64; 4] = [72.0, 248.0, 66.0, 58.0];
+const SIZE: [f64; 2] = [880.0, 440.0];
+const MARGINS: [f64; 4] = [72.0, 262.0, 66.0, 58.0];
 /// Characters of a legend line.
-const LEGEND_WIDTH: usize = 34;
+const LEGEND_WIDTH: usize = 29;
 
 /// Styles of both schemes. The colors of series differ in lightness, too, and so do their markers and dashes.
 const STYLE: &str = "\
@@ -136,7 +136,7 @@ impl Chart {
         let _ = writeln!(svg, "<path class=\"{class} s{color}\" d=\"{path}\"{dash}/>");
         if series.drawing == Drawing::Measured {
             for (&place, [x, y]) in places.iter().zip(&series.points) {
-                marker(svg, color, place, &format!("{}: {x}, {y}", series.label));
+                marker(svg, color, place, Some(&format!("{}: {x}, {y}", series.label)));
             }
         }
     }
@@ -168,21 +168,22 @@ fn path_of(places: &[[f64; 2]], drawing: Drawing) -> String {
     path
 }
 
-/// A marker whose shape depends on the series, with its value as a tooltip.
-fn marker(svg: &mut String, series: usize, [x, y]: [f64; 2], tooltip: &str) {
+/// A marker whose shape depends on the series, with its value as a tooltip; that in the legend has none.
+fn marker(svg: &mut String, series: usize, [x, y]: [f64; 2], tooltip: Option<&str>) {
+    let class = if tooltip.is_some() { format!("m{series}") } else { format!("key m{series}") };
     let shape = match series % 3 {
-        0 => format!("<circle class=\"m{series}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\">"),
-        1 => format!("<rect class=\"m{series}\" x=\"{:.1}\" y=\"{:.1}\" width=\"7\" height=\"7\">", x - 3.5, y - 3.5),
-        _ => format!(
-            "<polygon class=\"m{series}\" points=\"{x:.1},{:.1} {:.1},{2:.1} {3:.1},{2:.1}\">",
-            y - 5.0,
-            x + 4.5,
-            y + 3.5,
-            x - 4.5
-        ),
+        0 => format!("circle class=\"{class}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\""),
+        1 => format!("rect class=\"{class}\" x=\"{:.1}\" y=\"{:.1}\" width=\"7\" height=\"7\"", x - 3.5, y - 3.5),
+        _ => {
+            let [top, bottom, left, right] = [y - 5.0, y + 3.5, x - 4.5, x + 4.5];
+            format!("polygon class=\"{class}\" points=\"{x:.1},{top:.1} {right:.1},{bottom:.1} {left:.1},{bottom:.1}\"")
+        }
     };
-    let end = ["</circle>", "</rect>", "</polygon>"][series % 3];
-    let _ = writeln!(svg, "{shape}<title>{}</title>{end}", escape(tooltip));
+    let end = ["circle", "rect", "polygon"][series % 3];
+    let _ = match tooltip {
+        Some(tooltip) => writeln!(svg, "<{shape}><title>{}</title></{end}>", escape(tooltip)),
+        None => writeln!(svg, "<{shape}/>"),
+    };
 }
 
 /// A series' entry in the legend; returns where the next one starts.
@@ -190,6 +191,9 @@ fn draw_legend(svg: &mut String, series: &Series, color: usize, y: f64) -> f64 {
     let x = SIZE[0] - MARGINS[1] + 18.0;
     let dash = if series.drawing == Drawing::Comparison { " stroke-dasharray=\"6 4\"" } else { "" };
     let _ = writeln!(svg, "<path class=\"line s{color}\" d=\"M{x:.1} {y:.1}H{:.1}\"{dash}/>", x + 22.0);
+    if series.drawing == Drawing::Measured {
+        marker(svg, color, [x + 11.0, y], None);
+    }
     let lines = wrap(&series.label, LEGEND_WIDTH);
     for (at, words) in lines.iter().enumerate() {
         text(svg, "note", [x + 30.0, y + 4.0 + 15.0 * at as f64], "start", words);

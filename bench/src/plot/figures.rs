@@ -53,12 +53,12 @@ fn path_over_sessions(results: &[PathResult]) -> Option<Figure> {
     };
     let mut series: Vec<Series> = kinds.iter().map(measured).collect();
     series.push(Series {
-        label: format!("limit: packets forwarded only, and a random read of memory, {}", first.kind()),
+        label: format!("limit: forwarding alone and one random read of memory, {}", first.kind()),
         drawing: Drawing::Comparison,
         points: points_of(&first.kind(), |it| it.forwarding_ns + it.random_line_ns),
     });
     series.push(Series {
-        label: "VPP 26.10 NAT44-ED, IPv4, another run".to_owned(),
+        label: "VPP 26.10 NAT44-ED, IPv4, measured in another run".to_owned(),
         drawing: Drawing::Measured,
         points: VPP_NS.to_vec(),
     });

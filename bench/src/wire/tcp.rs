@@ -4,6 +4,7 @@
 //! kernel's forwarding without SNAT. Client, server and gateway share the cores.
 
 mod iperf;
+mod losses;
 mod report;
 
 use std::time::Duration;
@@ -145,17 +146,24 @@ fn measure_round(
     let running = start(config, setting, system);
     let (testbed, running) = match &running {
         Ok((running, testbed)) => (testbed, running),
-        Err(error) => return cases.map(|case| measurement(case, Err(format!("{error:#}")))).collect(),
+        Err(error) => return cases.map(|case| measurement(case, Err(last_line(error)))).collect(),
     };
     let transfer = |(streams, direction)| {
-        let before = running.vipgate().map(report::counters);
+        let counters = || running.vipgate().map(report::counters).unwrap_or_default();
+        let (before, lost_before) = (counters(), losses::lost(testbed));
         let goodput = iperf::run(testbed, streams, direction, run.duration);
-        let after = running.vipgate().map(report::counters);
-        let mut goodput = goodput.map_err(|error| format!("{error:#}"))?;
-        goodput.counters = report::increase(before, after);
+        let mut goodput = goodput.map_err(|error| last_line(&error))?;
+        goodput.lost = losses::increase(&lost_before, losses::lost(testbed));
+        goodput.counters = losses::increase(&before, counters());
         Ok(goodput)
     };
     cases.map(|case| measurement(case, transfer(case))).collect()
+}
+
+/// What an error ends with: its cause, after a program's log.
+fn last_line(error: &anyhow::Error) -> String {
+    let text = format!("{error:#}");
+    text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default().to_owned()
 }
 
 /// The system is dropped before its testbed.

@@ -1,6 +1,5 @@
 //! iperf3 between the sink's namespace (server) and the source's (client), and its JSON result.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,6 +9,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use super::DataDirection;
+use super::losses::Counters;
 use crate::netns;
 use crate::process::Process;
 use crate::wire::testbed::{REMOTE, Testbed};
@@ -33,7 +33,9 @@ pub(super) struct Goodput {
     /// CPU usage of the sender's and of the receiver's iperf3, in cores.
     pub(super) cpu: [f64; 2],
     /// What vipgate counted meanwhile: drops by reason, hand-offs.
-    pub(super) counters: BTreeMap<String, u64>,
+    pub(super) counters: Counters,
+    /// Packets that interfaces and the kernel's backlog lost meanwhile.
+    pub(super) lost: Counters,
 }
 
 /// Sends for a while over parallel connections.
@@ -85,7 +87,7 @@ fn parse(output: &str) -> Result<Goodput> {
     // The client's own usage is the receiver's if the server sends.
     let client_sends = result["start"]["test_start"]["reverse"].as_u64() != Some(1);
     let cpu = if client_sends { [local, remote] } else { [remote, local] };
-    Ok(Goodput { gbps: bits / 1e9, seconds, retransmits, cpu, counters: BTreeMap::new() })
+    Ok(Goodput { gbps: bits / 1e9, seconds, retransmits, cpu, counters: Counters::new(), lost: Counters::new() })
 }
 
 #[cfg(test)]

@@ -1,11 +1,10 @@
 //! Reports of TCP goodput: medians over rounds, as one JSON object per system, number of connections and direction.
 
-use std::collections::BTreeMap;
-
 use anyhow::Result;
 use serde::Serialize;
 
 use super::iperf::Goodput;
+use super::losses::Counters;
 use super::{DataDirection, Offloads};
 use crate::path::round2;
 use crate::usage;
@@ -59,8 +58,11 @@ struct Report {
     rounds_gbps: Vec<f64>,
     rounds_retransmits: Vec<u64>,
     /// What vipgate counted during the transfers of all rounds: drops by reason, hand-offs, received packets.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    counters: BTreeMap<String, u64>,
+    #[serde(skip_serializing_if = "Counters::is_empty")]
+    counters: Counters,
+    /// Packets that interfaces and the kernel's backlog lost during the transfers of all rounds.
+    #[serde(skip_serializing_if = "Counters::is_empty")]
+    lost: Counters,
     /// Why rounds have no result: the first of the reasons.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
@@ -105,10 +107,6 @@ impl Report {
             }
         };
         let ratios = other.and_then(|other| Ratios::of_rounds(&rates(SystemUnderTest::Vipgate), &rates(other)));
-        let mut counters = BTreeMap::new();
-        for (name, count) in successes.iter().flat_map(|it| &it.counters) {
-            *counters.entry(name.clone()).or_insert(0) += count;
-        }
         Self {
             benchmark: "wire_tcp",
             subject,
@@ -127,11 +125,20 @@ impl Report {
             cpu_receiver: round2(of_rounds(|it| it.cpu[1]).unwrap_or_default()),
             rounds_gbps: rates(subject).into_iter().map(round3).collect(),
             rounds_retransmits: successes.iter().map(|it| it.retransmits).collect(),
-            counters,
+            counters: sum(successes.iter().map(|it| &it.counters)),
+            lost: sum(successes.iter().map(|it| &it.lost)),
             error: own.iter().find_map(|it| it.result.as_ref().err().cloned()),
             load_average: usage::load_average(),
         }
     }
+}
+
+fn sum<'a>(rounds: impl Iterator<Item = &'a Counters>) -> Counters {
+    let mut sums = Counters::new();
+    for (name, count) in rounds.flatten() {
+        *sums.entry(name.clone()).or_insert(0) += count;
+    }
+    sums
 }
 
 /// Goodput of a system by round; 0 in rounds without a result.
@@ -149,9 +156,9 @@ fn retransmits_per_gb(rounds: &[&Goodput]) -> Option<f64> {
 }
 
 /// vipgate's counters: drops by reason, and sums of all workers. Empty if the gateway doesn't reply.
-pub(super) fn counters(vipgate: &Vipgate) -> BTreeMap<String, u64> {
+pub(super) fn counters(vipgate: &Vipgate) -> Counters {
     let drops = vipgate.query("drops").unwrap_or_default();
-    let mut counters: BTreeMap<String, u64> =
+    let mut counters: Counters =
         drops.as_object().into_iter().flatten().filter_map(|(name, it)| Some((name.clone(), it.as_u64()?))).collect();
     let status = vipgate.query("status").unwrap_or_default();
     for worker in status["workers"].as_array().into_iter().flatten() {
@@ -160,19 +167,6 @@ pub(super) fn counters(vipgate: &Vipgate) -> BTreeMap<String, u64> {
         }
     }
     counters
-}
-
-/// What has been added since; without the counters that are the same.
-pub(super) fn increase(
-    before: Option<BTreeMap<String, u64>>,
-    after: Option<BTreeMap<String, u64>>,
-) -> BTreeMap<String, u64> {
-    let before = before.unwrap_or_default();
-    let added = |(name, count): (String, u64)| {
-        let added = count.saturating_sub(before.get(&name).copied().unwrap_or_default());
-        (added > 0).then_some((name, added))
-    };
-    after.unwrap_or_default().into_iter().filter_map(added).collect()
 }
 
 #[cfg(test)]
@@ -222,13 +216,5 @@ mod tests {
         assert_eq!(vipgate["gbps"].as_f64(), Some(0.0));
         assert_eq!(vipgate["error"], "the MTU is too large");
         assert_eq!(vipgate["ratio"].as_f64(), Some(0.0));
-    }
-
-    #[test]
-    fn counters_show_what_was_added() {
-        let counters = |pairs: &[(&str, u64)]| Some(pairs.iter().map(|(name, it)| ((*name).to_owned(), *it)).collect());
-        let added =
-            increase(counters(&[("tx_full", 1), ("ttl", 4)]), counters(&[("tx_full", 3), ("ttl", 4), ("other", 1)]));
-        assert_eq!(Some(added), counters(&[("tx_full", 2), ("other", 1)]));
     }
 }
