@@ -67,7 +67,7 @@ mod tests {
         let (results, output) = (directory.path().join("results.jsonl"), directory.path().join("plots"));
         fs::write(&results, text)?;
         run(&Options { results, output: output.clone(), json: false })?;
-        Ok(fs::read_dir(output)?.map(|file| Ok(file?.file_name().display().to_string())).collect::<Result<_>>()?)
+        fs::read_dir(output)?.map(|file| Ok(file?.file_name().display().to_string())).collect()
     }
 
     #[test]
