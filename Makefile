@@ -285,8 +285,28 @@ soak: deps ## inject random faults under load for SOAK_MINUTES=30, from SOAK_SEE
 bench: build ## benchmark the packet path in memory
 	target/release/vipgate-bench path --sessions 1000,65536,1048576
 
-bench-wire: build ## benchmark gateways over veth against nftables; needs root and an idle machine
-	target/release/vipgate-bench wire --against nft --flows 1000,65536
+# Open vSwitch, and libxdp1 with the XDP programs that its AF_XDP ports load. With RUNLEVEL=1, no switch of the system is started.
+PEER_PACKAGES := openvswitch-switch:ovs-vswitchd libxdp1:$(firstword $(wildcard /usr/lib/*-linux-gnu/bpf/xdp-dispatcher.o) /xdp-dispatcher.o)
+
+.PHONY: peer-packages
+peer-packages:
+	@RUNLEVEL=1 $(MAKE) --no-print-directory deps PACKAGES="$(PEER_PACKAGES)"
+
+bench-wire: build peer-packages ## benchmark gateways over veth against nftables, Open vSwitch and a stateless XDP forwarder; needs root and an idle machine
+	target/release/vipgate-bench wire --against nft,ovs,xdp --flows 1000,65536
+	target/release/vipgate-bench wire --against nft,ovs,xdp --loads $(WIRE_LOADS)
+
+# Offered loads in Mpps.
+WIRE_LOADS := 0.25,0.5,0.75,1,1.5,2,2.5,3,4
+
+.PHONY: bench-tcp bench-plots
+bench-tcp: build peer-packages ## benchmark TCP through gateways (iperf3) against nftables and Open vSwitch; needs root and an idle machine
+	target/release/vipgate-bench wire --tcp --against nft,ovs --offloads off,on
+
+bench-plots: build ## benchmark the packet path into target/bench-plots/path.jsonl and draw it there
+	@mkdir -p target/bench-plots
+	target/release/vipgate-bench path --sessions 1000,4096,16384,65536,262144,1048576,4194304 | tee target/bench-plots/path.jsonl
+	target/release/vipgate-bench plot target/bench-plots/path.jsonl --output target/bench-plots
 
 bench-node: build ## benchmark steering on a node against plain forwarding and masquerading; needs root and an idle machine
 	target/release/vipgate-bench node

@@ -1,4 +1,4 @@
-//! Compiles the BPF programs of the wire benchmark: traffic source and sink.
+//! Compiles the BPF programs of the wire benchmark: traffic source, sink and forwarder.
 
 use std::env;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::process::Command;
 fn main() {
     let Some(out) = env::var_os("OUT_DIR") else { panic!("cargo sets OUT_DIR") };
     println!("cargo:rerun-if-changed=bpf");
-    for name in ["source.bpf", "sink.bpf"] {
+    for name in ["source.bpf", "sink.bpf", "forwarder.bpf"] {
         let source = format!("bpf/{name}.c");
         let object = PathBuf::from(&out).join(format!("{name}.o"));
         // Debian's multiarch directory for asm/ headers.

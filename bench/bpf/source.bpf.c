@@ -32,15 +32,6 @@ struct progress {
 SINGLE(BPF_MAP_TYPE_ARRAY, settings, struct settings);
 SINGLE(BPF_MAP_TYPE_ARRAY, progress, struct progress);
 
-static __always_inline __u16 fold(__u64 sum)
-{
-	sum = (sum & 0xffffffff) + (sum >> 32);
-	sum = (sum & 0xffffffff) + (sum >> 32);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	return ~sum;
-}
-
 // The flow of a packet: a hash of its sequence number, so consecutive packets belong to unrelated flows.
 static __always_inline __u32 flow_of(__u64 sequence, const struct settings *config)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
-// Definitions shared by the source and the sink of the wire benchmark.
+// Definitions shared by the BPF programs of the wire benchmark.
 
 #include <linux/bpf.h>
 #include <bpf/bpf_endian.h>
@@ -31,3 +31,13 @@ struct frame {
 	struct udphdr udp;
 	struct stamp stamp;
 } __attribute__((packed));
+
+// The Internet checksum of a sum of 16-bit words, or of 32-bit words.
+static __always_inline __u16 fold(__u64 sum)
+{
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return ~sum;
+}

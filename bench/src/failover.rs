@@ -73,6 +73,8 @@ struct Report {
     restart_outage_ms: f64,
     #[serde(rename = "lost_by_return")]
     lost_after_restart: usize,
+    /// By kill and probe flow: start and end of its longest time without a reply, in ms after the kill.
+    outages_ms: Vec<Vec<[f64; 2]>>,
 }
 
 /// Result of one kill and restart.
@@ -81,6 +83,8 @@ struct Round {
     lost: usize,
     /// Milliseconds, one per probe flow.
     outages: Vec<f64>,
+    /// The same as start and end, in milliseconds after the kill.
+    intervals: Vec<[f64; 2]>,
     restart_outage: f64,
     lost_after_restart: usize,
 }
@@ -118,6 +122,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         outage_worst_ms: round2(maximum(|round| quantile(&round.outages, 100))),
         restart_outage_ms: round2(maximum(|round| round.restart_outage)),
         lost_after_restart: sum(|round| round.lost_after_restart),
+        outages_ms: rounds.into_iter().map(|round| round.intervals).collect(),
     };
     println!("{}", serde_json::to_string(&report)?);
     Ok(())
@@ -156,9 +161,15 @@ fn round(cluster: &mut Cluster, kill: u32, options: &Options) -> Round {
         established: all,
         lost,
         outages: kill_probes.0.iter().map(|client| client.longest_wait[0] * 1e3).collect(),
+        intervals: kill_probes.0.iter().map(|client| outage_after(killed_at, client.longest_wait)).collect(),
         restart_outage: restart_probes.longest_wait(MAX_SEND_INTERVAL) * 1e3,
         lost_after_restart: lost_after_restart(&established) + restart_probes.total_and_failed()[1],
     }
+}
+
+/// Start and end of a wait of `[seconds, time of its end]`, in milliseconds after an event.
+fn outage_after(event: f64, [seconds, end]: [f64; 2]) -> [f64; 2] {
+    [end - seconds, end].map(|time| round2((time - event) * 1e3))
 }
 
 fn start_probes(cluster: &Cluster, name: &str, first_id: u32) -> Clients {

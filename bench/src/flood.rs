@@ -26,7 +26,7 @@ use vipgate_tests::flood::{FloodKind, PacketWriter, send};
 
 use crate::flood::testbed::{Testbed, VIP_B};
 use crate::wire::HostOptions;
-use crate::wire::system_under_test::{Placement, SutConfig};
+use crate::wire::system_under_test::SutConfig;
 use crate::{netns, usage};
 
 /// Timeout for establishing all connections.
@@ -83,7 +83,7 @@ pub(crate) struct Options {
 /// Measures each flood at each capacity.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let cores = options.machine.cores()?;
-    let config = SutConfig { gateway: options.machine.gateway_binary()?, core: cores[1], placement: Placement::Source };
+    let config = SutConfig::on_core(options.machine.gateway_binary()?, cores[1]);
     netns::prepare()?;
     let mut missed = Vec::new();
     for &capacity in &options.capacity {

@@ -1,5 +1,5 @@
 //! `vipgate-bench`: benchmarks of the packet path in memory, of gateways over veth (with restart and failover), of nodes,
-//! and of policy updates. Each result is one JSON object per line.
+//! and of policy updates. Each result is one JSON object per line; `plot` draws them.
 #![forbid(unsafe_code)]
 #![expect(clippy::cast_precision_loss, reason = "nanoseconds and counts are far below 2^52")]
 
@@ -16,6 +16,7 @@ mod packet_order;
 mod packets;
 mod path;
 mod peer_gateway;
+mod plot;
 mod policy;
 mod process;
 mod rig;
@@ -57,6 +58,8 @@ enum Command {
     Flood(flood::Options),
     /// Overhead of captures, the NAT log and `top` per packet
     Watch(observability::Options),
+    /// Draws SVGs from the output of `path`, `wire --loads` and `failover`
+    Plot(plot::Options),
     /// Policy updates: time to effect, impact on the packet path, a server of many gateways
     Policy(policy::Options),
 }
@@ -99,6 +102,7 @@ fn main() -> ExitCode {
         Command::Failover(options) => failover::run(&options),
         Command::Flood(options) => flood::run(&options),
         Command::Watch(options) => observability::run(&options),
+        Command::Plot(options) => plot::run(&options),
         Command::Policy(options) => policy::run(&options),
     };
     match result {

@@ -14,7 +14,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::RcvBufForce;
@@ -26,7 +26,7 @@ use crate::netns::{self, Namespace};
 use crate::path::{median, round2};
 use crate::process::Process;
 use crate::wire::HostOptions;
-use crate::wire::system_under_test::{Placement, SutConfig, SystemUnderTest};
+use crate::wire::system_under_test::{SutConfig, SystemUnderTest};
 use crate::wire::vipgate::{PolicySource, Vipgate};
 
 /// Packets per burst.
@@ -84,7 +84,7 @@ struct Report {
 /// Measures both systems under test, with both address families.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let cores = options.machine.cores()?;
-    let config = SutConfig { gateway: options.machine.gateway_binary()?, core: cores[1], placement: Placement::Source };
+    let config = SutConfig::on_core(options.machine.gateway_binary()?, cores[1]);
     netns::prepare()?;
     netns::run_command(&["nft", "--version"]).context("nft is needed: install nftables")?;
     for subject in [SystemUnderTest::Vipgate, SystemUnderTest::Nft] {
@@ -140,7 +140,10 @@ impl Testbed {
                 fs::write(directory.path().join("policy.yaml"), manifests())?;
                 Some(Process::from(vipgate.start(&gateway)?))
             }
-            SystemUnderTest::Nft | SystemUnderTest::Ovs => {
+            SystemUnderTest::Ovs | SystemUnderTest::Xdp | SystemUnderTest::Plain => {
+                bail!("only vipgate and nft resolve neighbors and translate")
+            }
+            SystemUnderTest::Nft => {
                 let rules = "table inet testbed { chain out { type nat hook postrouting priority srcnat; \
                              oifname \"gw-out\" masquerade; }; }";
                 gateway.exec(&["nft", rules])?;

@@ -42,6 +42,12 @@ pub(crate) fn cpu_pressure() -> Option<u64> {
     parse_pressure(&fs::read_to_string("/proc/pressure/cpu").ok()?)
 }
 
+/// Load average of the last minute; not a number without /proc.
+pub(crate) fn load_average() -> f64 {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split(' ').next().and_then(|word| word.parse().ok()).unwrap_or(f64::NAN)
+}
+
 /// User and system time of a process.
 pub(crate) fn process_ticks(pid: u32) -> Result<u64> {
     let path = format!("/proc/{pid}/stat");

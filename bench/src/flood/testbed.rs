@@ -19,7 +19,7 @@ use vipgate_tests::flood::{FloodKind, FloodTarget, Ip};
 
 use crate::netns::{self, Namespace};
 use crate::process::Process;
-use crate::veth::{add_veth_pair, format_mac};
+use crate::veth::{VethConfig, add_veth_pair, format_mac};
 use crate::wire::system_under_test::SutConfig;
 use crate::wire::vipgate::{PolicySource, Vipgate};
 
@@ -84,8 +84,8 @@ impl Testbed {
             let v6 = "net.ipv6.conf.default";
             host.exec(&["sysctl", "-q", "-w", &format!("{v6}.disable_ipv6=0"), &format!("{v6}.accept_dad=0")])?;
         }
-        add_veth_pair((&pods, "eth0", PODS_MAC), (&gateway, "gw-in", INSIDE_MAC))?;
-        add_veth_pair((&gateway, "gw-out", OUTSIDE_MAC), (&world, "eth0", EXTERNAL_MAC))?;
+        add_veth_pair((&pods, "eth0", PODS_MAC), (&gateway, "gw-in", INSIDE_MAC), VethConfig::default())?;
+        add_veth_pair((&gateway, "gw-out", OUTSIDE_MAC), (&world, "eth0", EXTERNAL_MAC), VethConfig::default())?;
         gateway.exec(&["sysctl", "-q", "-w", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"])?;
         // The default range would be exhausted by connections in TIME_WAIT.
         for host in [&pods, &world] {

@@ -10,9 +10,9 @@ use serde::Serialize;
 
 use super::policy::{BenchNode, NUMBERS};
 use crate::netns::{self, Namespace};
+use crate::wire::kernel::find_thread;
 use crate::wire::sink::Expectation;
 use crate::wire::source::OfferedLoad;
-use crate::wire::system_under_test::find_thread;
 use crate::wire::testbed::Testbed;
 use crate::wire::trial::Trial;
 

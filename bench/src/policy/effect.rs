@@ -26,7 +26,7 @@ use crate::path::round2;
 use crate::policy::effect::policy_server::{RunResult, Workload};
 use crate::process::Process;
 use crate::wire::HostOptions;
-use crate::wire::system_under_test::{Placement, SutConfig};
+use crate::wire::system_under_test::SutConfig;
 use crate::wire::testbed::Testbed;
 use crate::wire::vipgate::{PolicySource, Vipgate};
 
@@ -82,7 +82,7 @@ struct Report {
 pub(super) fn run(options: &Options) -> Result<()> {
     let cores = options.machine.cores()?;
     let gateway = options.machine.gateway_binary()?;
-    let config = SutConfig { gateway, core: cores[1], placement: Placement::Source };
+    let config = SutConfig::on_core(gateway, cores[1]);
     netns::prepare()?;
     let (report, rejection) = measure(options, &config, cores[0])?;
     print_result(&report, options.json)?;

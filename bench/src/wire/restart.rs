@@ -20,11 +20,10 @@ use super::vipgate::{PolicySource, Vipgate};
 use crate::netns;
 use crate::packets::VIP;
 use crate::path::round2;
-use crate::wire::system_under_test::{Placement, SutConfig};
-use crate::wire::testbed::Testbed;
+use crate::wire::system_under_test::SutConfig;
+use crate::wire::testbed::{POD, Testbed};
 
-/// Source, destination and interval of the pod's packets, all of which the sink samples.
-const POD: Ipv4Addr = Ipv4Addr::new(10, 1, 4, 1);
+/// Destination and interval of the pod's packets, all of which the sink samples.
 const REMOTE: (Ipv4Addr, u16) = (Ipv4Addr::new(198, 51, 0, 99), 443);
 const SEND_INTERVAL: Duration = Duration::from_micros(200);
 /// `MAGIC` of wire.h, the last field of the payload.
@@ -85,7 +84,7 @@ struct Kill {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let cores = options.machine.cores()?;
     let gateway = options.machine.gateway_binary()?;
-    let config = SutConfig { gateway, core: cores[1], placement: Placement::Source };
+    let config = SutConfig::on_core(gateway, cores[1]);
     netns::prepare()?;
     for &sessions in &options.sessions {
         let kills = measure(&config, cores, sessions, options.kills).with_context(|| format!("{sessions} sessions"))?;

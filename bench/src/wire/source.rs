@@ -115,7 +115,7 @@ fn packet_gap(mpps: f64) -> u64 {
 }
 
 /// A MAC address in the first six bytes, in memory order, of a number.
-fn mac_to_u64(mac: Mac) -> u64 {
+pub(super) fn mac_to_u64(mac: Mac) -> u64 {
     let mut bytes = [0; 8];
     bytes[..6].copy_from_slice(&mac);
     u64::from_ne_bytes(bytes)

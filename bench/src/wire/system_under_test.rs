@@ -1,21 +1,21 @@
 //! Systems under test: gateways between the source and the sink, started anew for each round.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result};
 use clap::ValueEnum;
-use rustix::process::Pid;
 use serde::Serialize;
 use tempfile::TempDir;
 
+use super::kernel::{self, Placement};
+use super::ovs::OpenVswitch;
+use super::sink::Expectation;
 use super::vipgate::{PolicySource, Vipgate};
+use super::xdp::Forwarder;
 use crate::netns;
+use crate::packets::VIP;
 use crate::process::Process;
 use crate::wire::testbed::Testbed;
-
-/// Maximum number of connections tracked by the kernel.
-const CONNTRACK_MAX: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
 
 /// A system under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
@@ -24,10 +24,14 @@ pub(crate) enum SystemUnderTest {
     /// vipgate.
     #[value(skip)]
     Vipgate,
-    /// Kernel forwarding with SNAT by nftables.
+    /// Kernel forwarding with SNAT by nftables
     Nft,
-    /// Open vSwitch; not supported yet
+    /// Open vSwitch in userspace: AF_XDP ports, SNAT by its own connection tracking
     Ovs,
+    /// A stateless forwarder in XDP, which rewrites addresses only: what veths can carry
+    Xdp,
+    /// Kernel forwarding without SNAT
+    Plain,
 }
 
 /// Configuration of the systems under test.
@@ -35,32 +39,51 @@ pub(crate) enum SystemUnderTest {
 pub(crate) struct SutConfig {
     /// Path of the vipgate binary.
     pub(crate) gateway: PathBuf,
-    /// The gateway's core.
-    pub(crate) core: usize,
+    /// The gateway's cores: those of its workers, and of as many queues of each interface.
+    pub(crate) cores: Vec<usize>,
+    /// Where the kernel forwards.
     pub(crate) placement: Placement,
 }
 
-/// Core on which the kernel forwards, for nft.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Placement {
-    /// The source's core, in its context, as veth does by default; the fastest here
-    Source,
-    /// The gateway's core, in a kernel thread (threaded NAPI)
-    Gateway,
+impl SutConfig {
+    /// A gateway with one worker on this core.
+    pub(crate) fn on_core(gateway: PathBuf, core: usize) -> Self {
+        Self { gateway, cores: vec![core], placement: Placement::Source }
+    }
 }
 
 /// A running system under test; stopped on drop.
 #[derive(Debug)]
 pub(super) struct RunningSut {
-    pid: Option<Process>,
+    forwarding: Forwarding,
     _directory: TempDir,
+}
+
+/// What forwards.
+#[derive(Debug)]
+enum Forwarding {
+    Vipgate(Process, Vipgate),
+    Ovs(OpenVswitch),
+    Kernel,
+    Xdp { _programs: Forwarder },
 }
 
 impl RunningSut {
     /// Process ID of the gateway; `None` for the kernel.
     pub(super) fn pid(&self) -> Option<u32> {
-        self.pid.as_ref().map(Process::pid)
+        match &self.forwarding {
+            Forwarding::Vipgate(process, _) => Some(process.pid()),
+            Forwarding::Ovs(switch) => Some(switch.pid()),
+            Forwarding::Kernel | Forwarding::Xdp { .. } => None,
+        }
+    }
+
+    /// vipgate's command line, if it is the system under test.
+    pub(super) fn vipgate(&self) -> Option<&Vipgate> {
+        match &self.forwarding {
+            Forwarding::Vipgate(_, vipgate) => Some(vipgate),
+            Forwarding::Ovs(_) | Forwarding::Kernel | Forwarding::Xdp { .. } => None,
+        }
     }
 }
 
@@ -68,70 +91,54 @@ impl SystemUnderTest {
     /// Checks that the system is available on this machine.
     pub(super) fn check(self, flows: &[u32]) -> Result<()> {
         match self {
-            Self::Vipgate => {}
-            Self::Nft => {
-                netns::run_command(&["nft", "--version"]).context("nft is needed: install nftables")?;
-                let limit = fs::read_to_string(CONNTRACK_MAX).ok().and_then(|text| text.trim().parse::<u32>().ok());
-                if let (Some(limit), Some(&required)) = (limit, flows.iter().max()) {
-                    ensure!(
-                        required <= limit,
-                        "conntrack tracks up to {limit} connections, but {required} are needed: \
-                         `sysctl -w net.netfilter.nf_conntrack_max={}`",
-                        u64::from(required) * 2
-                    );
-                }
-            }
-            Self::Ovs if netns::run_command(&["ovs-vsctl", "--version"]).is_err() => {
-                bail!("ovs is not supported: Open vSwitch isn't installed, and this version can't measure it yet")
-            }
-            Self::Ovs => bail!("ovs is not supported: this version can measure nft only"),
+            Self::Vipgate | Self::Xdp | Self::Plain => Ok(()),
+            Self::Nft => kernel::check_nft(flows),
+            Self::Ovs => OpenVswitch::check(),
         }
-        Ok(())
     }
 
     /// Starts the system and waits until it forwards.
     pub(super) fn start(self, testbed: &Testbed, config: &SutConfig, flows: u32) -> Result<RunningSut> {
         let directory =
             TempDir::with_prefix(netns::run_name("")).context("cannot create a directory for the configuration")?;
-        let process = match self {
+        let forwarding = match self {
             Self::Vipgate => {
                 let capacity = (flows * 2).max(65_536);
                 let vipgate = Vipgate::configure(config, capacity, None, &PolicySource::File, directory.path())?;
-                Some(Process::from(vipgate.start(&testbed.gateway)?))
+                Forwarding::Vipgate(Process::from(vipgate.start(&testbed.gateway)?), vipgate)
             }
-            Self::Nft | Self::Ovs => {
-                start_nft(testbed, config, directory.path())?;
-                None
+            Self::Ovs => Forwarding::Ovs(OpenVswitch::start(&testbed.gateway, &config.cores, directory.path())?),
+            Self::Nft => {
+                kernel::add_snat(testbed, directory.path())?;
+                kernel::enable_napi(testbed, config)?;
+                Forwarding::Kernel
+            }
+            Self::Plain => {
+                kernel::enable_napi(testbed, config)?;
+                Forwarding::Kernel
+            }
+            Self::Xdp => {
+                let programs = Forwarder::start(testbed, config.cores.first().copied().unwrap_or_default())?;
+                kernel::place(testbed, config)?;
+                Forwarding::Xdp { _programs: programs }
             }
         };
-        Ok(RunningSut { pid: process, _directory: directory })
+        Ok(RunningSut { forwarding, _directory: directory })
     }
-}
 
-fn start_nft(testbed: &Testbed, config: &SutConfig, directory: &Path) -> Result<()> {
-    let rules = directory.join("rules.nft");
-    fs::write(
-        &rules,
-        "table ip bench {\n  chain out {\n    type nat hook postrouting priority srcnat;\n    \
-         oifname \"gw-out\" ip saddr 10.1.4.0/22 snat to 203.0.113.10\n  }\n}\n",
-    )?;
-    testbed.gateway.exec(&["nft", "-f", &rules.display().to_string()])?;
-    // Enables NAPI, without which a veth doesn't receive frames in batches. UDP datagrams are not merged by it.
-    testbed.gateway.exec(&["ethtool", "-K", "gw-in", "gro", "on"])?;
-    if config.placement == Placement::Gateway {
-        let threaded = "echo 1 > /sys/class/net/gw-in/threaded";
-        testbed.gateway.exec(&["sh", "-c", threaded]).context("--nft-core gateway needs Linux 5.12")?;
-        let thread = find_thread("napi/gw-in-").context("the kernel started no NAPI thread for gw-in")?;
-        netns::pin_to_core(Some(thread), config.core)?;
+    /// What the system makes of packets.
+    pub(super) fn expectation(self) -> Expectation {
+        match self {
+            Self::Vipgate | Self::Nft | Self::Ovs | Self::Xdp => Expectation::translated_to(VIP),
+            Self::Plain => Expectation::untranslated(),
+        }
     }
-    Ok(())
-}
 
-/// The kernel thread whose name starts with `prefix`.
-pub(crate) fn find_thread(prefix: &str) -> Option<Pid> {
-    let matches =
-        |directory: &Path| fs::read_to_string(directory.join("comm")).is_ok_and(|comm| comm.starts_with(prefix));
-    let mut directories = fs::read_dir("/proc").ok()?.filter_map(|entry| Some(entry.ok()?.path()));
-    let directory = directories.find(|directory| matches(directory))?;
-    Pid::from_raw(directory.file_name()?.to_str()?.parse().ok()?)
+    /// Whether the kernel's interrupts forward, on a core that is configurable.
+    pub(super) fn is_placeable(self) -> bool {
+        match self {
+            Self::Nft | Self::Xdp | Self::Plain => true,
+            Self::Vipgate | Self::Ovs => false,
+        }
+    }
 }

@@ -20,7 +20,7 @@ pub(super) const DRAIN_TIME: Duration = Duration::from_millis(30);
 /// duration of each trial.
 const SEARCH_STEPS: u32 = 7;
 const ATTEMPTS: u32 = 3;
-const STEP_DURATION: Duration = Duration::from_millis(250);
+pub(super) const STEP_DURATION: Duration = Duration::from_millis(250);
 /// CPU pressure above which a trial counts as disturbed by other programs; number of repetitions of disturbed trials,
 /// and the pause before them.
 pub(super) const MAX_CPU_PRESSURE: f64 = 0.05;

@@ -44,12 +44,12 @@ impl Vipgate {
         let text = format!(
             "name: gw-bench\n\
              interfaces:\n  - {{name: gw-in, role: inside}}\n  - {{name: gw-out, role: outside}}\n\
-             workers: {{cores: [{}]}}\n\
+             workers: {{cores: {:?}}}\n\
              policy: {{{source}}}\n\
              sessions: {{capacity: {capacity}, state: {state}}}\n\
              admin: {{socket: {}}}\n\
              log: {{format: json}}\n",
-            setting.core,
+            setting.cores,
             socket.display()
         );
         fs::write(&config, text)?;
