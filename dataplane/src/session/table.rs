@@ -22,7 +22,7 @@ use vipgate_mem::{Pages, Region, Slab, Storage, StorageError, TAGS_PER_LINE, equ
 pub use self::prefetch::Lookups;
 use super::entry::Entry;
 use crate::flow::address::Address;
-use crate::flow::ids::{HomeGroup, Slot};
+use crate::flow::ids::Slot;
 use crate::flow::key::Key;
 use crate::flow::time::Tick;
 

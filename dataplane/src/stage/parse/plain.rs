@@ -123,13 +123,22 @@ impl Kernel for PlainV4<'_> {
         let Self { arrays, packets, network, sessions } = self;
         let FastPathArrays { frames, headers, segments, keys, hashes, homes, .. } = arrays;
         let (mut rows, mut lengths) = ([&lanes::NO_ROW; BATCH_SIZE], [0; BATCH_SIZE]);
-        let places = headers.iter_mut().zip(rows.iter_mut().zip(&mut lengths));
-        for (received, (head, (row, length))) in frames.iter().zip(places) {
-            let Some(start) = start(received, network, head) else { continue };
-            (*row, *length) = (lanes::row(start), received.frame.len().into());
+        let [mut v4, mut v6] = [PacketSet::default(); 2];
+        for i in packets {
+            let Some(received) = frames.get(i) else { break };
+            let Some(start) = start(received, network, &mut headers[i]) else { continue };
+            match lanes::ethertype(start) {
+                ethernet::IPV4 => v4.insert(i),
+                ethernet::IPV6 => v6.insert(i),
+                _ => continue,
+            }
+            (rows[i], lengths[i]) = (lanes::row(start), received.frame.len().into());
+        }
+        if v4.is_empty() {
+            return (v4, v6);
         }
         let parsed = ParsedLanes::parse(simd, &rows, &lengths, frames.len());
-        let (table, accepted) = (u32::table(sessions), packets.and(parsed.udp.or(parsed.tcp)));
+        let (table, accepted) = (u32::table(sessions), parsed.udp.or(parsed.tcp));
         for i in accepted {
             let (head, protocol) = (&mut headers[i], parsed.protocols[i] as u8);
             head.kind = if protocol == protocol::UDP { PacketKind::Udp } else { PacketKind::Tcp };
@@ -151,7 +160,7 @@ impl Kernel for PlainV4<'_> {
         for i in plain.and(parsed.padded) {
             frames[i].frame.set_len(ETHERNET_HEADER + headers[i].ip_length);
         }
-        (plain, packets.and(parsed.v6))
+        (plain, v6)
     }
 }
 
@@ -160,7 +169,6 @@ struct ParsedLanes {
     udp: PacketSet,
     tcp: PacketSet,
     padded: PacketSet,
-    v6: PacketSet,
     ttls_and_totals: [u32; BATCH_SIZE],
     protocols: [u32; BATCH_SIZE],
 }
@@ -169,7 +177,7 @@ impl ParsedLanes {
     /// Parses the first `count` rows.
     #[inline(always)]
     fn parse(simd: Simd, rows: &[&[u8; ROW]; BATCH_SIZE], lengths: &[u32; BATCH_SIZE], count: usize) -> Self {
-        let [mut udp, mut tcp, mut padded, mut v6] = [PacketSet::default(); 4];
+        let [mut udp, mut tcp, mut padded] = [PacketSet::default(); 3];
         let (mut ttls_and_totals, mut protocols) = ([0; BATCH_SIZE], [0; BATCH_SIZE]);
         let results = ttls_and_totals.as_chunks_mut().0.iter_mut().zip(protocols.as_chunks_mut().0);
         let vectors = rows.as_chunks().0.iter().zip(lengths.as_chunks().0).zip(results);
@@ -179,9 +187,8 @@ impl ParsedLanes {
             udp = udp.or(PacketSet::eight(first, parsed.udp));
             tcp = tcp.or(PacketSet::eight(first, parsed.tcp));
             padded = padded.or(PacketSet::eight(first, parsed.padded));
-            v6 = v6.or(PacketSet::eight(first, parsed.v6));
         }
-        Self { udp, tcp, padded, v6, ttls_and_totals, protocols }
+        Self { udp, tcp, padded, ttls_and_totals, protocols }
     }
 }
 

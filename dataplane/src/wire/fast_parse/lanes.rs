@@ -25,8 +25,6 @@ pub struct PlainLanes {
     pub udp: u8,
     /// Lanes of TCP segments that are accepted as IPv4 packets, as bits. Their TCP headers are still to be parsed.
     pub tcp: u8,
-    /// Lanes of IPv6 frames, as bits.
-    pub v6: u8,
     /// Lanes of frames that are longer than their packets, as bits.
     pub padded: u8,
     /// TTLs in the lower half, lengths of the IP packets in the upper one, bytes.
@@ -59,7 +57,6 @@ pub fn parse(simd: Simd, rows: &[&[u8; ROW]; LANES], lengths: &[u32; LANES]) -> 
     PlainLanes {
         udp: is_accepted & is_udp.lanes(),
         tcp: is_accepted & protocol.equals(simd.splat(protocol::TCP.into())).lanes(),
-        v6: (first & low).equals(simd.splat(ethernet::IPV6.to_be().into())).lanes(),
         padded: !length.equals(frame_length).lanes(),
         ttls_and_totals: (ttl | total.shift_left::<16>()).to_array(),
         protocols: protocol.to_array(),
@@ -84,6 +81,12 @@ fn has_valid_checksum(columns: &[U32x8; LANES], simd: Simd) -> U32x8 {
 #[inline(always)]
 fn swap_bytes(word: U32x8, simd: Simd) -> U32x8 {
     (word.shift_left::<8>() & simd.splat(0xff00)) | word.shift_right::<8>()
+}
+
+/// The EtherType of a frame that starts with `start`.
+#[inline(always)]
+pub fn ethertype(start: &[u8; MIN_LENGTH]) -> u16 {
+    u16::from_be_bytes([start[ethernet::ETHERTYPE], start[ethernet::ETHERTYPE + 1]])
 }
 
 /// The row of a frame that starts with `start`.
