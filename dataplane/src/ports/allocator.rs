@@ -81,6 +81,7 @@ pub struct Allocator {
     map_cache: PortMapCache,
     key: HashKey,
     drawn: u64,
+    is_predictable: bool,
 }
 
 impl std::fmt::Debug for Allocator {
@@ -107,7 +108,7 @@ impl Allocator {
         key: HashKey,
     ) -> Result<Self, MemoryError> {
         let (holdings, map_cache) = (Slab::new(MAX_VIPS)?, PortMapCache::new(max_maps)?);
-        Ok(Self { worker, workers: workers.max(1), range, holdings, map_cache, key, drawn: 0 })
+        Ok(Self { worker, workers: workers.max(1), range, holdings, map_cache, key, drawn: 0, is_predictable: true })
     }
 
     /// Allocates a port of `vip` for which `is_free` returns true, and counts it as used: from the blocks of the shard,
@@ -134,6 +135,7 @@ impl Allocator {
         let PortShard { blocks, stripe } = part;
         let of = Candidates { vip, blocks, range, stripe };
         let port = if has_map { None } else { self.probe(of, &is_free) };
+        self.is_predictable = port.is_some();
         let port = match port {
             Some(port) => port,
             None => self.allocate_from_map(of, destination(&self.key, translated), now, &is_free)?,
@@ -143,23 +145,21 @@ impl Allocator {
         Ok(port)
     }
 
-    /// The port that an ordinary allocation for `translated` will most likely return, after `ahead` others of whichever
-    /// VIP: so that its place in the session table can be prefetched. `None` if the destination has a map, or if nothing
-    /// can be said.
+    /// Whether the next allocation most likely returns a random port: the last one has. Ports from maps can't be previewed.
     #[inline]
-    pub fn preview<A: Address>(
-        &self,
-        (vip, part): (&VipPorts, PortShard<'_>),
-        translated: &Tuple<A>,
-        ahead: u64,
-    ) -> Option<u16> {
-        if self.has_map(vip, translated) {
-            return None;
-        }
+    pub fn is_predictable(&self) -> bool {
+        self.is_predictable
+    }
+
+    /// The port that an ordinary allocation will most likely return, after `ahead` others of whichever VIP: so that its
+    /// place in the session table can be prefetched. `None` if nothing can be said.
+    #[inline]
+    pub fn preview(&self, (vip, part): (&VipPorts, PortShard<'_>), ahead: u64) -> Option<u16> {
         let PortShard { blocks, stripe } = part;
         let candidates = Candidates { vip, blocks, range: vip.ordinary(self.range)?, stripe };
         let owned = &self.holdings[usize::from(vip.id.0)].owned;
-        Selection { owned, candidates, random: self.key.draw(self.drawn + 1 + ahead) }.port()
+        let choice = Selection { owned, candidates, random: self.key.draw(self.drawn + 1 + ahead) };
+        choice.port_of(choice.owned_block()?)
     }
 
     #[inline]
@@ -265,8 +265,7 @@ impl Allocator {
             let random = self.draw();
             let owned = &self.holdings[usize::from(of.vip.id.0)].owned;
             let choice = Selection { owned, candidates: of, random };
-            choice.owned_block()?;
-            if let Some(port) = choice.port()
+            if let Some(port) = choice.port_of(choice.owned_block()?)
                 && is_free(port)
             {
                 return Some(port);

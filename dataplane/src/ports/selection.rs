@@ -43,10 +43,9 @@ impl Selection<'_> {
         first_from(self.random_block(), |word| self.block_word(word))
     }
 
-    /// A random port of that block; `None` if all its ports are reserved.
+    /// A random port of a block; `None` if all its ports are reserved.
     #[inline]
-    pub(super) fn port(&self) -> Option<u16> {
-        let block = self.owned_block()?;
+    pub(super) fn port_of(&self, block: BlockId) -> Option<u16> {
         let usable = self.usable(block);
         (usable != 0).then(|| block.first_port() + self.random_bit(usable) as u16)
     }

@@ -37,7 +37,9 @@ pub fn run<A: PacketFamily>(
     if packets.is_empty() {
         return;
     }
-    prefetch::<A>(batch, packets, sessions, context, accounting.ports);
+    if accounting.ports.is_predictable() {
+        prefetch::<A>(batch, packets, sessions, context, accounting.ports);
+    }
     for i in packets {
         match open::<A>(batch, i, sessions, context, accounting) {
             Ok(slot) => {
@@ -69,9 +71,8 @@ fn prefetch<A: PacketFamily>(
         let (endpoint, egress) = policy.endpoint_by_id(batch.endpoints[i]);
         let reply = vip_candidates(policy, (endpoint, egress), &origin).next().and_then(|vip| {
             let (source, part) = (A::from_ip(vip.address)?, policy.parts_of(endpoint, vip).next()?);
-            let translated = Tuple { source, ..origin };
-            let source_port = ports.preview((&vip.ports, part), &translated, ahead)?;
-            Some(Tuple { source_port, ..translated }.reversed())
+            let source_port = ports.preview((&vip.ports, part), ahead)?;
+            Some(Tuple { source, source_port, ..origin }.reversed())
         });
         replies[i] = reply.map_or(batch.homes[i], |reply| table.prefetch(sessions.hash(&reply)));
     }
