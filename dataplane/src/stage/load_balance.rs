@@ -6,11 +6,11 @@
 
 use crate::flow::direction::Direction;
 use crate::flow::drop_reason::DropReason;
-use crate::flow::ids::{FrontendId, HomeGroup, Slot, WorkerId};
+use crate::flow::ids::{FrontendId, Slot, WorkerId};
 use crate::flow::tunnel_metadata::HAIRPIN_SIDE;
 use crate::flow::tuple::Tuple;
 use crate::flow::verdict::Verdict;
-use crate::io::batch::{BATCH_SIZE, Batch};
+use crate::io::batch::Batch;
 use crate::policy::maglev;
 use crate::policy::network::NextHop;
 use crate::policy::service::{Backend, Frontend, Service};
@@ -129,19 +129,19 @@ pub fn translate_stateless<A: PacketFamily>(
 #[inline(never)]
 fn prefetch<A: PacketFamily>(batch: &Batch, sessions: &Sessions, context: &Context<'_>) {
     let table = A::table(sessions);
-    let mut homes = [[HomeGroup::default(); 2]; BATCH_SIZE];
+    let mut replies = batch.homes;
     let packets = batch.undecided_of::<A>().and(batch.new_inbound);
     for i in packets {
         let origin = A::tuples(batch)[i];
-        homes[i][0] = table.prefetch(batch.hashes[i]);
         let Some((_, frontend)) = frontend::<A>(batch.frontends[i], context) else { continue };
         let choices = frontend.table(is_outside(batch.headers[i].sides));
         let Some(target) = choices.select(maglev::session_hash(&origin), 0) else { continue };
         let Some(target) = frontend.backends.get(usize::from(target)) else { continue };
-        homes[i][1] = table.prefetch(sessions.hash(&target.dnat(&origin).reversed()));
+        replies[i] = table.prefetch(sessions.hash(&target.dnat(&origin).reversed()));
     }
     for i in packets {
-        homes[i].into_iter().for_each(|home| table.prefetch_free(home));
+        table.prefetch_free(batch.homes[i]);
+        table.prefetch_free(replies[i]);
     }
 }
 

@@ -5,11 +5,11 @@
 
 use crate::flow::direction::Direction;
 use crate::flow::drop_reason::DropReason;
-use crate::flow::ids::{HomeGroup, Slot, TunnelRemote};
+use crate::flow::ids::{Slot, TunnelRemote};
 use crate::flow::tunnel_metadata::HAIRPIN_SIDE;
 use crate::flow::tuple::Tuple;
 use crate::flow::verdict::Verdict;
-use crate::io::batch::{BATCH_SIZE, Batch, PacketKind, PacketSet};
+use crate::io::batch::{Batch, PacketKind, PacketSet};
 use crate::policy::Snapshot;
 use crate::policy::compiled::{Egress, Family, Policy, Vip};
 use crate::policy::endpoints::Endpoint;
@@ -65,7 +65,7 @@ fn prefetch<A: PacketFamily>(
     ports: &Allocator,
 ) {
     let (table, policy) = (A::table(sessions), &context.snapshot.policy);
-    let mut replies = [HomeGroup::default(); BATCH_SIZE];
+    let mut replies = batch.homes;
     for (i, ahead) in packets.into_iter().zip(0..) {
         let origin = A::tuples(batch)[i];
         let (endpoint, egress) = policy.endpoint_by_id(batch.endpoints[i]);
@@ -74,7 +74,9 @@ fn prefetch<A: PacketFamily>(
             let source_port = ports.preview((&vip.ports, part), ahead)?;
             Some(Tuple { source, source_port, ..origin }.reversed())
         });
-        replies[i] = reply.map_or(batch.homes[i], |reply| table.prefetch(sessions.hash(&reply)));
+        if let Some(reply) = reply {
+            replies[i] = table.prefetch(sessions.hash(&reply));
+        }
     }
     for i in packets {
         table.prefetch_free(batch.homes[i]);

@@ -3,6 +3,8 @@
 //! A [`Delta`] is the sum of `~old + new` over every 16-bit word that changes. It depends on the rewrite alone, not on
 //! the packet, so a session computes it once and each packet only adds it.
 
+use crate::flow::address::Address;
+
 /// The change that a rewrite makes to a ones' complement sum, in network byte order: sums are byte-order independent
 /// (RFC 1071 section 2 B), so no packet's checksum needs to be byte-swapped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,6 +80,11 @@ pub fn wide_sum(bytes: &[u8]) -> u16 {
     let folded = (low & 0xffff) + (low >> 16) + (high & 0xffff) + (high >> 16);
     let swapped = u16::from_be(fold(folded as u32));
     fold(u32::from(swapped) + sum(rest))
+}
+
+/// The sum of the pseudo-header (RFC 9293 section 3.1, RFC 8200 section 8.1), not folded.
+pub fn pseudo_header_sum<A: Address>(source: A, destination: A, length: u32, protocol: u8) -> u32 {
+    source.word_sum() + destination.word_sum() + (length >> 16) + (length & 0xffff) + u32::from(protocol)
 }
 
 /// The checksum of `bytes`, whose checksum field must be zero, continuing the partial sum `partial`.

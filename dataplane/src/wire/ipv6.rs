@@ -179,12 +179,6 @@ pub fn destination(packet: &[u8]) -> V6 {
     V6::from_bits(bytes.map_or(0, |bytes| u128::from_be_bytes(*bytes)))
 }
 
-/// The sum of the pseudo-header (RFC 8200 section 8.1), not folded.
-pub fn pseudo_header_sum(source: V6, destination: V6, length: u32, protocol: u8) -> u32 {
-    use crate::flow::address::Address;
-    source.word_sum() + destination.word_sum() + (length >> 16) + (length & 0xffff) + u32::from(protocol)
-}
-
 /// Sets CE in a packet if it is ECN-capable (RFC 3168).
 pub fn set_ce(packet: &mut [u8]) {
     if let Some(second) = packet.get_mut(1).filter(|second| **second & 0x30 != 0) {

@@ -24,7 +24,7 @@ pub const ADVERTISEMENT_FRAME: usize = ethernet::HEADER + ipv6::HEADER + MESSAGE
 pub fn parse_solicitation(header: &ipv6::Header, packet: &[u8]) -> Option<V6> {
     let message = packet.get(usize::from(header.length)..usize::from(header.total))?;
     let (fixed, mut options) = message.split_first_chunk::<24>()?;
-    let pseudo = ipv6::pseudo_header_sum(
+    let pseudo = checksum::pseudo_header_sum(
         header.source,
         header.destination,
         u32::from(header.total - header.length),
@@ -55,7 +55,7 @@ pub fn parse_advertisement(header: &ipv6::Header, packet: &[u8]) -> Option<(V6, 
     let message = packet.get(usize::from(header.length)..usize::from(header.total))?;
     let (fixed, mut options) = message.split_first_chunk::<24>()?;
     let length = u32::from(header.total - header.length);
-    let pseudo = ipv6::pseudo_header_sum(header.source, header.destination, length, protocol::ICMPV6);
+    let pseudo = checksum::pseudo_header_sum(header.source, header.destination, length, protocol::ICMPV6);
     if fixed[0] != ADVERTISEMENT || fixed[1] != 0 || header.hop_limit != 255 || !checksum::verifies(pseudo, message) {
         return None;
     }
@@ -115,7 +115,7 @@ impl Advertisement {
         message[24] = OPTION_TARGET_LINK_LAYER_ADDRESS;
         message[25] = 1;
         message[26..32].copy_from_slice(&self.mac);
-        let pseudo = ipv6::pseudo_header_sum(self.target, self.destination, MESSAGE as u32, protocol::ICMPV6);
+        let pseudo = checksum::pseudo_header_sum(self.target, self.destination, MESSAGE as u32, protocol::ICMPV6);
         let sum = checksum::checksum(pseudo, message);
         message[2..4].copy_from_slice(&sum.to_be_bytes());
         frame
@@ -140,7 +140,7 @@ mod tests {
         }
         change(&mut message);
         let length = u32::try_from(message.len()).unwrap();
-        let sum = checksum::checksum(ipv6::pseudo_header_sum(source, destination, length, 58), &message);
+        let sum = checksum::checksum(checksum::pseudo_header_sum(source, destination, length, 58), &message);
         message[2..4].copy_from_slice(&sum.to_be_bytes());
         let mut packet = vec![0x60, 0, 0, 0, 0, u8::try_from(length).unwrap(), 58, hop_limit];
         packet.extend(source.to_bits().to_be_bytes());
@@ -173,7 +173,7 @@ mod tests {
         let packet = &frame[14..];
         let header = ipv6::Header::parse(packet).unwrap();
         assert_eq!((header.source, header.hop_limit), (advertisement.target, 255));
-        let pseudo = ipv6::pseudo_header_sum(header.source, header.destination, 32, 58);
+        let pseudo = checksum::pseudo_header_sum(header.source, header.destination, 32, 58);
         assert!(checksum::verifies(pseudo, &packet[40..]));
         assert_eq!(frame[14 + 40 + 4], 0x60, "solicited, override");
         assert_eq!(parse_advertisement(&header, packet), Some((advertisement.target, Some(advertisement.mac))));

@@ -4,9 +4,8 @@
 //!
 //! A complete checksum of that value, one of 65 536, is computed again, with the same result.
 
-use super::checksum::{checksum, fold, wide_sum};
+use super::checksum::{checksum, fold, pseudo_header_sum, wide_sum};
 use super::{ethernet, ipv4, ipv6, protocol, sctp, set_u16, tcp, u16_at, udp};
-use crate::flow::address::{Address, V6};
 
 /// Completes the checksum of a frame's TCP, UDP or SCTP packet if it is partial; returns whether it was. Fragments never
 /// have a partial checksum.
@@ -32,17 +31,16 @@ pub fn complete(frame: &mut [u8]) -> bool {
 fn transport_v4(packet: &mut [u8]) -> Option<(u32, u8, &mut [u8])> {
     let header = ipv4::Header::parse(packet).ok().filter(|header| !header.fragment)?;
     let payload = packet.get_mut(usize::from(header.length)..usize::from(header.total))?;
-    let addresses = header.source.word_sum() + header.destination.word_sum();
-    Some((addresses + u32::from(header.protocol) + payload.len() as u32, header.protocol, payload))
+    let sum = pseudo_header_sum(header.source, header.destination, payload.len() as u32, header.protocol);
+    Some((sum, header.protocol, payload))
 }
 
 /// The same of an IPv6 packet (RFC 8200 section 8.1).
 fn transport_v6(packet: &mut [u8]) -> Option<(u32, u8, &mut [u8])> {
     let header = ipv6::Header::parse(packet).ok().filter(|header| !header.fragment)?;
-    let (source, destination): (V6, V6) = (header.source, header.destination);
     let payload = packet.get_mut(usize::from(header.length)..usize::from(header.total))?;
-    let addresses = source.word_sum() + destination.word_sum();
-    Some((addresses + u32::from(header.protocol) + payload.len() as u32, header.protocol, payload))
+    let sum = pseudo_header_sum(header.source, header.destination, payload.len() as u32, header.protocol);
+    Some((sum, header.protocol, payload))
 }
 
 /// Completes the checksum at offset `at` of a TCP or UDP payload with a header of at least `header` bytes.

@@ -79,8 +79,9 @@ fn reply_v6<'a>(
     {
         return None;
     }
-    let pseudo =
-        |length: usize| ipv6::pseudo_header_sum(received.source, received.destination, length as u32, protocol::TCP);
+    let pseudo = |length: usize| {
+        checksum::pseudo_header_sum(received.source, received.destination, length as u32, protocol::TCP)
+    };
     let (ports, reply) = decide_reply(payload, pseudo, decide)?;
     let length = (tcp::HEADER + reply.data.len()) as u16;
     let header = ipv6::local_header(length, protocol::TCP, received.destination, received.source);

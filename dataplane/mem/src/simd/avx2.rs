@@ -12,6 +12,15 @@ use std::ops::{Add, BitAnd, BitOr};
 use super::{Kernel, LANES, ROW, Simd};
 use crate::TAGS_PER_LINE;
 
+/// Whether this CPU has all features that [`run`] enables: hypervisors may hide some of them.
+pub(super) fn is_supported() -> bool {
+    std::is_x86_feature_detected!("avx2")
+        && std::is_x86_feature_detected!("bmi1")
+        && std::is_x86_feature_detected!("bmi2")
+        && std::is_x86_feature_detected!("lzcnt")
+        && std::is_x86_feature_detected!("popcnt")
+}
+
 /// Runs work that is compiled for AVX2.
 #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
 pub(super) fn run<K: Kernel>(kernel: K, simd: Simd) -> K::Output {

@@ -37,7 +37,7 @@ impl Simd {
     #[inline]
     pub fn detect() -> Option<Self> {
         #[cfg(target_arch = "x86_64")]
-        let is_supported = std::is_x86_feature_detected!("avx2") && std::is_x86_feature_detected!("bmi2");
+        let is_supported = avx2::is_supported();
         #[cfg(not(target_arch = "x86_64"))]
         let is_supported = true;
         is_supported.then_some(Self(()))
@@ -48,7 +48,7 @@ impl Simd {
     pub fn run<K: Kernel>(self, kernel: K) -> K::Output {
         #[cfg(target_arch = "x86_64")]
         {
-            // SAFETY: `detect`, which alone creates a `Simd`, has found both features.
+            // SAFETY: `detect`, which alone creates a `Simd`, has found all features that `avx2::run` enables.
             unsafe { avx2::run(kernel, self) }
         }
         #[cfg(not(target_arch = "x86_64"))]

@@ -126,7 +126,7 @@ pub fn compose_v6(into: &mut [u8], original: &[u8], error: IcmpError, source: V6
     let packet = into.get_mut(..ipv6::HEADER + payload)?;
     let (ip, message) = packet.split_at_mut(ipv6::HEADER);
     ip.copy_from_slice(&ipv6::local_header(payload as u16, protocol::ICMPV6, source, original_header.source));
-    let pseudo = ipv6::pseudo_header_sum(source, original_header.source, payload as u32, protocol::ICMPV6);
+    let pseudo = checksum::pseudo_header_sum(source, original_header.source, payload as u32, protocol::ICMPV6);
     write_message(message, error.v6(), quote, pseudo);
     Some(ipv6::HEADER + payload)
 }

@@ -31,7 +31,7 @@ fn solicitation(source: &str, target: &str) -> Vec<u8> {
         message.extend([1, 1]);
         message.extend(HOST_MAC);
     }
-    let sum = checksum::checksum(ipv6::pseudo_header_sum(source, group, message.len() as u32, 58), &message);
+    let sum = checksum::checksum(checksum::pseudo_header_sum(source, group, message.len() as u32, 58), &message);
     message[2..4].copy_from_slice(&sum.to_be_bytes());
     let mut frame = [&ethernet::ipv6_multicast(group.to_bits())[..], &HOST_MAC, &[0x86, 0xdd, 0x60, 0, 0, 0]].concat();
     frame.extend((message.len() as u16).to_be_bytes());
