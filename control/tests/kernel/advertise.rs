@@ -1,14 +1,12 @@
 //! BGP advertisement: the kernel's routing table contains exactly the advertised routes, whatever other processes do.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod kernel_support;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use kernel_support::{Testbed, assert_unchanged, eventually, ip, open};
 use vipgate::kernel::{Advertiser, RouteTable, withdraw_all};
+
+use crate::testbed::{Testbed, assert_unchanged, eventually, ip, open};
 
 const PLACE: RouteTable = RouteTable { table: 179, metric: None };
 

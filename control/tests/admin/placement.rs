@@ -1,19 +1,17 @@
 //! Command line: what a change of manifests would move.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod gateway;
 
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use gateway::group::group;
-use gateway::{Gateway, Worker};
 use tempfile::TempDir;
 use vipgate_dataplane::policy::spec::PolicySet;
 use vipgate_policy::compiler::{GatewayLocality, Peer, compile};
 use vipgate_policy::manifest::{Manifests, UnsupportedKinds, read};
 use vipgate_policy::yaml::Source;
+
+use crate::gateway::group::group;
+use crate::gateway::{Gateway, Worker, vipgate};
 
 /// Gateways with these last letters; all but `d` as the testbed knows them.
 fn manifests(gateways: &str) -> String {
@@ -124,14 +122,14 @@ fn wrong_usage_and_invalid_manifests_end_with_2_and_a_missing_gateway_with_1() {
     assert!(stderr.contains("use --dry-run"), "{stderr}");
     let (_folder, invalid) = folder(&manifests("abc").replace("announce: BGP", "announce: X"));
     let (code, stdout, stderr) = gateway.vipgate(&["placement", "--dry-run", &invalid]);
-    let (check_code, _, of_check) = gateway::vipgate(&["check", &invalid]);
+    let (check_code, _, of_check) = vipgate(&["check", &invalid]);
     assert_eq!((code, stdout.as_str(), &stderr), (check_code, "", &of_check), "as `vipgate check` says it");
     let (empty, nothing) = folder("");
     fs::remove_file(empty.path().join("m.yaml")).unwrap();
     let (code, _, stderr) = gateway.vipgate(&["placement", "--dry-run", &nothing]);
     assert!(code == 2 && stderr.contains("no manifests"), "{stderr}");
     let nobody = ["placement", "--dry-run", &path, "--socket", "/nonexistent/gateway.sock"];
-    let (code, _, stderr) = gateway::vipgate(&nobody);
+    let (code, _, stderr) = vipgate(&nobody);
     assert!(code == 1 && stderr.contains("/nonexistent/gateway.sock"), "{stderr}");
 }
 

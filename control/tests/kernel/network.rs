@@ -1,14 +1,12 @@
 //! Network watcher: interfaces, neighbors and local addresses, in the initial dump and as they change.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod kernel_support;
 
 use std::net::IpAddr;
 
-use kernel_support::{IN, OUT, Testbed, assert_unchanged, ip, mac, neighbor, open, route, until, via, wanted};
 use vipgate::kernel::{InterfaceConfig, Network, NetworkError};
 use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::policy::spec::{InterfaceSpec, NetworkSpec, Role, RouteTarget};
+
+use crate::testbed::{IN, OUT, Testbed, assert_unchanged, ip, mac, neighbor, open, route, until, via, wanted};
 
 fn interface(now: &NetworkSpec, id: InterfaceId) -> &InterfaceSpec {
     &now.interfaces[usize::from(id.0)]

@@ -1,14 +1,9 @@
 //! Command line with a gateway of a group: members, ownership, dry runs, drain and undrain.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod gateway;
 
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gateway::group::{group, sharded_policy};
-use gateway::{Gateway, Worker};
 use tokio::sync::mpsc;
 use vipgate::heartbeat::LeaseClock;
 use vipgate::membership::status::Authority;
@@ -17,6 +12,9 @@ use vipgate::state::ControlCommand;
 use vipgate::state::group::{GroupStatus, RefusedDrains};
 use vipgate::state::lease::GroupLease;
 use vipgate_dataplane::replication::lease::Lease;
+
+use crate::gateway::group::{group, sharded_policy};
+use crate::gateway::{Gateway, Worker};
 
 fn workers() -> [Worker; 2] {
     [Worker::Replies(vec![], 1), Worker::Replies(vec![], 1)]

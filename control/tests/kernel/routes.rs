@@ -1,14 +1,12 @@
 //! Network watcher: routes as they are added, changed and deleted. The engine must forward like the kernel would.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod kernel_support;
 
 use std::fmt::Write;
 use std::net::Ipv4Addr;
 use std::time::Instant;
 
-use kernel_support::{IN, OUT, Testbed, assert_unchanged, open, route, until, via};
 use vipgate_dataplane::policy::spec::RouteTarget;
+
+use crate::testbed::{IN, OUT, Testbed, assert_unchanged, open, route, until, via};
 
 /// For each family: a prefix, two outside routers, one inside router.
 const FAMILIES: [(&str, &str, &str, &str); 2] = [

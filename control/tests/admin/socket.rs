@@ -1,7 +1,4 @@
 //! The admin socket: its file, and errors of the command line when no gateway listens on it.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod gateway;
 
 use std::io::Write;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -10,8 +7,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use gateway::{Gateway, Worker, vipgate};
 use tempfile::TempDir;
+
+use crate::gateway::{Gateway, Worker, vipgate};
 
 const COMMANDS: [&[&str]; 6] =
     [&["status"], &["sessions"], &["sessions", "flush", "--all"], &["vips"], &["endpoints"], &["drops"]];

@@ -1,7 +1,4 @@
 //! Metrics over HTTP: names, help, types, labels, values, OpenMetrics, health and readiness.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod gateway;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
@@ -9,8 +6,6 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use gateway::group::{group, sharded_policy};
-use gateway::{Gateway, Worker};
 use vipgate::heartbeat::LeaseClock;
 use vipgate::state::group::GroupStatus;
 use vipgate::state::lease::GroupLease;
@@ -18,6 +13,9 @@ use vipgate_dataplane::flow::direction::Direction;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::replication::lease::Lease;
 use vipgate_dataplane::session::end_reason::EndReason;
+
+use crate::gateway::group::{group, sharded_policy};
+use crate::gateway::{Gateway, Worker};
 
 fn gateway() -> Gateway {
     Gateway::start(&[Worker::Replies(vec![], 1), Worker::Replies(vec![], 1)])

@@ -1,15 +1,13 @@
 //! Command line with a single gateway: tables, JSON, filters, limits, exit codes, errors.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod gateway;
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use gateway::{Gateway, Worker, policy, program, sessions};
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::policy::spec::EndpointSpec;
+
+use crate::gateway::{Gateway, Worker, policy, program, sessions};
 
 fn two_workers() -> Gateway {
     Gateway::start(&[Worker::Replies(sessions(3), 2), Worker::Replies(sessions(2), 100)])

@@ -1,11 +1,7 @@
 //! Version mismatch between gateway and command line: every command reports it and sends no further request.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod gateway;
 
 use std::pin::Pin;
 
-use gateway::vipgate;
 use tempfile::TempDir;
 use tokio::net::UnixListener;
 use tokio_stream::Stream;
@@ -21,6 +17,8 @@ use vipgate::admin::proto::{
     ServicesReply, ServicesRequest, SessionsReply, SessionsRequest, StatusReply, StatusRequest, TraceReply,
     TraceRequest, VipsReply, VipsRequest,
 };
+
+use crate::gateway::vipgate;
 
 /// A gateway with a newer protocol. Requests other than its status are errors of the test.
 struct NewerGateway;

@@ -4,9 +4,6 @@
 //! pods (gw-in) 10.0.0.0/24, 2001:db8:a::/64; external (gw-out) 192.0.2.0/24, 2001:db8:b::/64; the gateway is .1, the
 //! other hosts are .2. The third interface, mgmt, isn't used by the gateway.
 
-#![allow(dead_code, reason = "every test file uses its part")]
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;

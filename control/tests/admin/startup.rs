@@ -1,16 +1,14 @@
 //! Admin socket and metrics before the initial policy, and on the same connections when the engine runs.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod gateway;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::Ordering;
 
-use gateway::{Gateway, Worker, policy, sessions};
 use vipgate::admin::Client;
 use vipgate::admin::proto::CaptureRequest;
 use vipgate::state::group::GroupStatus;
+
+use crate::gateway::{Gateway, Worker, policy, sessions};
 
 fn waiting() -> Gateway {
     let gateway = Gateway::start_waiting(&policy(), GroupStatus::default());

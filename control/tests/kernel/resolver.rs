@@ -1,17 +1,15 @@
 //! Resolver: next hops are resolved by the kernel as managed neighbor entries (`NTF_EXT_MANAGED`). Replies arrive as
 //! changes of the network, timeouts as failures; entries are released on close.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod kernel_support;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use kernel_support::{IN, OUT, Testbed, eventually, ip, mac, neighbor, open, until};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use tokio::time::{sleep, timeout};
 use vipgate::kernel::{NeighborFailed, Network, NetworkError, Resolver, ResolverLimits};
 use vipgate_dataplane::flow::ids::InterfaceId;
+
+use crate::testbed::{IN, OUT, Testbed, eventually, ip, mac, neighbor, open, until};
 
 /// A reachable neighbor of each family, with its interface.
 const NEIGHBORS: [(InterfaceId, &str, &str); 2] = [(OUT, "gw-out", "192.0.2.2"), (IN, "gw-in", "2001:db8:a::2")];
