@@ -28,23 +28,34 @@ pub(crate) fn decode(session: &proto::Session) -> Result<Option<ReplicationRecor
         proto::Direction::Inbound => Direction::Inbound,
         proto::Direction::Unknown => return Ok(None),
     };
-    let halves = [half(session.first.as_ref()), half(session.second.as_ref())];
+    let directions = [half(session.first.as_ref()), half(session.second.as_ref())];
     let tuples = |length| session.origin.len() == length && session.translated.len() == length;
     if tuples(13) {
         let address = |bytes: [u8; 4]| u32::from_be_bytes(bytes);
-        let (origin, translated) = (tuple(&session.origin, address), tuple(&session.translated, address));
-        return Ok(origin.zip(translated).map(|(origin, translated)| {
-            ReplicationRecord::V4(FamilyRecord { state: fate, direction, origin, translated, directions: halves })
-        }));
+        let [origin, translated] = [&session.origin, &session.translated].map(|bytes| tuple(bytes, address));
+        return family_record(fate, direction, origin.zip(translated), directions, ReplicationRecord::V4);
     }
     if tuples(37) {
         let address = |bytes: [u8; 16]| V6::from_bits(u128::from_be_bytes(bytes));
-        let (origin, translated) = (tuple(&session.origin, address), tuple(&session.translated, address));
-        return Ok(origin.zip(translated).map(|(origin, translated)| {
-            ReplicationRecord::V6(FamilyRecord { state: fate, direction, origin, translated, directions: halves })
-        }));
+        let [origin, translated] = [&session.origin, &session.translated].map(|bytes| tuple(bytes, address));
+        return family_record(fate, direction, origin.zip(translated), directions, ReplicationRecord::V6);
     }
     Err(LinkError::InvalidFrame("a session whose tuples have no valid length".to_owned()))
+}
+
+/// The record of an origin and its translated tuple.
+fn family_record<A: Address>(
+    state: RecordState,
+    direction: Direction,
+    tuples: Option<(Tuple<A>, Tuple<A>)>,
+    directions: [DirectionRecord; 2],
+    record: impl Fn(FamilyRecord<A>) -> ReplicationRecord,
+) -> Result<Option<ReplicationRecord>, LinkError> {
+    let Some((origin, translated)) = tuples else { return Ok(None) };
+    if !direction.translates(&origin, &translated) {
+        return Err(LinkError::InvalidFrame("a session whose tuples differ in more than one end".to_owned()));
+    }
+    Ok(Some(record(FamilyRecord { state, direction, origin, translated, directions })))
 }
 
 fn message<A: Address>(record: &FamilyRecord<A>, bytes: impl Fn(A) -> Vec<u8>) -> proto::Session {
@@ -119,8 +130,8 @@ mod tests {
         let v6 = ReplicationRecord::V6(FamilyRecord {
             state: RecordState::Ended,
             direction: Direction::Inbound,
-            origin: wide(v4.origin),
-            translated: wide(v4.translated),
+            origin: wide(v4.translated.reversed()),
+            translated: wide(v4.origin.reversed()),
             directions: v4.directions,
         });
         for record in [ReplicationRecord::V4(v4), v6] {
@@ -134,5 +145,16 @@ mod tests {
         assert_eq!(decode(&proto::Session { fate: 77, ..session.clone() }), Ok(None));
         assert_eq!(decode(&proto::Session { direction: 9, ..session.clone() }), Ok(None));
         assert!(decode(&proto::Session { origin: vec![0; 12], ..session }).is_err());
+    }
+
+    #[test]
+    fn tuples_that_differ_in_more_than_one_end_are_errors() {
+        let ReplicationRecord::V4(valid) = session_record(1) else { panic!("IPv4") };
+        let translated = |translated| decode(&encode(&ReplicationRecord::V4(FamilyRecord { translated, ..valid })));
+        assert!(translated(Tuple { source: 1, source_port: 2, ..valid.origin }).is_ok());
+        assert!(translated(Tuple { destination: 1, ..valid.translated }).is_err());
+        assert!(translated(Tuple { protocol: valid.origin.protocol ^ 1, ..valid.translated }).is_err());
+        let inbound = ReplicationRecord::V4(FamilyRecord { direction: Direction::Inbound, ..valid });
+        assert!(decode(&encode(&inbound)).is_err(), "the client's address stays");
     }
 }

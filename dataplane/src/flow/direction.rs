@@ -1,5 +1,8 @@
 //! Directions in which packets are forwarded, and sessions opened.
 
+use crate::flow::address::Address;
+use crate::flow::tuple::Tuple;
+
 /// Direction of a forwarded packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
@@ -38,6 +41,18 @@ impl Direction {
             table
         };
         TABLE[usize::from(number % 8)]
+    }
+
+    /// Whether packets of a session in this direction go to the pod.
+    pub fn goes_to_pod(self) -> bool {
+        matches!(self, Self::Reply | Self::Inbound)
+    }
+
+    /// Whether packets with tuple `key` may be translated to `to` in this direction: only the address and the port of
+    /// one end differ, the destination's toward the pod, the source's from it.
+    pub fn translates<A: Address>(self, key: &Tuple<A>, to: &Tuple<A>) -> bool {
+        key.protocol == to.protocol
+            && if self.goes_to_pod() { key.source == to.source } else { key.destination == to.destination }
     }
 
     /// Its label in metrics.

@@ -102,10 +102,18 @@ mod tests {
             prop_assert_eq!(Key::of(&one).tuple(), one);
             prop_assert_eq!(Key::of(&one).words() == Key::of(&other).words(), one == other);
             let to = Tuple { protocol: one.protocol, ..other };
-            let entry = Entry::new(one, to, Direction::Reply, Flags(0xff));
-            prop_assert_eq!(entry.has_key(&Key::of(&other)), one == other);
-            prop_assert_eq!((entry.key(), entry.translated()), (one, to));
-            prop_assert_eq!((entry.flags(), entry.direction()), (Flags(0xff), Direction::Reply));
+            let (from_pod, to_pod) = (Tuple { destination: one.destination, ..to }, Tuple { source: one.source, ..to });
+            for (direction, to) in [
+                (Direction::Egress, from_pod),
+                (Direction::Reply, to_pod),
+                (Direction::Inbound, to_pod),
+                (Direction::ServiceReply, from_pod),
+            ] {
+                let entry = Entry::new(one, to, direction, Flags(0xff));
+                prop_assert_eq!(entry.has_key(&Key::of(&other)), one == other);
+                prop_assert_eq!((entry.key(), entry.translated()), (one, to));
+                prop_assert_eq!((entry.flags(), entry.direction()), (Flags(0xff), direction));
+            }
         }
     }
 

@@ -4,12 +4,15 @@
 //!  IPv4, one line                          0        8        16
 //!   key: source, destination, ports,       |ssssdddd|ppqqPFDM|
 //!        Protocol, Flags, Direction with Tracking, Mark
-//!   translated source, destination, ports  |SSSSDDDD|PPQQ          28
-//!   checksum deltas of IP and layer 4                   |iill|     32
+//!   translated address, ports, checksum    |AAAAPPQQ|iill----|     32
+//!        deltas of IP and layer 4
 //!   next hop, bytes (48 bits)               |hhbbbbbb|             40
 //!   generation, last seen                            |ggggtttt|    48
 //!   packets, twin, seq, ack                 |nnnn|wwww|eeee|aaaa|
 //! ```
+//! Translation changes one address: the pod's or the VIP's. The direction says which, and the other one is the key's; so an
+//! IPv6 entry has 96 bytes, which are never in more than two lines.
+//!
 //! A packet writes as few words as possible: with a million sessions, writes are what the processor waits for.
 //! Addresses, ports and deltas are in network byte order (see key.rs).
 //!
@@ -76,8 +79,8 @@ pub struct Entry<A> {
     destination: A,
     /// Ports, protocol, flags, direction, mark: one word, so that they are compared as one number.
     pub(super) tail: [u8; 8],
-    translated_source: A,
-    translated_destination: A,
+    /// The translated destination if its packets go to the pod, otherwise the translated source.
+    translated_address: A,
     translated_ports: [u8; 4],
     ip_delta: u16,
     l4_delta: u16,
@@ -99,20 +102,23 @@ const _: () = assert!(
         && Direction::ServiceReply as u8 == 3
 );
 const _: () = assert!(size_of::<Entry<u32>>() == 64);
-const _: () = assert!(size_of::<Entry<V6>>() == 112);
+const _: () = assert!(size_of::<Entry<V6>>() == 96);
 
 impl<A: Address> Entry<A> {
-    /// The entry that translates packets with tuple `key` to tuple `to`.
+    /// The entry that translates packets with tuple `key` to tuple `to`, which [`direction.translates`] it to.
+    ///
+    /// [`direction.translates`]: Direction::translates
     pub fn new(key: Tuple<A>, to: Tuple<A>, direction: Direction, flags: Flags) -> Self {
+        debug_assert!(direction.translates(&key, &to), "{direction:?} of {key:?} to {to:?}");
         let (ip_delta, l4_delta) = deltas(&key, &to);
         let ([source, destination], [p0, p1, p2, p3]) = Key::of(&key).in_packet();
         let ([translated_source, translated_destination], translated_ports) = Key::of(&to).in_packet();
+        let translated_address = if direction.goes_to_pod() { translated_destination } else { translated_source };
         Self {
             source,
             destination,
             tail: [p0, p1, p2, p3, key.protocol, flags.0, direction as u8, 0],
-            translated_source,
-            translated_destination,
+            translated_address,
             translated_ports,
             ip_delta: ip_delta.0,
             l4_delta: l4_delta.0,
@@ -159,19 +165,26 @@ impl<A: Address> Entry<A> {
     /// Tuple of its packets, after translation.
     #[inline]
     pub fn translated(&self) -> Tuple<A> {
-        Key::from_packet(
-            self.translated_source,
-            self.translated_destination,
-            self.translated_ports,
-            self.tail[PROTOCOL],
-        )
-        .tuple()
+        let [source, destination] = self.translated_addresses();
+        Key::from_packet(source, destination, self.translated_ports, self.tail[PROTOCOL]).tuple()
     }
 
     /// Translated source and destination address, in network byte order.
     #[inline]
     pub fn translated_addresses(&self) -> [A; 2] {
-        [self.translated_source, self.translated_destination]
+        // The direction of a packet is unpredictable, so no branch.
+        let goes_to_pod = self.goes_to_pod();
+        [
+            select_unpredictable(goes_to_pod, self.source, self.translated_address),
+            select_unpredictable(goes_to_pod, self.translated_address, self.destination),
+        ]
+    }
+
+    /// The address that translation changes, in network byte order: the translated destination if the packets go to the
+    /// pod, otherwise the translated source.
+    #[inline]
+    pub fn translated_address(&self) -> A {
+        self.translated_address
     }
 
     /// Translated ports, in network byte order.
@@ -305,13 +318,13 @@ impl<A: Address> Entry<A> {
     /// Pod address of the session: the client of an egress session, the backend of an inbound one.
     #[inline]
     pub fn endpoint(&self) -> A {
-        // The direction of a packet is unpredictable, so no branch.
-        select_unpredictable(self.goes_to_pod(), self.translated_destination, self.source).swap_network_order()
+        select_unpredictable(self.goes_to_pod(), self.translated_address, self.source).swap_network_order()
     }
 
     /// Whether its packets go to the pod: directions reply and inbound.
     #[inline]
-    fn goes_to_pod(&self) -> bool {
+    pub fn goes_to_pod(&self) -> bool {
+        // Of the number's two lower bits: to convert it to a direction takes a table.
         let number = self.tail[DIRECTION];
         (number ^ number >> 1) & 1 == 1
     }
@@ -330,7 +343,7 @@ impl<A: Address> Entry<A> {
     /// direction only.
     #[inline]
     pub(super) fn vip_and_member(&self) -> [A; 2] {
-        if self.goes_to_pod() { [self.destination; 2] } else { [self.translated_source, self.source] }
+        if self.goes_to_pod() { [self.destination; 2] } else { [self.translated_address, self.source] }
     }
 
     /// Addresses and ports of the pod, the remote and the VIP.

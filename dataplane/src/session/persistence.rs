@@ -21,7 +21,7 @@ use crate::flow::time::Tick;
 use crate::flow::tuple::HashKey;
 
 /// Layout version: incremented whenever the bytes of a table, or their meaning, change.
-const LAYOUT: u32 = 5;
+const LAYOUT: u32 = 6;
 const MAGIC: [u8; 8] = *b"vipgate\0";
 /// Marks that the tables behind the header are complete.
 const FINISHED: u32 = 0x600d_600d;

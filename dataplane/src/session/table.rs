@@ -364,7 +364,7 @@ mod tests {
     }
 
     fn entry(n: u16) -> Entry<u32> {
-        Entry::new(tuple(n), tuple(n).reversed(), Direction::Egress, Flags::ORIGIN)
+        Entry::new(tuple(n), Tuple { source: 9, ..tuple(n) }, Direction::Egress, Flags::ORIGIN)
     }
 
     const MAX_ENTRIES: u32 = 150;
