@@ -180,13 +180,6 @@ impl<A: Address> Entry<A> {
         ]
     }
 
-    /// The address that translation changes, in network byte order: the translated destination if the packets go to the
-    /// pod, otherwise the translated source.
-    #[inline]
-    pub fn translated_address(&self) -> A {
-        self.translated_address
-    }
-
     /// Translated ports, in network byte order.
     #[inline]
     pub fn translated_ports(&self) -> [u8; 4] {
@@ -323,7 +316,7 @@ impl<A: Address> Entry<A> {
 
     /// Whether its packets go to the pod: directions reply and inbound.
     #[inline]
-    pub fn goes_to_pod(&self) -> bool {
+    fn goes_to_pod(&self) -> bool {
         // Of the number's two lower bits: to convert it to a direction takes a table.
         let number = self.tail[DIRECTION];
         (number ^ number >> 1) & 1 == 1

@@ -1,7 +1,7 @@
 //! Rewrites packets with a session: addresses, ports, TTL, checksums (updated in place, RFC 1624) and MAC addresses,
 //! and updates the session's state. No packet is rejected once its rewrite has begun.
 
-use crate::flow::address::{Address, V6};
+use crate::flow::address::V6;
 use crate::flow::direction::Direction;
 use crate::flow::ids::InterfaceId;
 use crate::flow::time::Tick;
@@ -176,7 +176,7 @@ pub const ETHERNET_HEADER: u16 = ethernet::HEADER as u16;
 pub trait HeaderRewrite: PacketFamily + FastParse {
     /// Length of the fixed IP header, bytes.
     const HEADER: u16;
-    /// Writes the translated address, decrements the TTL and updates the header checksum.
+    /// Writes the translated addresses, decrements the TTL and updates the header checksum.
     fn rewrite_ip_header(frame: &mut [u8], entry: &Entry<Self>);
     /// Decrements the TTL of a frame.
     fn decrement_ttl(frame: &mut [u8]);
@@ -192,7 +192,7 @@ impl HeaderRewrite for u32 {
         let Some(header) = ip_header::<{ ipv4::HEADER }>(frame) else { return };
         header[ipv4::TTL] = header[ipv4::TTL].wrapping_sub(1);
         update_checksum_at(header, ipv4::CHECKSUM, entry.ip_delta());
-        write_translated_address(header, ipv4::ADDRESSES, entry);
+        header[ipv4::ADDRESSES..].copy_from_slice(bytemuck::bytes_of(&entry.translated_addresses()));
     }
 
     fn decrement_ttl(frame: &mut [u8]) {
@@ -219,7 +219,7 @@ impl HeaderRewrite for V6 {
     fn rewrite_ip_header(frame: &mut [u8], entry: &Entry<Self>) {
         let Some(header) = ip_header::<{ ipv6::HEADER }>(frame) else { return };
         header[ipv6::HOP_LIMIT] = header[ipv6::HOP_LIMIT].wrapping_sub(1);
-        write_translated_address(header, ipv6::ADDRESSES, entry);
+        header[ipv6::ADDRESSES..].copy_from_slice(bytemuck::bytes_of(&entry.translated_addresses()));
     }
 
     fn decrement_ttl(frame: &mut [u8]) {
@@ -236,18 +236,6 @@ impl HeaderRewrite for V6 {
             field.copy_from_slice(&id.to_be_bytes());
         }
     }
-}
-
-/// Writes the address that translation changes; the other one in the header is that of the entry's key. `addresses` is
-/// the offset of the source address, which the destination follows.
-#[inline]
-fn write_translated_address<A: Address, const LENGTH: usize>(
-    header: &mut [u8; LENGTH],
-    addresses: usize,
-    entry: &Entry<A>,
-) {
-    let at = addresses + size_of::<A>() * usize::from(entry.goes_to_pod());
-    header[at..at + size_of::<A>()].copy_from_slice(bytemuck::bytes_of(&entry.translated_address()));
 }
 
 /// The fixed IP header of a frame.
