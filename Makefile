@@ -124,7 +124,7 @@ miri: deps ## run frame, tag and some engine tests under Miri; needs rustup, tak
 # `dev` shares all dependencies with the tests; `fuzz` is optimized, for long runs.
 FUZZ_PROFILE ?= dev
 FUZZ_BINARIES = target/$(if $(filter dev,$(FUZZ_PROFILE)),debug,$(FUZZ_PROFILE))
-FUZZ_SECONDS ?= 6
+FUZZ_SECONDS ?= 5
 FUZZ_TARGETS := frames flows icmp_error peer xds state config manifests filter members admin node
 # Packets; the default of 4000 is for texts and messages.
 FUZZ_LENGTH_frames := 1000
@@ -141,7 +141,7 @@ fuzz-build: deps
 
 FUZZ_JOBS ?= 2
 
-fuzz: fuzz-build ## fuzz each of FUZZ_TARGETS for FUZZ_SECONDS=6, FUZZ_JOBS=2 at once; failing inputs are in target/fuzz
+fuzz: fuzz-build ## fuzz each of FUZZ_TARGETS for FUZZ_SECONDS=5, FUZZ_JOBS=2 at once; failing inputs are in target/fuzz
 	@$(MAKE) --no-print-directory -j$(FUZZ_JOBS) $(addprefix fuzz-run-,$(FUZZ_TARGETS))
 
 # More than 30 s per input or 2 GB of memory is a failure, too.
@@ -297,7 +297,7 @@ bench-wire: build peer-packages ## benchmark gateways over veth against nftables
 	target/release/vipgate-bench wire --against nft,ovs,xdp --loads $(WIRE_LOADS)
 
 # Offered loads in Mpps.
-WIRE_LOADS := 0.25,0.5,0.75,1,1.5,2,2.5,3,4
+WIRE_LOADS := 0.1,0.2,0.3,0.4,0.5,0.6,0.8,1,1.25,1.5,2,3,4
 
 .PHONY: bench-tcp bench-plots
 bench-tcp: build peer-packages ## benchmark TCP through gateways (iperf3) against nftables and Open vSwitch; needs root and an idle machine

@@ -51,10 +51,12 @@ pub(super) fn add_snat(testbed: &Testbed, directory: &Path) -> Result<()> {
 }
 
 /// Enables NAPI, without which a veth doesn't receive frames in batches, on the configured core. With it comes GRO, which
-/// merges TCP segments, as on a physical interface, but no UDP datagrams.
+/// merges TCP segments, as on a physical interface, but no UDP datagrams; a veth has neither alone.
 pub(super) fn enable_napi(testbed: &Testbed, config: &SutConfig) -> Result<()> {
-    for interface in ["gw-in", "gw-out"] {
-        testbed.gateway.exec(&["ethtool", "-K", interface, "gro", "on"])?;
+    if config.gro {
+        for interface in ["gw-in", "gw-out"] {
+            testbed.gateway.exec(&["ethtool", "-K", interface, "gro", "on"])?;
+        }
     }
     place(testbed, config)
 }

@@ -43,12 +43,14 @@ pub(crate) struct SutConfig {
     pub(crate) cores: Vec<usize>,
     /// Where the kernel forwards.
     pub(crate) placement: Placement,
+    /// Whether the kernel merges received segments (GRO), as it does on physical interfaces.
+    pub(crate) gro: bool,
 }
 
 impl SutConfig {
     /// A gateway with one worker on this core.
     pub(crate) fn on_core(gateway: PathBuf, core: usize) -> Self {
-        Self { gateway, cores: vec![core], placement: Placement::Source }
+        Self { gateway, cores: vec![core], placement: Placement::Source, gro: true }
     }
 }
 

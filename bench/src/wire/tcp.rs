@@ -54,6 +54,9 @@ pub(super) struct Options {
     /// With --tcp: offloads of all interfaces: `on` leaves the defaults of veth
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Offloads::Off], requires = "tcp")]
     offloads: Vec<Offloads>,
+    /// With --tcp: whether the kernel merges received segments (GRO) where it is the gateway
+    #[arg(long, value_enum, default_value_t = Merging::On, requires = "tcp")]
+    gro: Merging,
     /// With --tcp: workers of vipgate, polling threads of OVS, and queues of each interface
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=2), requires = "tcp")]
     workers: u32,
@@ -76,6 +79,16 @@ enum Offloads {
     /// Each frame is complete, as on a physical link.
     Off,
     /// The defaults of veth.
+    On,
+}
+
+/// GRO of the kernel's gateways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+enum Merging {
+    /// Each segment is forwarded alone, as through AF_XDP.
+    Off,
+    /// Segments are merged, as on a physical interface.
     On,
 }
 
@@ -111,10 +124,10 @@ pub(super) fn run(options: &Options, run: &Run) -> Result<()> {
     let workers = options.workers as usize;
     ensure!(workers <= run.cores.len(), "--workers needs as many --cores");
     let cores = run.cores[run.cores.len() - workers..].to_vec();
-    let config = SutConfig { cores, ..run.config.clone() };
+    let config = SutConfig { cores, gro: options.gro == Merging::On, ..run.config.clone() };
     for &mtu in &options.mtu {
         for &offloads in &options.offloads {
-            let setting = Setting { mtu, offloads, workers: options.workers };
+            let setting = Setting { mtu, offloads, gro: options.gro, workers: options.workers };
             let mut measurements = Vec::new();
             for round in 0..run.rounds {
                 for &system in &run.systems {

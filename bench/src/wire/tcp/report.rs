@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::iperf::Goodput;
 use super::losses::Counters;
-use super::{DataDirection, Offloads};
+use super::{DataDirection, Merging, Offloads};
 use crate::path::round2;
 use crate::usage;
 use crate::wire::report::{Ratios, median, round3};
@@ -17,6 +17,7 @@ use crate::wire::vipgate::Vipgate;
 pub(super) struct Setting {
     pub(super) mtu: u16,
     pub(super) offloads: Offloads,
+    pub(super) gro: Merging,
     pub(super) workers: u32,
 }
 
@@ -40,6 +41,8 @@ struct Report {
     streams: u32,
     mtu: u16,
     offloads: Offloads,
+    /// Where the kernel is the gateway.
+    gro: Merging,
     workers: u32,
     /// Payload that the receiver's application read, Gbit/s; 0 if none passed.
     gbps: f64,
@@ -114,6 +117,7 @@ impl Report {
             streams,
             mtu: setting.mtu,
             offloads: setting.offloads,
+            gro: setting.gro,
             workers: setting.workers,
             gbps: round3(median(rates(subject)).unwrap_or_default()),
             retransmits: of_rounds(|it| it.retransmits as f64).unwrap_or_default(),
@@ -175,7 +179,7 @@ mod tests {
 
     use super::*;
 
-    const SETTING: Setting = Setting { mtu: 1500, offloads: Offloads::Off, workers: 2 };
+    const SETTING: Setting = Setting { mtu: 1500, offloads: Offloads::Off, gro: Merging::On, workers: 2 };
 
     fn measured(round: u32, system: SystemUnderTest, gbps: f64) -> Measurement {
         let goodput = Goodput { gbps, retransmits: 2, seconds: 2.0, ..Goodput::default() };
