@@ -4,7 +4,7 @@
 //!
 //! A key is hashed while it is in registers, and its group in the session table is prefetched.
 
-use vipgate_mem::simd::{Kernel, LANES, ROW, Simd};
+use vipgate_mem::simd::{Kernel, LANES, Simd};
 
 use crate::flow::address::V6;
 use crate::flow::key::Key;
@@ -117,78 +117,70 @@ struct PlainV4<'a> {
 impl Kernel for PlainV4<'_> {
     type Output = (PacketSet, PacketSet);
 
-    /// Loops of few steps each, so that each stays in registers.
+    /// Eight packets after eight: frames are 2 KiB apart, so that the headers of a whole batch evict each other from the
+    /// first cache between one loop and the next.
     #[inline(always)]
-    fn run(self, simd: Simd) -> (PacketSet, PacketSet) {
-        let Self { arrays, packets, network, sessions } = self;
-        let FastPathArrays { frames, headers, segments, keys, hashes, homes, .. } = arrays;
-        let (mut rows, mut lengths) = ([&lanes::NO_ROW; BATCH_SIZE], [0; BATCH_SIZE]);
+    fn run(mut self, simd: Simd) -> (PacketSet, PacketSet) {
+        let [mut v4, mut v6] = [PacketSet::default(); 2];
+        for first in (0..BATCH_SIZE).step_by(LANES) {
+            let packets = self.packets.and(PacketSet::eight(first, u8::MAX));
+            if !packets.is_empty() {
+                let (plain, other) = self.parse_eight(simd, first, packets);
+                (v4, v6) = (v4.or(plain), v6.or(other));
+            }
+        }
+        (v4, v6)
+    }
+}
+
+impl PlainV4<'_> {
+    /// Parses `packets`, which are among the eight from `first` on. Loops of few steps each, so that each stays in
+    /// registers.
+    #[inline(always)]
+    fn parse_eight(&mut self, simd: Simd, first: usize, packets: PacketSet) -> (PacketSet, PacketSet) {
+        let FastPathArrays { frames, headers, segments, keys, hashes, homes, .. } = &mut self.arrays;
+        let (mut rows, mut lengths) = ([&lanes::NO_ROW; LANES], [0; LANES]);
         let [mut v4, mut v6] = [PacketSet::default(); 2];
         for i in packets {
             let Some(received) = frames.get(i) else { break };
-            let Some(start) = start(received, network, &mut headers[i]) else { continue };
+            let Some(start) = start(received, self.network, &mut headers[i]) else { continue };
             match lanes::ethertype(start) {
                 ethernet::IPV4 => v4.insert(i),
                 ethernet::IPV6 => v6.insert(i),
                 _ => continue,
             }
-            (rows[i], lengths[i]) = (lanes::row(start), received.frame.len().into());
+            (rows[i % LANES], lengths[i % LANES]) = (lanes::row(start), received.frame.len().into());
         }
         if v4.is_empty() {
             return (v4, v6);
         }
-        let parsed = ParsedLanes::parse(simd, &rows, &lengths, frames.len());
-        let (table, accepted) = (u32::table(sessions), parsed.udp.or(parsed.tcp));
+        let parsed = lanes::parse(simd, &rows, &lengths);
+        let [accepted, tcp, padded] =
+            [parsed.udp | parsed.tcp, parsed.tcp, parsed.padded].map(|lanes| PacketSet::eight(first, lanes));
+        let table = u32::table(self.sessions);
         for i in accepted {
-            let (head, protocol) = (&mut headers[i], parsed.protocols[i] as u8);
+            let (head, lane) = (&mut headers[i], i % LANES);
+            let (protocol, ttl_and_total) = (parsed.protocols[lane] as u8, parsed.ttls_and_totals[lane]);
             head.kind = if protocol == protocol::UDP { PacketKind::Udp } else { PacketKind::Tcp };
-            head.ttl = parsed.ttls_and_totals[i] as u8;
+            head.ttl = ttl_and_total as u8;
             head.l4_offset = <u32 as FastParse>::L4_OFFSET as u16;
-            head.ip_length = (parsed.ttls_and_totals[i] >> 16) as u16;
-            let (source, destination, ports) = lanes::addresses_and_ports(rows[i]);
+            head.ip_length = (ttl_and_total >> 16) as u16;
+            let (source, destination, ports) = lanes::addresses_and_ports(rows[lane]);
             keys[i].set(source, destination, ports, protocol);
-            hashes[i] = sessions.hash_key(&keys[i]);
+            hashes[i] = self.sessions.hash_key(&keys[i]);
             homes[i] = table.prefetch(hashes[i]);
         }
         let mut plain = accepted;
-        for i in accepted.and(parsed.tcp) {
+        for i in tcp {
             if parse_segment(&frames[i], headers[i].ip_length, &mut segments[i]).is_none() {
                 plain.remove(i);
             }
         }
         // Removes Ethernet padding.
-        for i in plain.and(parsed.padded) {
+        for i in plain.and(padded) {
             frames[i].frame.set_len(ETHERNET_HEADER + headers[i].ip_length);
         }
         (plain, v6)
-    }
-}
-
-/// The headers of a batch: see [`lanes::PlainLanes`].
-struct ParsedLanes {
-    udp: PacketSet,
-    tcp: PacketSet,
-    padded: PacketSet,
-    ttls_and_totals: [u32; BATCH_SIZE],
-    protocols: [u32; BATCH_SIZE],
-}
-
-impl ParsedLanes {
-    /// Parses the first `count` rows.
-    #[inline(always)]
-    fn parse(simd: Simd, rows: &[&[u8; ROW]; BATCH_SIZE], lengths: &[u32; BATCH_SIZE], count: usize) -> Self {
-        let [mut udp, mut tcp, mut padded] = [PacketSet::default(); 3];
-        let (mut ttls_and_totals, mut protocols) = ([0; BATCH_SIZE], [0; BATCH_SIZE]);
-        let results = ttls_and_totals.as_chunks_mut().0.iter_mut().zip(protocols.as_chunks_mut().0);
-        let vectors = rows.as_chunks().0.iter().zip(lengths.as_chunks().0).zip(results);
-        for (first, ((rows, lengths), (ttls_and_totals, protocols))) in (0..count).step_by(LANES).zip(vectors) {
-            let parsed = lanes::parse(simd, rows, lengths);
-            (*ttls_and_totals, *protocols) = (parsed.ttls_and_totals, parsed.protocols);
-            udp = udp.or(PacketSet::eight(first, parsed.udp));
-            tcp = tcp.or(PacketSet::eight(first, parsed.tcp));
-            padded = padded.or(PacketSet::eight(first, parsed.padded));
-        }
-        Self { udp, tcp, padded, ttls_and_totals, protocols }
     }
 }
 
