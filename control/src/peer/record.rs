@@ -18,7 +18,7 @@ pub(crate) fn encode(record: &ReplicationRecord) -> proto::Session {
 
 /// Decodes a record; `None` if its state or direction is unknown to this version.
 pub(crate) fn decode(session: &proto::Session) -> Result<Option<ReplicationRecord>, LinkError> {
-    let fate = match session.fate() {
+    let state = match session.fate() {
         proto::Fate::Open => RecordState::Open,
         proto::Fate::Ended => RecordState::Ended,
         proto::Fate::Unknown => return Ok(None),
@@ -28,34 +28,33 @@ pub(crate) fn decode(session: &proto::Session) -> Result<Option<ReplicationRecor
         proto::Direction::Inbound => Direction::Inbound,
         proto::Direction::Unknown => return Ok(None),
     };
-    let directions = [half(session.first.as_ref()), half(session.second.as_ref())];
     let tuples = |length| session.origin.len() == length && session.translated.len() == length;
     if tuples(13) {
-        let address = |bytes: [u8; 4]| u32::from_be_bytes(bytes);
-        let [origin, translated] = [&session.origin, &session.translated].map(|bytes| tuple(bytes, address));
-        return family_record(fate, direction, origin.zip(translated), directions, ReplicationRecord::V4);
+        let record = family_record(session, state, direction, u32::from_be_bytes);
+        return Ok(record?.map(ReplicationRecord::V4));
     }
     if tuples(37) {
-        let address = |bytes: [u8; 16]| V6::from_bits(u128::from_be_bytes(bytes));
-        let [origin, translated] = [&session.origin, &session.translated].map(|bytes| tuple(bytes, address));
-        return family_record(fate, direction, origin.zip(translated), directions, ReplicationRecord::V6);
+        let address = |bytes| V6::from_bits(u128::from_be_bytes(bytes));
+        let record = family_record(session, state, direction, address);
+        return Ok(record?.map(ReplicationRecord::V6));
     }
     Err(LinkError::InvalidFrame("a session whose tuples have no valid length".to_owned()))
 }
 
-/// The record of an origin and its translated tuple.
-fn family_record<A: Address>(
+/// The record of one address family, whose addresses have `N` bytes.
+fn family_record<A: Address, const N: usize>(
+    session: &proto::Session,
     state: RecordState,
     direction: Direction,
-    tuples: Option<(Tuple<A>, Tuple<A>)>,
-    directions: [DirectionRecord; 2],
-    record: impl Fn(FamilyRecord<A>) -> ReplicationRecord,
-) -> Result<Option<ReplicationRecord>, LinkError> {
-    let Some((origin, translated)) = tuples else { return Ok(None) };
+    address: impl Fn([u8; N]) -> A,
+) -> Result<Option<FamilyRecord<A>>, LinkError> {
+    let [origin, translated] = [&session.origin, &session.translated].map(|bytes| tuple(bytes, &address));
+    let Some((origin, translated)) = origin.zip(translated) else { return Ok(None) };
     if !direction.translates(&origin, &translated) {
         return Err(LinkError::InvalidFrame("a session whose tuples differ in more than one end".to_owned()));
     }
-    Ok(Some(record(FamilyRecord { state, direction, origin, translated, directions })))
+    let directions = [half(session.first.as_ref()), half(session.second.as_ref())];
+    Ok(Some(FamilyRecord { state, direction, origin, translated, directions }))
 }
 
 fn message<A: Address>(record: &FamilyRecord<A>, bytes: impl Fn(A) -> Vec<u8>) -> proto::Session {

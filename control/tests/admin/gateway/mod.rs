@@ -1,6 +1,6 @@
 //! Testbed for the command line and metrics: a gateway with mock workers, behind the real admin socket and metrics
 //! port.
-#![allow(dead_code, missing_docs, unreachable_pub, reason = "each test file uses its part of it")]
+#![allow(missing_docs, unreachable_pub, reason = "a testbed of tests")]
 
 pub mod group;
 
@@ -349,6 +349,16 @@ fn matches(session: &SessionInfo, filter: &SessionFilter) -> bool {
 }
 
 /// Sets the counters of worker `n`, to different values.
+/// Dropped packets of both workers.
+pub fn dropped(reason: DropReason) -> u64 {
+    match reason {
+        DropReason::NoService => 2,
+        DropReason::Ttl => 1,
+        DropReason::RxNoBuffer => 3,
+        _ => 0,
+    }
+}
+
 fn count(counters: &WorkerCounters, n: u64) {
     for direction in Direction::ALL.iter().take(2) {
         for _ in 0..=n {
