@@ -15,6 +15,7 @@ use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::flow::time::Tick;
 use vipgate_dataplane::flow::tuple::HashKey;
 use vipgate_dataplane::io::batch::BATCH_SIZE;
+use vipgate_dataplane::io::frame_layout::FrameLayout;
 use vipgate_dataplane::io::handoff::{Wake, WorkerLinks};
 use vipgate_dataplane::io::{FrameAudit, PacketIo, Received};
 use vipgate_dataplane::policy::build::Builder;
@@ -103,7 +104,7 @@ impl PacketIo for BenchIo {
         Ok(())
     }
 
-    fn allocate(&mut self) -> Option<Frame> {
+    fn allocate(&mut self, _length: usize) -> Option<Frame> {
         self.free.pop_front()
     }
 
@@ -369,6 +370,7 @@ fn network() -> NetworkSpec {
         mtu: 1500,
         up: true,
         addresses: Vec::new(),
+        frames: FrameLayout::default(),
         partial_checksums: false,
     };
     let route = |prefix: &str, interface, gateway: Option<IpAddr>| RouteSpec {

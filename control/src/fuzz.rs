@@ -15,6 +15,7 @@ mod corpus;
 
 use prost::Message;
 use vipgate_dataplane::flow::ids::InterfaceId;
+use vipgate_dataplane::io::frame_layout::FrameLayout;
 use vipgate_dataplane::policy::spec::{InterfaceSpec, NetworkSpec, Role};
 
 pub use self::admin::{RejectedRequest, Request, reply, request, state};
@@ -36,6 +37,7 @@ fn network() -> NetworkSpec {
         mtu: 1500,
         up: true,
         addresses: Vec::new(),
+        frames: FrameLayout::default(),
         partial_checksums: false,
     };
     let interfaces = vec![interface(0, "gw-in", Role::Inside), interface(1, "gw-out", Role::Outside)];

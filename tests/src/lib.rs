@@ -17,6 +17,7 @@ pub mod drop_accounting;
 pub mod etcd;
 pub mod fake_cloud;
 pub mod flood;
+pub mod iperf3;
 pub mod kubernetes;
 pub mod policyd;
 pub mod services;

@@ -8,7 +8,6 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
 
-use vipgate_tests::drop_accounting::RING_LOSSES;
 use vipgate_tests::{EXCLUDED, POD_FILTER, SERVER, Testbed, VIP_A, VIP_B, wait_for};
 
 #[test]
@@ -32,7 +31,7 @@ fn servers_see_the_tenant_vip_and_never_a_pod_address() {
 #[test]
 fn iperf3_runs_in_both_directions() {
     let testbed = Testbed::with_gateway("iperf");
-    run_iperf3(&testbed);
+    testbed.run_iperf3();
     // One complete checksum of 65 536 looks like a partial one.
     let completed = share_completed(&testbed);
     assert!(completed < 1e-3, "{completed} of the packets had partial checksums, though offloads are off");
@@ -52,7 +51,7 @@ fn hosts_may_leave_checksums_to_the_device() {
             .unwrap();
     }
     testbed.start("");
-    run_iperf3(&testbed);
+    testbed.run_iperf3();
     testbed.check_source_addresses(&testbed.pods[0], SERVER, VIP_A);
     let completed = share_completed(&testbed);
     assert!(completed > 0.5, "{completed} of the packets had partial checksums");
@@ -62,29 +61,6 @@ fn hosts_may_leave_checksums_to_the_device() {
 fn share_completed(testbed: &Testbed) -> f64 {
     let count = |name: &str| testbed.metric(name, "");
     count("vipgate_checksums_completed_total") / count("vipgate_received_total")
-}
-
-/// Runs iperf3 from a pod, in both directions and over both families.
-fn run_iperf3(testbed: &Testbed) {
-    testbed.accounting.allow(RING_LOSSES);
-    // Two workers and both iperf3 processes share two cores: the ring between workers overflows as those of the
-    // device do.
-    testbed.accounting.allow(["link_full"]);
-    let log = testbed.folder.path().join("iperf3.log");
-    let _server = testbed.server.spawn(&["iperf3", "-s", "--forceflush"], &log).unwrap();
-    assert!(
-        wait_for(Duration::from_secs(5), || std::fs::read_to_string(&log).is_ok_and(|log| log.contains("listening")))
-    );
-    for (server, reverse) in [(SERVER[0], false), (SERVER[0], true), (SERVER[1], false), (SERVER[1], true)] {
-        let mut command = vec!["iperf3", "-J", "-t", "2", "-c", server];
-        if reverse {
-            command.push("-R");
-        }
-        let report: serde_json::Value = serde_json::from_str(&testbed.pods[0].output(&command).unwrap()).unwrap();
-        let rate = report["end"]["sum_received"]["bits_per_second"].as_f64().unwrap();
-        assert!(rate > 50e6, "{server}, reverse {reverse}: {rate} bit/s");
-    }
-    testbed.check_frames();
 }
 
 #[test]

@@ -86,6 +86,45 @@ fn a_pod_behind_vxlan_uses_its_vip_and_is_reached_via_its_node() {
     assert!(testbed.metric("vipgate_drops_total", "reason=\"peer_unknown\"") < 0.5);
 }
 
+/// The tunnel headers extend packets that just fit a packet buffer beyond it.
+#[test]
+fn jumbo_packets_pass_through_the_overlay() {
+    const MTU: &str = "9000";
+    let mut testbed = Testbed::new("overlay-jumbo");
+    testbed.write_policy("overlay.yaml", &manifests("10.50.0.0/24, \"fd00:50::/64\""));
+    let node = &testbed.pods[3];
+    let links = [
+        (node, "eth0"),
+        (&testbed.switch, "p4"),
+        (&testbed.switch, "pods"),
+        (&testbed.switch, "to-gw"),
+        (&testbed.gateway, "gw-in"),
+        (&testbed.gateway, "gw-out"),
+        (&testbed.router, "to-gw"),
+        (&testbed.router, "to-server"),
+        (&testbed.server, "eth0"),
+    ];
+    for (host, interface) in links {
+        host.ip(&["link", "set", "dev", interface, "mtu", MTU]).unwrap();
+    }
+    testbed.start(OVERLAY);
+    let node = &testbed.pods[3];
+    join(node, NODE, "77");
+    node.ip(&["link", "set", "vx0", "mtu", "8950"]).unwrap();
+    let ping = |payload: u32, server: &str| {
+        let payload = payload.to_string();
+        node.output(&["ping", "-c", "1", "-W", "1", "-M", "do", "-s", &payload, server])
+    };
+    for (server, headers) in [(SERVER[0], 28), (SERVER[1], 48)] {
+        // 3826 bytes with their Ethernet header fill a page's buffer; a page holds the tunnel headers of 3776.
+        for length in (3770..=3830).step_by(2).chain([5000, 7616, 7618, 7666, 7668, 8949, 8950]) {
+            let reply = ping(length - headers, server);
+            assert!(reply.is_ok(), "{server}, {length} bytes: {reply:?} {:?}", testbed.query(&["drops"]));
+        }
+    }
+    testbed.check_frames();
+}
+
 #[test]
 fn packets_from_unknown_overlay_nodes_are_dropped() {
     let mut testbed = Testbed::new("overlay-no");

@@ -18,8 +18,8 @@ pub(super) struct XdpStats {
     steering: Arc<Mutex<Steering>>,
     /// Ring statistics of each worker's sockets.
     losses: Vec<SocketStats>,
-    /// Highest count of too long packets read so far, by worker.
-    too_long: Vec<AtomicU64>,
+    /// Highest difference of two counters of lost packets read so far, by worker.
+    other_losses: Vec<AtomicU64>,
     /// The frame pool.
     pool: FramePool,
     /// Worker counters, for the frames that workers hold.
@@ -35,22 +35,25 @@ impl XdpStats {
         counters: Vec<Arc<WorkerCounters>>,
     ) -> Self {
         losses.iter_mut().for_each(SocketStats::exclude_setup);
-        let too_long = losses.iter().map(|_| AtomicU64::new(0)).collect();
-        Self { steering, losses, too_long, pool, counters }
+        let other_losses = losses.iter().map(|_| AtomicU64::new(0)).collect();
+        Self { steering, losses, other_losses, pool, counters }
     }
 }
 
 impl DeviceStats for XdpStats {
     fn ring_drops(&self, worker: usize) -> RingDrops {
-        let Some((losses, known)) = self.losses.get(worker).zip(self.too_long.get(worker)) else {
+        let Some((losses, known)) = self.losses.get(worker).zip(self.other_losses.get(worker)) else {
             return RingDrops::default();
         };
         let losses = losses.read();
         // The kernel increments both counters for each missing frame, one after the other: the difference must not
         // decrease in between.
-        let too_long = losses.dropped.saturating_sub(losses.fill_ring_empty);
-        let too_long = known.fetch_max(too_long, Ordering::Relaxed).max(too_long);
-        RingDrops { no_buffer: losses.fill_ring_empty, ring_full: losses.receive_ring_full, too_long }
+        let other = losses.dropped.saturating_sub(losses.fill_ring_empty);
+        let other = known.fetch_max(other, Ordering::Relaxed).max(other);
+        // With jumbo frames, the kernel drops no packet for its length, and doesn't count each missing frame twice.
+        let (too_long, no_buffer) =
+            if self.pool.has_jumbo_frames() { (losses.too_long, other + losses.no_jumbo_frame) } else { (other, 0) };
+        RingDrops { no_buffer: losses.fill_ring_empty + no_buffer, ring_full: losses.receive_ring_full, too_long }
     }
 
     fn captures(&self, frame: &[u8], ifindex: u32) -> Option<bool> {
@@ -74,7 +77,7 @@ impl DeviceStats for XdpStats {
             let causes = [
                 ("receive_ring_full", losses.receive_ring_full),
                 ("fill_ring_empty", losses.fill_ring_empty),
-                ("dropped", losses.dropped),
+                ("dropped", losses.dropped + losses.no_jumbo_frame + losses.too_long),
                 ("invalid_descriptor", losses.invalid),
             ];
             causes.map(|(cause, count)| (vec![("worker", worker.to_string()), ("cause", cause.to_owned())], count))

@@ -87,7 +87,8 @@ impl Startup {
         let state = Arc::new(state);
         // Before the initial policy: operators need to see why there is none.
         let servers = Servers::start(&config, &state, &background).await?;
-        let (interfaces, devices) = SteeredInterfaces::open(&config, nics, cores.len())?;
+        let (interfaces, devices) =
+            SteeredInterfaces::open(&config, nics, cores.len(), network::frame_layout(&network.current()))?;
         Ok(Self {
             config,
             cores,

@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use tracing::{info, warn};
 use vipgate_dataplane::flow::ids::InterfaceId;
-use vipgate_dataplane::io::MAX_MTU;
+use vipgate_dataplane::io::frame_layout::FrameLayout;
 use vipgate_dataplane::policy::spec::{InterfaceSpec, Role};
 
 use super::error::NetworkError;
@@ -49,6 +49,8 @@ struct OwnInterface {
     ifindex: u32,
     mac: [u8; 6],
     mtu: u16,
+    /// The gateway's packet buffers: for the MTUs at its start.
+    frames: FrameLayout,
     up: bool,
     state: LinkState,
     is_virtual: bool,
@@ -70,6 +72,8 @@ pub(super) struct Links {
 impl Links {
     /// Finds the configured interfaces among the kernel's devices.
     pub(super) fn new(wanted: &[InterfaceConfig], links: &[Link]) -> Result<Self, NetworkError> {
+        let is_wanted = |link: &&Link| wanted.iter().any(|wanted| wanted.name == link.name);
+        let frames = FrameLayout::for_mtu(links.iter().filter(is_wanted).map(mtu).max().unwrap_or_default());
         let mut own = Vec::with_capacity(wanted.len());
         for InterfaceConfig { id, name, role } in wanted {
             let link = links.iter().find(|link| &link.name == name);
@@ -92,6 +96,7 @@ impl Links {
                 ifindex: link.ifindex,
                 mac,
                 mtu: mtu(link),
+                frames,
                 up: link.is_up(),
                 state: link.state(),
                 is_virtual: link.is_virtual,
@@ -195,6 +200,7 @@ impl Links {
             mtu: own.mtu,
             up: own.up,
             addresses: own.addresses.iter().map(|address| address.ip).collect(),
+            frames: own.frames,
             partial_checksums: own.is_virtual,
         };
         self.interface_id.iter().map(spec).collect()
@@ -247,22 +253,26 @@ impl OwnInterface {
     }
 
     fn log_mtu_change(&self, before: u16) {
-        let (interface, mtu) = (&self.name, self.mtu);
-        if mtu > MAX_MTU {
+        let (interface, mtu, max) = (&self.name, self.mtu, self.frames.max_mtu());
+        if mtu > max {
             warn!(
                 event = "mtu_too_long",
                 interface,
                 mtu,
-                max = MAX_MTU,
-                "the MTU of {interface} is {mtu} now: received packets of more than {MAX_MTU} bytes are lost; lower \
-                 it, and that of the senders on this link: `ip link set dev {interface} mtu {MAX_MTU}`"
+                max,
+                "the MTU of {interface} is {mtu} now: received packets of more than {max} bytes are lost; lower it, and \
+                 that of the senders on this link: `ip link set dev {interface} mtu {max}`{}",
+                self.restart_advice()
             );
-        } else if before > MAX_MTU {
-            info!(
-                event = "mtu_fits",
-                interface, mtu, "the MTU of {interface} is {mtu} now, within the limit of {MAX_MTU}"
-            );
+        } else if before > max {
+            info!(event = "mtu_fits", interface, mtu, "the MTU of {interface} is {mtu} now, within the limit of {max}");
         }
+    }
+
+    /// Whether a restart helps, which adapts the packet buffers to the MTU.
+    fn restart_advice(&self) -> &'static str {
+        let fits = self.mtu <= FrameLayout::for_mtu(self.mtu).max_mtu();
+        if fits { "; or restart the gateway, whose packet buffers adapt to the MTU" } else { "" }
     }
 
     fn track_successor(&mut self, change: Change, link: &Link) {

@@ -107,6 +107,12 @@ impl Frame {
         self.packet.len()
     }
 
+    /// Size of the frame.
+    #[inline]
+    pub fn capacity(&self) -> u16 {
+        self.packet.capacity()
+    }
+
     /// Whether the packet is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -200,6 +206,16 @@ impl Frame {
         fits
     }
 
+    /// Appends bytes to the packet. Returns false, without a change, if they exceed the frame.
+    pub fn append(&mut self, bytes: &[u8]) -> bool {
+        let len = usize::from(self.len());
+        let fits = u16::try_from(len + bytes.len()).is_ok_and(|len| self.set_len(len));
+        if fits {
+            self.bytes_mut()[len..].copy_from_slice(bytes);
+        }
+        fits
+    }
+
     /// Replaces the packet's bytes. Returns false, without a change, if they exceed the frame.
     pub fn replace(&mut self, packet: &[u8]) -> bool {
         self.replace_with(&[packet])
@@ -243,6 +259,8 @@ mod tests {
         assert!(frame.move_to(10) && frame.start() == 10 && !frame.move_to(2047));
         assert_eq!(frame.bytes(), b"ab");
         assert_eq!(frame.mark(), 0x8001);
+        assert!(frame.append(b"cde") && !frame.append(&[0; 2048 - 14]) && !frame.append(&vec![0; 1 << 16]));
+        assert_eq!((frame.bytes(), frame.capacity()), (&b"abcde"[..], 2048));
         frame.reset(u16::MAX);
         assert_eq!(frame.mark(), 0);
         assert!(frame.is_empty() && !frame.replace(b"x"));

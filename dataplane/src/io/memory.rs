@@ -62,7 +62,7 @@ impl MemoryIo {
 
     /// Injects a received packet; false if there is no free frame or it does not fit.
     pub fn inject(&mut self, interface: InterfaceId, packet: &[u8]) -> bool {
-        let Some(mut frame) = self.allocate() else { return false };
+        let Some(mut frame) = self.allocate(packet.len()) else { return false };
         if !frame.replace(packet) {
             self.release(frame);
             return false;
@@ -108,7 +108,7 @@ impl PacketIo for MemoryIo {
         Ok(())
     }
 
-    fn allocate(&mut self) -> Option<Frame> {
+    fn allocate(&mut self, _length: usize) -> Option<Frame> {
         let mut frame = self.free.pop()?;
         frame.reset(HEADROOM);
         Some(frame)

@@ -6,6 +6,7 @@
 
 use crate::flow::ids::InterfaceId;
 pub mod batch;
+pub mod frame_layout;
 pub mod handoff;
 pub mod memory;
 pub mod metadata;
@@ -13,13 +14,7 @@ pub mod pcap;
 
 use std::time::Duration;
 
-use vipgate_mem::{FRAME_SIZE, Frame, HEADROOM};
-
-use crate::wire::ethernet;
-
-/// The longest IP packet that fits a frame, bytes; the kernel drops longer ones. Packets sent are no longer either, so
-/// all gateways and tunnels agree on the MTU.
-pub const MAX_MTU: u16 = FRAME_SIZE - HEADROOM - ethernet::HEADER as u16;
+use vipgate_mem::Frame;
 
 /// A packet and its ingress interface.
 #[derive(Debug)]
@@ -69,8 +64,8 @@ pub trait PacketIo {
     /// Returns the frame when the interface's transmit ring is full.
     fn tx(&mut self, interface: InterfaceId, frame: Frame) -> Result<(), Frame>;
 
-    /// Allocates a frame for a packet of our own; `None` when all are in use.
-    fn allocate(&mut self) -> Option<Frame>;
+    /// Allocates a frame for a packet of our own of `length` bytes; `None` when all that are large enough are in use.
+    fn allocate(&mut self, length: usize) -> Option<Frame>;
 
     /// Releases a frame. It may belong to another worker's device on the same memory.
     fn release(&mut self, frame: Frame);

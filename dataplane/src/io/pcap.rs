@@ -166,8 +166,8 @@ impl PacketIo for PcapIo {
         self.memory.tx(interface, frame)
     }
 
-    fn allocate(&mut self) -> Option<Frame> {
-        self.memory.allocate()
+    fn allocate(&mut self, length: usize) -> Option<Frame> {
+        self.memory.allocate(length)
     }
 
     fn release(&mut self, frame: Frame) {

@@ -13,7 +13,7 @@ use ipnet::IpNet;
 
 pub use self::service::{BackendSpec, BackendState, HealthSpec, Scope, ServicePortSpec, ServiceSpec};
 use crate::flow::ids::InterfaceId;
-use crate::io::MAX_MTU;
+use crate::io::frame_layout::FrameLayout;
 use crate::ports::BLOCKS;
 pub use crate::ports::BlockSet;
 
@@ -260,14 +260,16 @@ pub struct InterfaceSpec {
     pub up: bool,
     /// Its addresses in the kernel.
     pub addresses: Vec<IpAddr>,
+    /// The gateway's packet buffers.
+    pub frames: FrameLayout,
     /// Whether received packets may have partial checksums: see [`crate::wire::partial_checksum`].
     pub partial_checksums: bool,
 }
 
 impl InterfaceSpec {
-    /// The usable MTU, bytes: limited by the size of a frame.
+    /// The usable MTU, bytes: limited by the size of packet buffers.
     pub fn usable_mtu(&self) -> u16 {
-        self.mtu.min(MAX_MTU)
+        self.mtu.min(self.frames.max_mtu())
     }
 }
 

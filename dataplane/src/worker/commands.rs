@@ -100,7 +100,7 @@ impl<Io: PacketIo> WorkerState<Io> {
     /// Traces a packet as if it had been received just now.
     fn trace(&mut self, probe: &mut Probe, snapshot: &Arc<Snapshot>, lease_expired: bool, now: Tick) {
         let Self { io, tables, counters, rules, id, directory, affinity, links, .. } = self;
-        let Some(mut frame) = io.allocate() else { return };
+        let Some(mut frame) = io.allocate(probe.packet.len()) else { return };
         frame.set_mark(probe.mark);
         let is_known = usize::from(probe.interface.0) < snapshot.network.interfaces().len();
         if !is_known || !frame.replace(&probe.packet) {

@@ -368,7 +368,8 @@ fn send_fragments(
 
 /// Sends a packet of our own, given as several slices; false if there was no space for it.
 pub(super) fn send(io: &mut impl PacketIo, interface: InterfaceId, bytes: &[&[u8]]) -> bool {
-    let Some(mut frame) = io.allocate() else { return false };
+    let length = bytes.iter().map(|part| part.len()).sum();
+    let Some(mut frame) = io.allocate(length) else { return false };
     let unsent = if frame.replace_with(bytes) { io.tx(interface, frame).err() } else { Some(frame) };
     match unsent {
         None => true,

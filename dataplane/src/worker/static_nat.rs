@@ -91,8 +91,8 @@ impl<Io: PacketIo> PacketIo for StaticNatIo<'_, Io> {
         self.io.tx(interface, frame)
     }
 
-    fn allocate(&mut self) -> Option<Frame> {
-        self.io.allocate()
+    fn allocate(&mut self, length: usize) -> Option<Frame> {
+        self.io.allocate(length)
     }
 
     #[inline]

@@ -95,7 +95,7 @@ impl Drop for Gateway {
         for worker in &mut self.workers {
             let io = worker.io();
             while io.pop_sent().is_some() {}
-            FREE_FRAMES.with_borrow_mut(|spare| spare.extend(std::iter::from_fn(|| io.allocate())));
+            FREE_FRAMES.with_borrow_mut(|spare| spare.extend(std::iter::from_fn(|| io.allocate(0))));
         }
         self.check_unasserted();
     }
@@ -243,7 +243,7 @@ impl Gateway {
         while self.workers[worker].io().audit().free < MIN_FREE_FRAMES {
             let of_other = |other: &mut Worker<MemoryIo>| {
                 let io = other.io();
-                if io.audit().free > MIN_FREE_FRAMES { io.allocate() } else { None }
+                if io.audit().free > MIN_FREE_FRAMES { io.allocate(0) } else { None }
             };
             let Some(frame) = self.workers.iter_mut().find_map(of_other) else { return };
             self.workers[worker].io().release(frame);

@@ -1,5 +1,6 @@
 //! The policy and the network that tests start with.
 
+use vipgate_dataplane::io::frame_layout::FrameLayout;
 use vipgate_dataplane::policy::spec::{
     AddressSelection, Announce, EgressSpec, EndpointSpec, HopSpec, InterfaceSpec, Limits, NeighborSpec, NetworkSpec,
     OnExhaustion, PolicySet, Role, RouteSpec, RouteTarget, VipSpec,
@@ -62,6 +63,7 @@ pub fn network() -> NetworkSpec {
         mtu: 1500,
         up: true,
         addresses: vec![],
+        frames: FrameLayout::default(),
         partial_checksums: false,
     };
     let route = |prefix: &str, interface, gateway: Option<&str>| RouteSpec {

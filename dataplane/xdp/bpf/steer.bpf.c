@@ -439,7 +439,7 @@ static __always_inline int captures(void *data, void *end, __u32 ifindex)
 	return 0;
 }
 
-SEC("xdp")
+SEC(XDP_SECTION)
 int vipgate_steer(struct xdp_md *ctx)
 {
 	if (!captures((void *)(long)ctx->data, (void *)(long)ctx->data_end, ctx->ingress_ifindex)) {

@@ -13,15 +13,15 @@ use std::time::Duration;
 
 use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::io::{FrameAudit, PacketIo, Received};
-use vipgate_mem::{Frame, HEADROOM};
+use vipgate_mem::Frame;
 use xsk_rs::{CompQueue, FillQueue, FrameDesc, RxQueue, TxQueue};
 
 use crate::doorbell::Doorbell;
+use crate::frames::FreeFrames;
+use crate::multi_buffer::{self, Discards, Reception};
 use crate::stats::{FramePool, SocketStats, is_zero_copy};
 use crate::umem::{RING_SIZE, SharedUmem};
 
-/// Free frames that a worker retains; surplus goes to the shared pool.
-const LOCAL_FRAMES: usize = 512;
 /// Sleep while poll(2) reports POLLERR or POLLHUP.
 const ERROR_PAUSE: Duration = Duration::from_millis(5);
 /// Descriptors per ring operation.
@@ -44,16 +44,17 @@ pub(crate) struct QueueSocket {
     filled: u32,
     /// Frames on the transmit ring, in the kernel, and on the completion ring.
     in_flight: u32,
+    reception: Reception,
 }
 
 /// The device of one worker.
 #[derive(Debug)]
 pub struct XdpDevice {
-    umem: Arc<SharedUmem>,
     ports: Vec<QueueSocket>,
     /// Index in `ports` of the socket that transmits on each interface.
     senders: Vec<Option<usize>>,
-    free: Vec<Frame>,
+    free: FreeFrames,
+    discards: Arc<Discards>,
     /// Target of `filled` for each socket.
     fill_ring: u32,
     doorbell: Arc<Doorbell>,
@@ -71,7 +72,18 @@ impl QueueSocket {
         (fill, completion): (FillQueue, CompQueue),
     ) -> Self {
         let pending = Vec::with_capacity(RING_SIZE as usize);
-        Self { interface, queue, transmit, receive, fill, completion, pending, filled: 0, in_flight: 0 }
+        Self {
+            interface,
+            queue,
+            transmit,
+            receive,
+            fill,
+            completion,
+            pending,
+            filled: 0,
+            in_flight: 0,
+            reception: Reception::Idle,
+        }
     }
 }
 
@@ -89,8 +101,17 @@ impl XdpDevice {
         let mut poll_fds: Vec<_> = ports.iter().map(|port| poll_fd(port.receive.fd().as_raw_fd())).collect();
         poll_fds.push(poll_fd(doorbell.fd()));
         let burst = Box::new([FrameDesc::default(); BURST]);
-        let free = Vec::with_capacity(4 * LOCAL_FRAMES);
-        Self { umem, ports, senders, free, fill_ring, doorbell: Arc::new(doorbell), poll_fds, burst, first: 0 }
+        Self {
+            ports,
+            senders,
+            free: FreeFrames::new(umem),
+            discards: Arc::default(),
+            fill_ring,
+            doorbell: Arc::new(doorbell),
+            poll_fds,
+            burst,
+            first: 0,
+        }
     }
 
     /// Wakes the worker from poll(2).
@@ -108,18 +129,18 @@ impl XdpDevice {
 
     /// Statistics of the sockets, for other threads.
     pub fn socket_stats(&self) -> SocketStats {
-        SocketStats::new(self.ports.iter().map(|port| port.receive.fd().as_raw_fd()).collect())
+        SocketStats::new(self.ports.iter().map(|port| port.receive.fd().as_raw_fd()).collect(), self.discards.clone())
     }
 
     /// The shared frame pool.
     pub fn pool(&self) -> FramePool {
-        FramePool(self.umem.clone())
+        FramePool(self.free.umem.clone())
     }
 
     /// Refills the fill rings of all sockets.
     pub(crate) fn refill(&mut self) {
         for port in &mut self.ports {
-            fill(port, self.fill_ring, &self.umem, &mut self.burst, &mut self.free);
+            fill(port, self.fill_ring, &mut self.burst, &mut self.free);
         }
     }
 
@@ -143,38 +164,20 @@ impl XdpDevice {
             }
             if port.in_flight > 0 {
                 kick(&mut port.transmit);
-                reclaim(port, &self.umem, &mut self.burst, &mut self.free);
-            }
-        }
-    }
-
-    /// Moves surplus free frames to the shared pool.
-    fn release_surplus(&mut self) {
-        while self.free.len() > 2 * LOCAL_FRAMES {
-            let Some(frame) = self.free.pop() else { return };
-            // The pool has capacity for all frames.
-            if let Err(frame) = self.umem.pool.push(frame) {
-                self.free.push(frame);
-                return;
+                reclaim(port, &mut self.burst, &mut self.free);
             }
         }
     }
 }
 
 /// Fills a socket's fill ring up to `fill_ring` frames, as far as frames are available.
-fn fill(
-    port: &mut QueueSocket,
-    fill_ring: u32,
-    umem: &SharedUmem,
-    burst: &mut [FrameDesc; BURST],
-    free: &mut Vec<Frame>,
-) {
+fn fill(port: &mut QueueSocket, fill_ring: u32, burst: &mut [FrameDesc; BURST], free: &mut FreeFrames) {
     while port.filled < fill_ring {
         let target = BURST.min((fill_ring - port.filled) as usize);
         let mut count = 0;
         while count < target {
-            let Some(frame) = free.pop().or_else(|| umem.pool.pop()) else { break };
-            let Some(descriptor) = umem.descriptor(frame) else { continue };
+            let Some(frame) = free.allocate() else { break };
+            let Some(descriptor) = free.umem.descriptor(frame) else { continue };
             burst[count] = descriptor;
             count += 1;
         }
@@ -212,15 +215,14 @@ fn kick(transmit: &mut TxQueue) {
 }
 
 /// Moves frames from the completion ring to the free list.
-fn reclaim(port: &mut QueueSocket, umem: &SharedUmem, burst: &mut [FrameDesc; BURST], free: &mut Vec<Frame>) {
+fn reclaim(port: &mut QueueSocket, burst: &mut [FrameDesc; BURST], free: &mut FreeFrames) {
     loop {
         // SAFETY: the descriptors in `burst` are only written to.
         let count = unsafe { port.completion.consume(&mut burst[..]) };
         for descriptor in &burst[..count] {
             // SAFETY: the kernel has returned the frame just now, and no other frame is made from the descriptor.
-            if let Some(mut frame) = unsafe { umem.frame(descriptor) } {
-                frame.reset(HEADROOM);
-                free.push(frame);
+            if let Some(frame) = unsafe { free.umem.frame(descriptor) } {
+                free.release(frame);
             }
         }
         port.in_flight -= count as u32;
@@ -249,15 +251,17 @@ impl PacketIo for XdpDevice {
             }
             for descriptor in &self.burst[..consumed] {
                 // SAFETY: the kernel has passed the frame just now, and no other frame is made from the descriptor.
-                if let Some(frame) = unsafe { self.umem.frame(descriptor) } {
-                    frame.prefetch();
-                    into.push(Received::new(frame, port.interface));
+                let Some(frame) = (unsafe { self.free.umem.frame(descriptor) }) else { continue };
+                let continues = descriptor.has_more_frames();
+                if let Some(packet) = port.reception.push(frame, continues, &mut self.free, &self.discards) {
+                    packet.prefetch();
+                    into.push(Received::new(packet, port.interface));
+                    received += 1;
                 }
             }
             port.filled -= consumed as u32;
-            received += consumed;
             // Before these packets are processed: packets received meanwhile need frames.
-            fill(port, self.fill_ring, &self.umem, &mut self.burst, &mut self.free);
+            fill(port, self.fill_ring, &mut self.burst, &mut self.free);
         }
         received
     }
@@ -269,31 +273,33 @@ impl PacketIo for XdpDevice {
             self.release(frame);
             return Ok(());
         }
-        let port = &mut self.ports[at];
+        let (port, umem) = (&mut self.ports[at], &self.free.umem);
         // The completion ring has the size of the transmit ring: more frames in flight would be lost.
-        if port.in_flight as usize + port.pending.len() >= RING_SIZE as usize {
+        let capacity = RING_SIZE as usize - port.in_flight as usize - port.pending.len();
+        if capacity == 0 {
             return Err(frame);
         }
-        if let Some(descriptor) = self.umem.descriptor_with_packet(frame) {
+        if !umem.fits(&frame) {
+            return multi_buffer::send(frame, capacity, &mut self.free, &mut port.pending);
+        }
+        if let Some(descriptor) = umem.descriptor_with_packet(frame) {
             port.pending.push(descriptor);
         }
         Ok(())
     }
 
-    fn allocate(&mut self) -> Option<Frame> {
-        let mut frame = self.free.pop().or_else(|| self.umem.pool.pop())?;
-        frame.reset(HEADROOM);
-        Some(frame)
+    fn allocate(&mut self, length: usize) -> Option<Frame> {
+        self.free.allocate_for(length)
     }
 
     fn release(&mut self, frame: Frame) {
-        self.free.push(frame);
+        self.free.release(frame);
     }
 
     fn flush(&mut self) {
         self.transmit();
         self.refill();
-        self.release_surplus();
+        self.free.release_surplus();
     }
 
     fn wait(&mut self, timeout: Duration) {
@@ -309,8 +315,8 @@ impl PacketIo for XdpDevice {
 
     fn audit(&self) -> FrameAudit {
         FrameAudit {
-            free: self.free.len() as u64,
-            filled: self.ports.iter().map(|port| u64::from(port.filled)).sum(),
+            free: self.free.count() as u64,
+            filled: self.ports.iter().map(|port| u64::from(port.filled) + port.reception.frames()).sum(),
             in_flight: self.ports.iter().map(|port| u64::from(port.in_flight) + port.pending.len() as u64).sum(),
         }
     }

@@ -7,7 +7,9 @@
 pub mod attach;
 pub mod device;
 pub mod doorbell;
+mod frames;
 pub mod guard;
+mod multi_buffer;
 pub mod multicast;
 pub mod nic;
 pub mod open;

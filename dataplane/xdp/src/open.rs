@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 use vipgate_dataplane::flow::ids::InterfaceId;
+use vipgate_dataplane::io::frame_layout::FrameLayout;
 use xsk_rs::Socket;
 use xsk_rs::config::{BindFlags, Interface, LibxdpFlags, QueueSize, SocketConfig};
 
@@ -16,10 +17,13 @@ use crate::doorbell::Doorbell;
 use crate::nic::Nic;
 use crate::steering::MAX_QUEUES;
 pub use crate::umem::{DEFAULT_FILL_RING, FILL_RING_SIZES};
-use crate::umem::{RING_SIZE, SharedUmem};
+use crate::umem::{RING_SIZE, SharedUmem, kernel_error};
 
 /// Frames per socket beside those of the fill ring: for the transmit ring, and half as many for the engine.
 const OTHER_FRAMES: u32 = RING_SIZE + RING_SIZE / 2;
+/// Jumbo frames per worker: twice those that its queues can hold, of packets for which a neighbor, a fragment or another
+/// gateway is awaited.
+const JUMBO_FRAMES: usize = 4096;
 /// Minimum fill ring size if none is configured and memory is scarce.
 const MIN_DEFAULT_FILL_RING: u32 = 1024;
 /// Timeout for the release of a queue by a process that has exited.
@@ -46,6 +50,8 @@ pub struct DeviceConfig {
     pub interfaces: Vec<Nic>,
     /// Number of workers: queue q belongs to worker q modulo this.
     pub workers: usize,
+    /// Packet buffers.
+    pub frames: FrameLayout,
     /// Zero-copy mode.
     pub zero_copy: ZeroCopy,
     /// Whether NAPI runs on the worker's core, in its system calls (busy polling).
@@ -69,6 +75,21 @@ pub enum OpenError {
     /// A socket can't be opened.
     #[error("cannot open an AF_XDP socket on {interface} queue {queue}: {source}{}", hint(.source))]
     Socket {
+        /// Name of the interface.
+        interface: String,
+        /// The queue.
+        queue: u32,
+        /// Error of the kernel.
+        source: io::Error,
+    },
+    /// A socket can't receive packets in several frames.
+    #[error(
+        "interface {interface} queue {queue}: an MTU of more than {max} bytes needs XDP multi-buffer, which this kernel \
+             (before Linux 6.6) or, in zero-copy mode, the driver doesn't support ({source}): \
+             `ip link set dev INTERFACE mtu {max}`",
+        max = FrameLayout::Page.max_mtu()
+    )]
+    MultiBuffer {
         /// Name of the interface.
         interface: String,
         /// The queue.
@@ -169,19 +190,15 @@ pub fn open(config: &DeviceConfig) -> Result<Vec<XdpDevice>, OpenError> {
 
 fn open_with(config: &DeviceConfig, zero_copy: bool) -> Result<Vec<XdpDevice>, OpenError> {
     let sockets: u32 = config.interfaces.iter().map(|nic| nic.queues).sum();
-    let (umem, fill_ring) = open_umem(sockets, config.fill_ring)?;
+    let (umem, fill_ring) = open_umem(sockets, config)?;
     let frames = umem.frames() as u32;
     let mut devices = Vec::with_capacity(config.workers);
     for worker in 0..config.workers {
         let mut sockets = Vec::new();
         for (nic, id) in config.interfaces.iter().zip(0..) {
             for queue in (0..nic.queues).filter(|queue| *queue as usize % config.workers == worker) {
-                let socket = open_socket(&umem, nic, (InterfaceId(id), queue), fill_ring, zero_copy, config.busy_poll);
-                sockets.push(socket.map_err(|source| OpenError::Socket {
-                    interface: nic.name.clone(),
-                    queue,
-                    source,
-                })?);
+                let socket = open_socket(&umem, nic, (InterfaceId(id), queue), fill_ring, zero_copy, config);
+                sockets.push(socket.map_err(|source| socket_error(config.frames, &nic.name, queue, source))?);
             }
         }
         let doorbell = Doorbell::new().map_err(|source| OpenError::Umem { frames, source })?;
@@ -193,14 +210,24 @@ fn open_with(config: &DeviceConfig, zero_copy: bool) -> Result<Vec<XdpDevice>, O
     Ok(devices)
 }
 
+fn socket_error(frames: FrameLayout, interface: &str, queue: u32, source: io::Error) -> OpenError {
+    let interface = interface.to_owned();
+    let is_unsupported = matches!(source.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP));
+    if is_unsupported && frames == FrameLayout::MultiBuffer {
+        return OpenError::MultiBuffer { interface, queue, source };
+    }
+    OpenError::Socket { interface, queue, source }
+}
+
 /// Allocates the UMEM; returns it with the number of frames per fill ring.
-fn open_umem(sockets: u32, configured: Option<u32>) -> Result<(Arc<SharedUmem>, u32), OpenError> {
+fn open_umem(sockets: u32, config: &DeviceConfig) -> Result<(Arc<SharedUmem>, u32), OpenError> {
+    let configured = config.fill_ring;
     let mut fill_ring = configured.unwrap_or(DEFAULT_FILL_RING);
     loop {
         let frames = sockets * (fill_ring + OTHER_FRAMES);
         // The kernel removes entries from a fill ring later than it returns their frames, so the ring has twice as many
         // entries as frames.
-        match SharedUmem::new(frames, 2 * fill_ring) {
+        match SharedUmem::new(config.frames, frames, 2 * fill_ring, config.workers * JUMBO_FRAMES) {
             Err(_) if configured.is_none() && fill_ring > MIN_DEFAULT_FILL_RING => fill_ring /= 2,
             Err(source) => return Err(OpenError::Umem { frames, source }),
             Ok(umem) => {
@@ -223,16 +250,18 @@ fn open_socket(
     (interface, queue): (InterfaceId, u32),
     fill_ring: u32,
     zero_copy: bool,
-    busy_poll: bool,
+    device: &DeviceConfig,
 ) -> io::Result<QueueSocket> {
     let size = |entries| QueueSize::new(entries).map_err(io::Error::other);
     let copy_mode = if zero_copy { BindFlags::XDP_ZEROCOPY } else { BindFlags::XDP_COPY };
+    let is_multi_buffer = device.frames == FrameLayout::MultiBuffer;
+    let multi_buffer = if is_multi_buffer { BindFlags::XDP_USE_SG } else { BindFlags::empty() };
     let config = SocketConfig::builder()
         // As large as the number of filled frames, so that it can't overflow.
         .rx_queue_size(size(fill_ring)?)
         .tx_queue_size(size(RING_SIZE)?)
         .libxdp_flags(LibxdpFlags::XSK_LIBXDP_FLAGS_INHIBIT_PROG_LOAD)
-        .bind_flags(BindFlags::XDP_USE_NEED_WAKEUP | copy_mode)
+        .bind_flags(BindFlags::XDP_USE_NEED_WAKEUP | copy_mode | multi_buffer)
         .build();
     let name: Interface = nic.name.parse().map_err(io::Error::other)?;
     let deadline = Instant::now() + BIND_TIMEOUT;
@@ -249,7 +278,7 @@ fn open_socket(
     let (transmit, receive, rings) = created?;
     let (fill, completion) = rings.ok_or_else(|| io::Error::from_raw_os_error(libc::EBUSY))?;
     set_close_on_exec(receive.fd().as_raw_fd())?;
-    if busy_poll {
+    if device.busy_poll {
         enable_busy_poll(receive.fd().as_raw_fd())?;
     }
     if !zero_copy {
@@ -265,12 +294,6 @@ fn set_close_on_exec(socket: i32) -> io::Result<()> {
         return Err(io::Error::last_os_error());
     }
     Ok(())
-}
-
-/// The kernel's error in an error of the library.
-pub(crate) fn kernel_error(error: &dyn std::error::Error) -> io::Error {
-    let number = error.source().and_then(|cause| cause.downcast_ref::<io::Error>()).and_then(io::Error::raw_os_error);
-    number.map_or_else(|| io::Error::other(error.to_string()), io::Error::from_raw_os_error)
 }
 
 /// Raises the number of packets that the kernel sends per call in copy mode from 32 to a whole ring. Needs Linux 6.17;

@@ -2,7 +2,9 @@
 
 use std::mem;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
+use crate::multi_buffer::Discards;
 use crate::umem::SharedUmem;
 
 /// The kernel's counters of packet loss at sockets (`XDP_STATISTICS`).
@@ -16,23 +18,32 @@ pub struct RingStats {
     /// Packets dropped for lack of a frame, which are also counted as `fill_ring_empty`, or because they exceed a
     /// frame.
     pub dropped: u64,
+    /// Packets discarded by the worker: longer than a jumbo frame.
+    pub too_long: u64,
+    /// Packets discarded by the worker: all jumbo frames were in use.
+    pub no_jumbo_frame: u64,
     /// Descriptors rejected by the kernel: always 0, unless there is a bug.
     pub invalid: u64,
 }
 
-/// The pool of free frames shared by all workers.
+/// The pools of free frames shared by all workers.
 #[derive(Clone, Debug)]
 pub struct FramePool(pub(crate) Arc<SharedUmem>);
 
 impl FramePool {
-    /// Frames in the pool.
+    /// Frames in the pools.
     pub fn free(&self) -> u64 {
-        self.0.pool.len() as u64
+        (self.0.pool.len() + self.0.jumbo_pool.len()) as u64
     }
 
-    /// All frames of the UMEM.
+    /// All frames, jumbo frames included.
     pub fn total(&self) -> u64 {
         self.0.frames()
+    }
+
+    /// Whether packets that exceed a frame are received, in jumbo frames.
+    pub fn has_jumbo_frames(&self) -> bool {
+        self.0.has_jumbo_frames()
     }
 
     /// Page type of the UMEM: `huge` or `small`.
@@ -45,13 +56,14 @@ impl FramePool {
 #[derive(Clone, Debug)]
 pub struct SocketStats {
     sockets: Vec<i32>,
+    discards: Arc<Discards>,
     /// Refills without a frame that aren't losses.
     setup_refills: u64,
 }
 
 impl SocketStats {
-    pub(crate) fn new(sockets: Vec<i32>) -> Self {
-        Self { sockets, setup_refills: 0 }
+    pub(crate) fn new(sockets: Vec<i32>, discards: Arc<Discards>) -> Self {
+        Self { sockets, discards, setup_refills: 0 }
     }
 
     /// Excludes the refills without a frame so far of sockets with zero copy, when the program is attached: they lost
@@ -59,12 +71,16 @@ impl SocketStats {
     /// creates it in the same call; and virtio_net also refills, and counts, full queues when a program is attached.
     pub fn exclude_setup(&mut self) {
         let zero_copy = self.sockets.iter().copied().filter(|socket| is_zero_copy(*socket)).collect();
-        self.setup_refills = Self::new(zero_copy).read().fill_ring_empty;
+        self.setup_refills = Self::new(zero_copy, Arc::default()).read().fill_ring_empty;
     }
 
     /// Sums of all sockets.
     pub fn read(&self) -> RingStats {
-        let mut sum = RingStats::default();
+        let mut sum = RingStats {
+            too_long: self.discards.too_long.load(Ordering::Relaxed),
+            no_jumbo_frame: self.discards.no_frame.load(Ordering::Relaxed),
+            ..RingStats::default()
+        };
         for &socket in &self.sockets {
             // SAFETY: the struct consists of integers, for which all zeros are valid.
             let mut statistics: libxdp_sys::xdp_statistics = unsafe { mem::zeroed() };

@@ -14,12 +14,15 @@ use aya::{Ebpf, EbpfError, EbpfLoader};
 use ipnet::IpNet;
 use thiserror::Error;
 use vipgate_dataplane::flow::ids::InterfaceId;
+use vipgate_dataplane::io::frame_layout::FrameLayout;
 
 use crate::guard::GUARD_NAME;
 use crate::program::PROGRAM_NAME;
 use crate::steering::cluster_prefixes::ClusterPrefixes;
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/steer.bpf.o"));
+/// The same for packets in several buffers.
+static MULTI_BUFFER_OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/steer_frags.bpf.o"));
 
 /// Return code for packets that aren't captured (linux/bpf.h).
 const XDP_PASS: u32 = 2;
@@ -77,6 +80,12 @@ pub enum SteeringError {
     /// The kernel rejected the program.
     #[error("the kernel rejected the steering program: {}{}", error_chain(.0), hint(&error_chain(.0)))]
     Verify(#[source] ProgramError),
+    /// The kernel doesn't support programs for packets in several buffers.
+    #[error(
+        "an MTU of more than {} bytes needs XDP multi-buffer, Linux 6.6 or later: {}{}",
+        FrameLayout::Page.max_mtu(), error_chain(.0), hint(&error_chain(.0))
+    )]
+    MultiBuffer(#[source] ProgramError),
     /// A map can't be updated.
     #[error("cannot update the steering program's map {table}: {}", error_chain(.source))]
     Table {
@@ -166,18 +175,22 @@ impl std::fmt::Debug for Steering {
 }
 
 impl Steering {
-    /// Loads the program, with empty maps and not attached.
+    /// Loads the program for these packet buffers, with empty maps and not attached.
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn load() -> Result<Self, SteeringError> {
-        let mut program = EbpfLoader::new().load(OBJECT).map_err(SteeringError::Load)?;
+    pub fn load(frames: FrameLayout) -> Result<Self, SteeringError> {
+        let (object, refused): (_, fn(ProgramError) -> SteeringError) = match frames {
+            FrameLayout::Standard | FrameLayout::Page => (OBJECT, SteeringError::Verify),
+            FrameLayout::MultiBuffer => (MULTI_BUFFER_OBJECT, SteeringError::MultiBuffer),
+        };
+        let mut program = EbpfLoader::new().load(object).map_err(SteeringError::Load)?;
         let steer: &mut Xdp = program
             .program_mut(PROGRAM_NAME)
             .ok_or(SteeringError::NoSuchPart(PROGRAM_NAME))?
             .try_into()
             .map_err(SteeringError::Verify)?;
-        steer.load().map_err(SteeringError::Verify)?;
+        steer.load().map_err(refused)?;
         let id = steer.info().map_err(SteeringError::Verify)?.id();
         Ok(Self {
             id,

@@ -6,12 +6,11 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use crossbeam::queue::ArrayQueue;
+use vipgate_dataplane::io::frame_layout::FrameLayout;
 use vipgate_mem::{Arena, Frame, HEADROOM, Pages};
 use xsk_rs::config::{FrameSize, QueueSize, UmemConfig};
 use xsk_rs::{FrameDesc, Umem};
 
-/// Bytes of a frame.
-pub(crate) const FRAME_SIZE: u32 = vipgate_mem::FRAME_SIZE as u32;
 /// Size of a transmit and of a completion ring.
 pub(crate) const RING_SIZE: u32 = 2048;
 /// Default number of packets that a queue can receive while its worker isn't scheduled: 40 ms at 100 packets per
@@ -26,23 +25,35 @@ pub(crate) struct SharedUmem {
     pub(crate) umem: Umem,
     /// Address of the first frame.
     base: usize,
+    /// Bytes of a frame, as a power of two.
+    frame_bits: u32,
     /// Descriptor of each frame in memory order, with an empty packet after the headroom.
     descriptors: Box<[FrameDesc]>,
     /// Frames move between workers with their packets; the pool balances the workers' free frames.
     pub(crate) pool: ArrayQueue<Frame>,
+    /// Frames outside of the UMEM for packets that exceed a frame, shared in the same way.
+    pub(crate) jumbo_pool: ArrayQueue<Frame>,
+    jumbo_frames: usize,
     pub(crate) pages: Pages,
 }
 
 impl SharedUmem {
-    /// Allocates `frames` frames, on huge pages if available, with fill rings of `fill_ring_size` entries.
-    pub(crate) fn new(frames: u32, fill_ring_size: u32) -> io::Result<Arc<Self>> {
+    /// Allocates `frames` frames, on huge pages if available, with fill rings of `fill_ring_size` entries; and
+    /// `jumbo_frames` jumbo frames, if the layout has any.
+    pub(crate) fn new(
+        layout: FrameLayout,
+        frames: u32,
+        fill_ring_size: u32,
+        jumbo_frames: usize,
+    ) -> io::Result<Arc<Self>> {
+        let frame_size = u32::from(layout.frame_size());
         // A mapping on huge pages must be a multiple of their size.
-        let per_huge_page = (2 << 20) / FRAME_SIZE;
+        let per_huge_page = (2 << 20) / frame_size;
         let frames = frames.next_multiple_of(per_huge_page);
         let count = NonZeroU32::new(frames).ok_or(io::ErrorKind::InvalidInput)?;
         let invalid_size = |error: &dyn std::fmt::Display| io::Error::other(error.to_string());
         let config = UmemConfig::builder()
-            .frame_size(FrameSize::new(FRAME_SIZE).map_err(|error| invalid_size(&error))?)
+            .frame_size(FrameSize::new(frame_size).map_err(|error| invalid_size(&error))?)
             .fill_queue_size(QueueSize::new(fill_ring_size).map_err(|error| invalid_size(&error))?)
             .comp_queue_size(QueueSize::new(RING_SIZE).map_err(|error| invalid_size(&error))?)
             .build()
@@ -51,18 +62,32 @@ impl SharedUmem {
             Ok(created) => (Pages::Huge, Ok(created)),
             Err(_) => (Pages::Small, Umem::new(config, count, false)),
         };
-        let (umem, descriptors) = created.map_err(|error| crate::open::kernel_error(&error))?;
+        let (umem, descriptors) = created.map_err(|error| kernel_error(&error))?;
         // SAFETY: the descriptor belongs to this UMEM, and no frame is in use yet.
         let first = unsafe { umem.data(&descriptors[0]) }.contents().as_ptr();
         let base = first.expose_provenance() - descriptors[0].addr();
-        let pool = ArrayQueue::new(frames as usize);
-        let shared = Arc::new(Self { umem, base, descriptors: descriptors.into(), pool, pages });
+        let jumbo = match layout.jumbo_frame_size() {
+            Some(size) => Arena::allocate(jumbo_frames, size).map_err(|error| error.source)?.frames(),
+            None => Vec::new(),
+        };
+        let shared = Arc::new(Self {
+            umem,
+            base,
+            frame_bits: frame_size.ilog2(),
+            descriptors: descriptors.into(),
+            pool: ArrayQueue::new(frames as usize),
+            jumbo_pool: ArrayQueue::new(jumbo.len().max(1)),
+            jumbo_frames: jumbo.len(),
+            pages,
+        });
         // Frames have no reference to the UMEM, so it must never be unmapped: this reference is leaked.
         std::mem::forget(shared.clone());
         // SAFETY: the region has the size of all frames, was mapped zeroed, is never unmapped (above), and is referred
         // to by these frames only: the kernel accesses only frames that were consumed by `into_raw` (see device.rs).
-        for frame in unsafe { Arena::carve(shared.base_pointer()?, frames as usize, FRAME_SIZE as u16) } {
-            let pushed = shared.pool.push(frame);
+        let frames = unsafe { Arena::carve(shared.base_pointer()?, frames as usize, layout.frame_size()) };
+        let pools = [(frames, &shared.pool), (jumbo, &shared.jumbo_pool)];
+        for (frame, pool) in pools.into_iter().flat_map(|(frames, pool)| frames.into_iter().map(move |it| (it, pool))) {
+            let pushed = pool.push(frame);
             debug_assert!(pushed.is_ok(), "the pool has capacity for all frames");
         }
         Ok(shared)
@@ -72,16 +97,38 @@ impl SharedUmem {
         NonNull::new(ptr::with_exposed_provenance_mut(self.base)).ok_or(io::ErrorKind::AddrNotAvailable.into())
     }
 
-    /// Number of frames.
+    /// Number of frames, jumbo frames included.
     pub(crate) fn frames(&self) -> u64 {
-        self.descriptors.len() as u64
+        (self.descriptors.len() + self.jumbo_frames) as u64
+    }
+
+    /// Whether there are jumbo frames.
+    pub(crate) fn has_jumbo_frames(&self) -> bool {
+        self.jumbo_frames > 0
+    }
+
+    /// Bytes of a frame.
+    #[inline]
+    pub(crate) fn frame_size(&self) -> u16 {
+        1 << self.frame_bits
+    }
+
+    /// Bytes of a packet that a frame holds: what follows the headroom.
+    pub(crate) fn max_segment(&self) -> usize {
+        (self.frame_size() - HEADROOM).into()
+    }
+
+    /// Whether a packet can be sent in its frame: one of the UMEM, with room for the headroom.
+    #[inline]
+    pub(crate) fn fits(&self, frame: &Frame) -> bool {
+        frame.capacity() == self.frame_size() && frame.len() <= self.frame_size() - HEADROOM
     }
 
     /// Consumes a frame; returns its descriptor with an empty packet. `None`, and the frame is leaked, if it isn't of
     /// this UMEM.
     pub(crate) fn descriptor(&self, frame: Frame) -> Option<FrameDesc> {
         let offset = (frame.into_raw().as_ptr().addr()).checked_sub(self.base)?;
-        self.descriptors.get(offset / FRAME_SIZE as usize).copied()
+        self.descriptors.get(offset >> self.frame_bits).copied()
     }
 
     /// Consumes a frame; returns its descriptor with its packet.
@@ -102,15 +149,21 @@ impl SharedUmem {
     /// # Safety
     /// The kernel has returned the descriptor on a receive or completion ring, and no frame was made from it since.
     pub(crate) unsafe fn frame(&self, descriptor: &FrameDesc) -> Option<Frame> {
-        let number = descriptor.addr() / FRAME_SIZE as usize;
+        let number = descriptor.addr() >> self.frame_bits;
         if number >= self.descriptors.len() {
             return None;
         }
-        let base = NonNull::new(ptr::with_exposed_provenance_mut(self.base + number * FRAME_SIZE as usize))?;
+        let base = NonNull::new(ptr::with_exposed_provenance_mut(self.base + (number << self.frame_bits)))?;
         // SAFETY: the frame is within the region, which is never unmapped; the caller guarantees that it has no owner.
-        let mut frame = unsafe { Frame::from_raw(base, FRAME_SIZE as u16) };
-        let start = descriptor.addr() % FRAME_SIZE as usize;
+        let mut frame = unsafe { Frame::from_raw(base, self.frame_size()) };
+        let start = descriptor.addr() - (number << self.frame_bits);
         frame.set_packet(start as u16, descriptor.lengths().data() as u16);
         Some(frame)
     }
+}
+
+/// The kernel's error in an error of the library.
+pub(crate) fn kernel_error(error: &dyn std::error::Error) -> io::Error {
+    let number = error.source().and_then(|cause| cause.downcast_ref::<io::Error>()).and_then(io::Error::raw_os_error);
+    number.map_or_else(|| io::Error::other(error.to_string()), io::Error::from_raw_os_error)
 }

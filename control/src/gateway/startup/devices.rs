@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vipgate_dataplane::flow::ids::InterfaceId;
+use vipgate_dataplane::io::frame_layout::FrameLayout;
 use vipgate_dataplane::policy::compiled::Policy;
 use vipgate_dataplane::policy::spec::Role;
 use vipgate_xdp::attach::{self, Mode, ModePreference, OnExit};
@@ -37,8 +38,9 @@ impl SteeredInterfaces {
         config: &Config,
         nics: Vec<Nic>,
         workers: usize,
+        frames: FrameLayout,
     ) -> Result<(Self, Vec<XdpDevice>), CommandError> {
-        let (steering, devices) = open_devices(config, &nics, workers)?;
+        let (steering, devices) = open_devices(config, &nics, workers, frames)?;
         let (steering, multicast) = (Arc::new(Mutex::new(steering)), join_multicast(config, &nics));
         Ok((Self { nics, steering, modes: Vec::new(), multicast }, devices))
     }
@@ -86,11 +88,17 @@ impl SteeredInterfaces {
 }
 
 /// Loads the steering program and adds the sockets of all workers to its XSKMAP.
-fn open_devices(config: &Config, nics: &[Nic], workers: usize) -> Result<(Steering, Vec<XdpDevice>), CommandError> {
-    let mut steering = Steering::load().map_err(CommandError::runtime)?;
+fn open_devices(
+    config: &Config,
+    nics: &[Nic],
+    workers: usize,
+    frames: FrameLayout,
+) -> Result<(Steering, Vec<XdpDevice>), CommandError> {
+    let mut steering = Steering::load(frames).map_err(CommandError::runtime)?;
     let devices = open::open(&DeviceConfig {
         interfaces: nics.to_vec(),
         workers,
+        frames,
         zero_copy: match config.xdp.zero_copy {
             config::ZeroCopy::Auto => ZeroCopy::Auto,
             config::ZeroCopy::Always => ZeroCopy::Always,
@@ -192,7 +200,9 @@ fn open_error(error: open::OpenError) -> CommandError {
     match error {
         open::OpenError::TooFewQueues { .. } => CommandError::usage(error).context("workers.cores"),
         open::OpenError::TooManyQueues { .. } => CommandError::usage(error).context("interfaces"),
-        open::OpenError::Umem { .. } | open::OpenError::Socket { .. } => CommandError::runtime(error),
+        open::OpenError::Umem { .. } | open::OpenError::Socket { .. } | open::OpenError::MultiBuffer { .. } => {
+            CommandError::runtime(error)
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Startup of what concerns the kernel's network state: interfaces, routes for the BGP daemon.
 
 use vipgate_dataplane::flow::ids::InterfaceId;
-use vipgate_dataplane::io::MAX_MTU;
+use vipgate_dataplane::io::frame_layout::FrameLayout;
 use vipgate_dataplane::policy::spec::{InterfaceSpec, NetworkSpec};
 
 use crate::command_error::CommandError;
@@ -20,14 +20,22 @@ pub(super) async fn open(config: &Config) -> Result<Network, CommandError> {
     Ok(network)
 }
 
-/// Rejects interfaces whose MTU is larger than a frame: longer packets would be lost.
+/// The packet buffers of the gateway: those of any interface.
+pub(super) fn frame_layout(network: &NetworkSpec) -> FrameLayout {
+    network.interfaces.first().map(|interface| interface.frames).unwrap_or_default()
+}
+
+/// Rejects interfaces whose MTU is larger than the largest packet buffer: longer packets would be lost.
 fn check_mtus(network: &NetworkSpec) -> Result<(), CommandError> {
     match network.interfaces.iter().find(|interface| interface.mtu > interface.usable_mtu()) {
         None => Ok(()),
-        Some(InterfaceSpec { name, mtu, .. }) => Err(CommandError::runtime(format!(
-            "interface {name} has an MTU of {mtu}, but the gateway receives packets of at most {MAX_MTU} bytes: longer \
-             ones would be lost; run `ip link set dev {name} mtu {MAX_MTU}`, or less, here and on hosts that send to it"
-        ))),
+        Some(InterfaceSpec { name, mtu, frames, .. }) => {
+            let max = frames.max_mtu();
+            Err(CommandError::runtime(format!(
+                "interface {name} has an MTU of {mtu}, but the gateway receives packets of at most {max} bytes: longer \
+                 ones would be lost; run `ip link set dev {name} mtu {max}`, or less, here and on hosts that send to it"
+            )))
+        }
     }
 }
 

@@ -32,6 +32,7 @@ use vipgate::xds::tls::CertificateFiles;
 use vipgate_dataplane::flow::direction::Direction;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::flow::ids::InterfaceId;
+use vipgate_dataplane::io::frame_layout::FrameLayout;
 use vipgate_dataplane::io::handoff::Wake;
 use vipgate_dataplane::observe::counters::WorkerCounters;
 use vipgate_dataplane::policy::build::Builder;
@@ -491,6 +492,7 @@ fn network() -> NetworkSpec {
             mtu: 1500,
             up: true,
             addresses: vec!["10.1.0.1".parse().unwrap(), "fd00:1::1".parse().unwrap()],
+            frames: FrameLayout::default(),
             partial_checksums: false,
         }],
         ..NetworkSpec::default()

@@ -22,7 +22,7 @@ const LOOPBACK: u32 = 1;
 const ARP_REQUEST: u16 = 0x0806;
 
 fn loaded(tables: SteeringTables) -> Steering {
-    let mut steering = Steering::load().expect("tests of the steering program run as root");
+    let mut steering = Steering::load(FrameLayout::Standard).expect("tests of the steering program run as root");
     steering.add_interface(LOOPBACK, InterfaceId(0), true).expect("an interface ID");
     steering.apply(tables).expect("tables");
     steering

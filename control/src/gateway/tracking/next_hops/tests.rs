@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use NextHopState::{Down, Unknown, Up};
+use vipgate_dataplane::io::frame_layout::FrameLayout;
 use vipgate_dataplane::policy::spec::{NeighborSpec, Role};
 
 use super::*;
@@ -95,6 +96,7 @@ impl Fixture {
             mtu: 1500,
             up: true,
             addresses: vec!["192.0.2.1".parse().unwrap(), "fe80::99".parse().unwrap()],
+            frames: FrameLayout::default(),
             partial_checksums: false,
         });
     }

@@ -1,0 +1,84 @@
+//! Layout of a gateway's packet buffers, by the largest MTU of its interfaces.
+
+use vipgate_mem::{FRAME_SIZE, HEADROOM};
+
+use crate::wire::ethernet;
+
+/// Bytes of a memory page, the longest frame of AF_XDP.
+const PAGE_SIZE: u16 = 4096;
+/// Bytes of a frame for a packet that the device receives in several frames: more than the largest MTU of most NICs.
+const JUMBO_FRAME_SIZE: u16 = 10_240;
+/// The largest MTU for which a driver receives each packet in one page, of which it needs a part: that of ena, the
+/// smallest of common drivers.
+const MAX_PAGE_MTU: u16 = 3498;
+
+/// Packet buffers of a gateway. All interfaces share them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FrameLayout {
+    /// Each packet is in a frame of 2 KiB.
+    #[default]
+    Standard,
+    /// Each packet is in a frame of a page.
+    Page,
+    /// A packet that exceeds a page is received and sent in several frames (XDP multi-buffer), and copied to one jumbo
+    /// frame in between.
+    MultiBuffer,
+}
+
+impl FrameLayout {
+    /// The layout for interfaces with at most this MTU.
+    pub const fn for_mtu(mtu: u16) -> Self {
+        if mtu <= Self::Standard.max_mtu() {
+            Self::Standard
+        } else if mtu <= MAX_PAGE_MTU {
+            Self::Page
+        } else {
+            Self::MultiBuffer
+        }
+    }
+
+    /// Bytes of a frame that is shared with the kernel.
+    pub const fn frame_size(self) -> u16 {
+        match self {
+            Self::Standard => FRAME_SIZE,
+            Self::Page | Self::MultiBuffer => PAGE_SIZE,
+        }
+    }
+
+    /// Bytes of a jumbo frame, if there are any.
+    pub const fn jumbo_frame_size(self) -> Option<u16> {
+        match self {
+            Self::Standard | Self::Page => None,
+            Self::MultiBuffer => Some(JUMBO_FRAME_SIZE),
+        }
+    }
+
+    /// The longest IP packet, bytes; the kernel or the device drops longer ones. Packets sent are no longer either, so
+    /// all gateways and tunnels agree on the MTU.
+    pub const fn max_mtu(self) -> u16 {
+        match self {
+            Self::Standard => FRAME_SIZE - HEADROOM - ethernet::HEADER as u16,
+            Self::Page => MAX_PAGE_MTU,
+            Self::MultiBuffer => JUMBO_FRAME_SIZE - HEADROOM - ethernet::HEADER as u16,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_layout_holds_the_packets_of_its_mtus() {
+        use FrameLayout::{MultiBuffer, Page, Standard};
+        let layouts = [Standard, Page, MultiBuffer];
+        assert_eq!(layouts.map(FrameLayout::max_mtu), [1778, 3498, 9970]);
+        for layout in layouts {
+            assert_eq!(FrameLayout::for_mtu(layout.max_mtu()), layout);
+            let frame = layout.jumbo_frame_size().unwrap_or(layout.frame_size());
+            assert!(HEADROOM + ethernet::HEADER as u16 + layout.max_mtu() <= frame);
+        }
+        let of = [0, 1500, 1779, 3499, 9000, u16::MAX].map(FrameLayout::for_mtu);
+        assert_eq!(of, [Standard, Standard, Page, MultiBuffer, MultiBuffer, MultiBuffer]);
+    }
+}
