@@ -25,7 +25,7 @@ use vipgate_dataplane::worker::Worker;
 use vipgate_dataplane::worker::builder::{ControlLinks, SharedKeys, WorkerBuilder, WorkerInputs, WorkerKeys};
 use vipgate_dataplane::worker::command::{Command, FlushChunk};
 use vipgate_dataplane::worker::neighbor_queue::ResolutionRequests;
-use vipgate_mem::{Arena, Frame, HEADROOM};
+use vipgate_mem::{Arena, FRAME_SIZE, Frame, HEADROOM};
 
 use crate::accounting::CounterAccounting;
 use crate::capture::{CaptureMode, capture_all};
@@ -77,10 +77,14 @@ thread_local! {
     static FREE_FRAMES: RefCell<Vec<Frame>> = const { RefCell::new(Vec::new()) };
 }
 
-fn frames(count: usize) -> Vec<Frame> {
+fn frames(count: usize, size: u16) -> Vec<Frame> {
+    let new = || Arena::allocate(count, size).unwrap().frames();
+    if size != FRAME_SIZE {
+        return new();
+    }
     FREE_FRAMES.with_borrow_mut(|spare| {
         if spare.len() < count {
-            spare.extend(Arena::allocate(count, 2048).unwrap().frames());
+            spare.extend(new());
         }
         let mut frames = spare.split_off(spare.len() - count);
         for frame in &mut frames {
@@ -95,7 +99,8 @@ impl Drop for Gateway {
         for worker in &mut self.workers {
             let io = worker.io();
             while io.pop_sent().is_some() {}
-            FREE_FRAMES.with_borrow_mut(|spare| spare.extend(std::iter::from_fn(|| io.allocate(0))));
+            let frames = std::iter::from_fn(|| io.allocate(0)).filter(|frame| frame.capacity() == FRAME_SIZE);
+            FREE_FRAMES.with_borrow_mut(|spare| spare.extend(frames));
         }
         self.check_unasserted();
     }
@@ -115,6 +120,8 @@ impl Gateway {
 
     /// A gateway that starts at a given time: the successor of another process, if session tables are persistent.
     pub fn starting_at(setup: &Setup, network: NetworkSpec, policy: &PolicySet, now: Tick) -> Self {
+        let layout = network.interfaces.first().map(|interface| interface.frames).unwrap_or_default();
+        let frame_size = layout.jumbo_frame_size().unwrap_or(layout.frame_size());
         let mut builder = Builder::new(network).with_overlay(setup.overlay);
         let snapshot = builder.with_policy(policy).unwrap();
         let publisher = Publisher::new(snapshot);
@@ -131,14 +138,14 @@ impl Gateway {
             let (sender, receiver) = unbounded();
             let replication = Arc::new(ReplicationSender::new(Arc::new(NoopWaker)));
             let inputs = WorkerInputs {
-                io: MemoryIo::with_frames(frames(setup.frames)),
+                io: MemoryIo::with_frames(frames(setup.frames, frame_size)),
                 links,
                 commands: receiver,
                 replication: replication.clone(),
                 keys: WorkerKeys::same(worker_key(id)),
             };
             let mut parts = worker_builder.build(inputs, now, |request| setup.open_sessions(request)).unwrap();
-            let capture_ring = Arc::new(CaptureRing::new(4 * batch::BATCH_SIZE, 2048));
+            let capture_ring = Arc::new(CaptureRing::new(4 * batch::BATCH_SIZE, frame_size.into()));
             parts.tables.observer.capture = Some(Box::new(capture_all(&capture_ring, WorkerId(id))));
             workers.push(Worker::new(parts, now));
             commands.push(sender);

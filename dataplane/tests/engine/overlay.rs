@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use vipgate_dataplane::flow::drop_reason::DropReason;
+use vipgate_dataplane::io::frame_layout::FrameLayout;
 use vipgate_dataplane::observe::capture::CaptureFilter;
 use vipgate_dataplane::policy::change::PolicyChange;
 use vipgate_dataplane::policy::spec::*;
@@ -322,6 +323,28 @@ fn the_usable_mtu_is_limited_by_the_frame_size() {
     let fragments = gateway.receive(0, OUTSIDE, &reply_of_length(1760, remote, vip, true));
     assert!(fragments.len() == 2 && fragments.iter().all(|(_, frame)| frame.len() <= 1792));
     assert_eq!(gateway.receive(0, OUTSIDE, &reply_of_length(1728, remote, vip, false)).len(), 1);
+    gateway.assert_delta("egress 1, reply 2, drop too_big 1, created 1, replies sent 1");
+}
+
+#[test]
+fn jumbo_packets_are_fragmented_to_the_overlay_mtu() {
+    let mut network = network_with_nodes(false);
+    for interface in &mut network.interfaces {
+        (interface.mtu, interface.frames) = (9000, FrameLayout::MultiBuffer);
+    }
+    let setup = Setup { overlay: Some(local_vtep(false)), ..Setup::default() };
+    let mut gateway = Gateway::with(&setup, network, &PolicySet { nodes: nodes(false), ..policy() });
+    let (pod, remote) = POD_AND_REMOTE[0];
+    let request = packet(Protocol::Udp, at(pod), at(remote));
+    let sent = gateway.receive(0, INSIDE, &node_packet(vtep(1, false).ip(), local_vtep(false), VNI, &request));
+    let (vip, remote) = ends(&sent[0].1);
+    let error = gateway.receive(0, OUTSIDE, &reply_of_length(9000, remote, vip, false));
+    let [(OUTSIDE, error)] = &error[..] else { panic!("{error:?}") };
+    assert_eq!((error[34], error[35], u16::from_be_bytes([error[40], error[41]])), (3, 4, 8950));
+    let fragments = gateway.receive(0, OUTSIDE, &reply_of_length(9000, remote, vip, true));
+    let lengths: usize = fragments.iter().map(|fragment| decap_fragment(fragment, false)).sum();
+    assert_eq!((fragments.len(), lengths), (2, 8980));
+    assert_eq!(gateway.receive(0, OUTSIDE, &reply_of_length(8950, remote, vip, false)).len(), 1);
     gateway.assert_delta("egress 1, reply 2, drop too_big 1, created 1, replies sent 1");
 }
 
