@@ -13,6 +13,8 @@ from network import FAMILIES, INSIDE, NARROW, NARROW_MTU, POD, QUEUES, SERVER, V
 from traffic import CONTENT, DIGEST, Client
 
 DATAGRAMS = 1000
+# The largest MTU of packets in one buffer, and one of packets in several.
+PAGE_MTU, JUMBO_MTU = 3450, 9000
 # In place of an error: the check is for other modes.
 NOT_APPLICABLE = object()
 
@@ -20,8 +22,9 @@ NOT_APPLICABLE = object()
 class Bench:
     """A gateway in one mode in a guest, and the servers around it."""
 
-    def __init__(self, guest, network, setting, has_zero_copy, log):
-        self.guest, self.network, self.setting, self.has_zero_copy, self.log = guest, network, setting, has_zero_copy, log
+    def __init__(self, guest, network, setting, driver, log):
+        self.guest, self.network, self.setting, self.log = guest, network, setting, log
+        self.has_zero_copy, self.has_multi_buffer = driver
         self._starts = 0
         self._http = [traffic.serve_http(network.server, address) for address in (*SERVER, *NARROW)]
         self._http += [traffic.serve_http(network.pod, address, 8080) for address in (*POD, "10.1.0.12", "fd00:1::12")]
@@ -30,6 +33,7 @@ class Bench:
     def close(self):
         self.guest.execute("kill -9 $(cat /run/gateway.pid); rm -rf /dev/shm/vipgate")
         self.guest.execute("vipgate detach --config /etc/vipgate/auto.yaml")
+        set_mtu(self, 1500)
         self.log.write_text(self.guest.execute("cat /run/gateway-*.log; dmesg | tail -50")[1])
         self.guest.execute("rm -f /run/gateway-*.log")
         for server in self._http:
@@ -185,8 +189,8 @@ def counted(bench, at):
     assert DATAGRAMS - replies <= losses, f"{DATAGRAMS - replies} of {DATAGRAMS} datagrams are missing, {losses} are counted"
 
 
-def check_counters(bench):
-    """Frames are conserved, nothing was dropped, and each worker has received packets of its queues."""
+def check_losses(bench):
+    """Frames are conserved, and nothing was dropped."""
 
     def conserved():
         frames = bench.figures("frames")
@@ -194,13 +198,14 @@ def check_counters(bench):
 
     wait_for("vipgate_frames has all frames", conserved, 5, lambda: str(bench.figures("frames")))
     check_equal("drops", bench.drops(), {})
-    received = [int(worker["received"]) for worker in bench.query("status")["workers"]]
-    assert all(received), f"packets by worker: {received}"
 
 
 @once
 def counters(bench):
-    check_counters(bench)
+    """Nothing was lost, and each worker has received packets of its queues."""
+    check_losses(bench)
+    received = [int(worker["received"]) for worker in bench.query("status")["workers"]]
+    assert all(received), f"packets by worker: {received}"
 
 
 class Interrupted(threading.Thread):
@@ -257,7 +262,7 @@ def restarts(bench):
 
 def stop(bench):
     """A stopped gateway is closed, and after `vipgate detach` the kernel forwards again."""
-    check_counters(bench)
+    check_losses(bench)
     check_equal("exit code", bench.stop("TERM"), 0)
     passed = [traffic.echoes(bench.network.pod, address, b"closed?", attempts=1) for address in SERVER]
     assert "vipgate_steer" in bench.guest.run(f"{IP} -d link show eth0"), "the program isn't there"
@@ -287,6 +292,57 @@ def refused(bench):
     return [None] * len(FAMILIES)
 
 
+def set_mtu(bench, mtu):
+    """Sets the MTU of all links."""
+    for device in ("eth0", "eth1"):
+        bench.guest.run(f"{IP} link set dev {device} mtu {mtu}")
+    network = bench.network
+    for host, device in ((network.pod, "eth0"), (network.router, "to-guest"), (network.router, "to-server"), (network.server, "eth0")):
+        host.ip("link", "set", "dev", device, "mtu", str(mtu))
+
+
+def long_packets(bench, mtu, has_zero_copy):
+    """Packets of an MTU pass a gateway that is started for it, in native mode, with and without fragments."""
+    set_mtu(bench, mtu)
+    bench.start()
+    report = bench.query("status")
+    modes = {(it["mode"], it["zero_copy"]) for it in report["sockets"]}
+    check_equal("modes", modes, {("native", has_zero_copy)})
+
+    @by_family
+    def pass_through(bench, at):
+        headers = 48 if ":" in SERVER[at] else 28
+        for length, fragment in ((mtu, "do"), (20000, "dont")):
+            output = bench.network.pod.run("ping", "-c", "2", "-i", "0.2", "-W", "2", "-M", fragment, "-s", str(length - headers), SERVER[at])
+            assert "2 received" in output, output
+        source, body = Client(bench.network.pod, SERVER[at]).exchange("POST", body=CONTENT)
+        check_source(source, at)
+        check_equal("digest", body.decode(), DIGEST)
+
+    try:
+        errors = pass_through(bench)
+        check_losses(bench)
+    finally:
+        code = bench.stop("TERM")
+    check_equal("exit code", code, 0)
+    return errors
+
+
+def of_page(bench):
+    return long_packets(bench, PAGE_MTU, bench.has_zero_copy)
+
+
+def jumbo(bench):
+    """Multi-buffer: not with zero copy, and before Linux 6.6 startup fails with the reason."""
+    if bench.has_multi_buffer:
+        return long_packets(bench, JUMBO_MTU, False)
+    set_mtu(bench, JUMBO_MTU)
+    code, output = bench.guest.execute(f"timeout 20 vipgate gateway --config /etc/vipgate/{bench.setting}.yaml")
+    check_equal("exit code", code, 1)
+    assert "Linux 6.6" in output, output
+    return [None] * len(FAMILIES)
+
+
 # In this order, with their names in the table.
 ALL = [
     ("refused", refused),
@@ -302,4 +358,6 @@ ALL = [
     ("frames", counters),
     ("kill -9", restarts),
     ("stop", stop),
+    (f"MTU {PAGE_MTU}", of_page),
+    (f"MTU {JUMBO_MTU}", jumbo),
 ]

@@ -20,6 +20,7 @@ from network import FAMILIES, Network
 
 # From here on virtio_net must grant zero copy, before it must not. 6.12 has none; those between weren't tried.
 ZERO_COPY_SINCE = (7, 3)
+MULTI_BUFFER_SINCE = (6, 6)
 LOGS = ROOT / "target/kernels"
 # Of all kernels together: some four times what they take on two cores.
 LIMIT_SECONDS = 1200
@@ -92,7 +93,8 @@ def check_kernel(results, kernel):
         with tempfile.TemporaryDirectory() as folder:
             guest = Guest(kernel, network, Path(folder), logs)
         for mode, setting, has_zero_copy in modes(release):
-            bench = checks.Bench(guest, network, setting, has_zero_copy, logs / f"gateway-{mode.replace(' ', '-')}.log")
+            driver = has_zero_copy, version(release) >= MULTI_BUFFER_SINCE
+            bench = checks.Bench(guest, network, setting, driver, logs / f"gateway-{mode.replace(' ', '-')}.log")
             try:
                 check_mode(results, release, mode, bench)
             finally:

@@ -8,7 +8,7 @@ use vipgate_tests::{SERVER, Testbed, VIP_A, wait_for};
 
 /// The largest MTU of packet buffers of 2 KiB, of a page, and of several pages.
 const STANDARD_MTU: u32 = 1778;
-const PAGE_MTU: u32 = 3498;
+const PAGE_MTU: u32 = 3450;
 const MAX_MTU: u32 = 9970;
 
 fn set_mtu(host: &Host, interface: &str, mtu: u32) {
