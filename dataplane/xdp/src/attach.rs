@@ -110,7 +110,16 @@ fn attach_one(
         };
         match attempt {
             Attempt::Attached => return Ok((mode, previous)),
-            Attempt::Refused(reason) => failure = format!("{reason} ({} mode)", mode.name()),
+            Attempt::Refused(reason) => {
+                if (preference, mode) == (ModePreference::Auto, Mode::Native) {
+                    tracing::warn!(
+                        interface = nic.name,
+                        reason,
+                        "the driver refuses the steering program; using generic mode"
+                    );
+                }
+                failure = format!("{reason} ({} mode)", mode.name());
+            }
         }
     }
     // Restores a program that was detached for another mode, so that the interface stays closed.

@@ -24,7 +24,8 @@ pub(crate) struct Discards {
     pub(crate) no_frame: AtomicU64,
 }
 
-/// The packet that a socket is receiving.
+/// The packet that a socket is receiving. The receive ring has an entry for each filled frame, so it is never full, and
+/// the kernel never gives up a packet between two of its frames.
 #[derive(Debug, Default)]
 pub(crate) enum Reception {
     /// None: the next frame is the first of a packet.
