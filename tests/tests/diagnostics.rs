@@ -141,6 +141,11 @@ fn explain_reports_policy_precedence() {
             2,
             "this gateway has 2, counted from 0",
         ),
+        (
+            vec!["trace", "--from", "10.1.0.11", "--to", "1.2.3.4", "--length", "1779"],
+            2,
+            "length 1779: this gateway's packet buffers hold 1778 bytes",
+        ),
         (vec!["drops", "--reason", "bad_luck"], 2, "\"bad_luck\" is not a drop reason; known reasons: no_service"),
         (vec!["capture", "--filter", "hots 10.1.0.11"], 2, "--filter: unknown keyword \"hots\""),
         (vec!["capture", "--filter", "in eth9"], 2, "in \"eth9\": this gateway has gw-in, gw-out"),

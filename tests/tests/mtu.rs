@@ -170,6 +170,9 @@ fn check_long_packets(testbed: &Testbed, mtu: u32) {
         }
     }
     testbed.check_source_addresses(&testbed.pods[0], SERVER, VIP_A);
+    let length = mtu.to_string();
+    let trace = testbed.query(&["trace", "--from", "10.1.0.11", "--to", SERVER[0], "--length", &length]);
+    assert!(trace["verdict"] == "forward" && trace["source"].as_str().unwrap().contains(VIP_A[0]), "{trace}");
     testbed.run_iperf3();
     testbed.check_frames();
 }

@@ -51,6 +51,10 @@ pub(super) async fn trace(
     }
     let network = state.network.load();
     let interface = interface(request, &spec, &network, &state.compiled.load())?;
+    let max = interface.frames.max_mtu();
+    if spec.length > max.into() {
+        return Err(invalid(format!("length {}: this gateway's packet buffers hold {max} bytes", spec.length)));
+    }
     let mut at = usize::try_from(request.worker).unwrap_or(usize::MAX);
     if at >= state.workers().len() {
         let count = state.workers().len();
@@ -233,7 +237,7 @@ impl PacketSpec {
             _ => return Err(invalid("a packet has addresses of one family")),
         };
         let headers = if self.source.is_ipv4() { 20 } else { 40 } + 20;
-        let padding = vec![0; (self.length as usize).saturating_sub(headers).min(1500)];
+        let padding = vec![0; (self.length as usize).saturating_sub(headers)];
         let mut bytes = Vec::new();
         let written = self.write(builder, &padding, &mut bytes);
         written.map_err(|error| Status::internal(format!("cannot build the packet: {error}")))?;

@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use clap::Args;
 use thiserror::Error;
+use vipgate_dataplane::io::frame_layout::FrameLayout;
 
 use super::show::{block_on, connect};
 use super::{Format, QueryArgs};
@@ -11,6 +12,9 @@ use crate::admin::filter::{protocol, protocol_name};
 use crate::admin::proto::{TraceReply, TraceRequest};
 use crate::command_error::CommandError;
 use crate::output::{json, print, sanitize};
+
+/// The longest packet that any gateway can receive.
+const MAX_LENGTH: i64 = FrameLayout::MultiBuffer.max_mtu() as i64;
 
 /// Arguments of `vipgate trace`.
 #[derive(Clone, Debug, Args)]
@@ -36,7 +40,7 @@ pub(super) struct Trace {
     #[arg(long, value_name = "N", default_value_t = 0)]
     worker: u32,
     /// Length of the IP packet in bytes
-    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(20..=1500))]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(20..=MAX_LENGTH))]
     length: Option<u32>,
 }
 
