@@ -22,9 +22,9 @@ NOT_APPLICABLE = object()
 class Bench:
     """A gateway in one mode in a guest, and the servers around it."""
 
-    def __init__(self, guest, network, setting, driver, log):
+    def __init__(self, guest, network, setting, log, *, has_zero_copy, has_multi_buffer):
         self.guest, self.network, self.setting, self.log = guest, network, setting, log
-        self.has_zero_copy, self.has_multi_buffer = driver
+        self.has_zero_copy, self.has_multi_buffer = has_zero_copy, has_multi_buffer
         self._starts = 0
         self._http = [traffic.serve_http(network.server, address) for address in (*SERVER, *NARROW)]
         self._http += [traffic.serve_http(network.pod, address, 8080) for address in (*POD, "10.1.0.12", "fd00:1::12")]

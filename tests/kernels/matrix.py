@@ -93,8 +93,8 @@ def check_kernel(results, kernel):
         with tempfile.TemporaryDirectory() as folder:
             guest = Guest(kernel, network, Path(folder), logs)
         for mode, setting, has_zero_copy in modes(release):
-            driver = has_zero_copy, version(release) >= MULTI_BUFFER_SINCE
-            bench = checks.Bench(guest, network, setting, driver, logs / f"gateway-{mode.replace(' ', '-')}.log")
+            log, has_multi_buffer = logs / f"gateway-{mode.replace(' ', '-')}.log", version(release) >= MULTI_BUFFER_SINCE
+            bench = checks.Bench(guest, network, setting, log, has_zero_copy=has_zero_copy, has_multi_buffer=has_multi_buffer)
             try:
                 check_mode(results, release, mode, bench)
             finally:

@@ -1,9 +1,22 @@
 //! TCP streams by iperf3 from a pod to the server.
 
+use std::fs;
+use std::path::Path;
 use std::time::Duration;
+
+use vipgate::lab::{Host, Process};
 
 use crate::drop_accounting::RING_LOSSES;
 use crate::{SERVER, Testbed, wait_for};
+
+/// Starts a server on a host, with its log in a folder; it listens when this returns.
+pub fn start_server(host: &Host, folder: &Path) -> Process {
+    let log = folder.join("iperf3.log");
+    let server = host.spawn(&["iperf3", "-s", "--forceflush"], &log).unwrap();
+    let is_listening = || fs::read_to_string(&log).is_ok_and(|log| log.contains("listening"));
+    assert!(wait_for(Duration::from_secs(5), is_listening));
+    server
+}
 
 impl Testbed {
     /// Runs iperf3 from a pod, in both directions and over both families.
@@ -12,10 +25,7 @@ impl Testbed {
         // Two workers and both iperf3 processes share two cores: the ring between workers overflows as those of the
         // device do.
         self.accounting.allow(["link_full"]);
-        let log = self.folder.path().join("iperf3.log");
-        let _server = self.server.spawn(&["iperf3", "-s", "--forceflush"], &log).unwrap();
-        assert!(wait_for(Duration::from_secs(5), || std::fs::read_to_string(&log)
-            .is_ok_and(|log| log.contains("listening"))));
+        let _server = start_server(&self.server, self.folder.path());
         for (server, reverse) in [(SERVER[0], false), (SERVER[0], true), (SERVER[1], false), (SERVER[1], true)] {
             let mut command = vec!["iperf3", "-J", "-t", "2", "-c", server];
             if reverse {

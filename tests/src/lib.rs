@@ -19,6 +19,7 @@ pub mod fake_cloud;
 pub mod flood;
 pub mod iperf3;
 pub mod kubernetes;
+pub mod mtu;
 pub mod policyd;
 pub mod services;
 pub mod soak;

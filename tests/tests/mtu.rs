@@ -4,34 +4,13 @@
 use std::time::Duration;
 
 use vipgate::lab::Host;
+use vipgate_tests::mtu::set_mtu;
 use vipgate_tests::{SERVER, Testbed, VIP_A, wait_for};
 
 /// The largest MTU of packet buffers of 2 KiB, of a page, and of several pages.
 const STANDARD_MTU: u32 = 1778;
 const PAGE_MTU: u32 = 3450;
 const MAX_MTU: u32 = 9970;
-
-fn set_mtu(host: &Host, interface: &str, mtu: u32) {
-    host.ip(&["link", "set", "dev", interface, "mtu", &mtu.to_string()]).unwrap();
-}
-
-/// Sets the MTU of all links from the pods to the server.
-fn set_path_mtu(testbed: &Testbed, mtu: u32) {
-    let path = [
-        (&testbed.gateway, "gw-out"),
-        (&testbed.gateway, "gw-in"),
-        (&testbed.pods[0], "eth0"),
-        (&testbed.switch, "p1"),
-        (&testbed.switch, "to-gw"),
-        (&testbed.switch, "pods"),
-        (&testbed.router, "to-gw"),
-        (&testbed.router, "to-server"),
-        (&testbed.server, "eth0"),
-    ];
-    for (host, interface) in path {
-        set_mtu(host, interface, mtu);
-    }
-}
 
 /// Whether a ping with this length of the IP packet gets a reply.
 fn pings(from: &Host, length: u32, fragment: &str, to: &str) -> bool {
@@ -70,7 +49,7 @@ fn an_oversized_mtu_is_rejected_at_startup_and_reported_at_runtime() {
     assert!(log.contains("interface gw-out has an MTU of 10000"), "{log}");
     assert!(log.contains(&format!("ip link set dev gw-out mtu {MAX_MTU}")), "{log}");
 
-    set_path_mtu(&testbed, STANDARD_MTU);
+    testbed.set_path_mtu(0, STANDARD_MTU);
     testbed.start("");
     assert!(passes(&testbed, STANDARD_MTU), "{}", testbed.log());
 
@@ -106,7 +85,7 @@ fn an_oversized_mtu_is_rejected_at_startup_and_reported_at_runtime() {
 #[test]
 fn packets_of_a_page_pass() {
     let mut testbed = Testbed::new("pages");
-    set_path_mtu(&testbed, PAGE_MTU);
+    testbed.set_path_mtu(0, PAGE_MTU);
     testbed.start("");
     check_long_packets(&testbed, PAGE_MTU);
 }
@@ -114,7 +93,7 @@ fn packets_of_a_page_pass() {
 #[test]
 fn jumbo_packets_pass() {
     let mut testbed = Testbed::new("jumbo");
-    set_path_mtu(&testbed, 9000);
+    testbed.set_path_mtu(0, 9000);
     testbed.start("");
     check_long_packets(&testbed, 9000);
 
@@ -122,14 +101,14 @@ fn jumbo_packets_pass() {
     set_mtu(&testbed.router, "to-server", 1500);
     set_mtu(&testbed.server, "eth0", 1500);
     assert!(!passes(&testbed, 9000) && passes(&testbed, 1500), "the pod learns the path MTU from the router");
-    set_path_mtu(&testbed, 9000);
+    testbed.set_path_mtu(0, 9000);
     set_mtu(&testbed.gateway, "gw-out", 4000);
     set_mtu(&testbed.router, "to-gw", 4000);
     wait_for_status(&testbed, " 4000  203.0.113.1 ");
     testbed.pods[0].ip(&["route", "flush", "cache"]).unwrap();
     assert!(pings(&testbed.pods[0], 9000, "dont", SERVER[0]), "without DF, the gateway fragments");
     assert!(!passes(&testbed, 9000) && passes(&testbed, 4000), "with DF, the pod learns the path MTU from the gateway");
-    set_path_mtu(&testbed, MAX_MTU);
+    testbed.set_path_mtu(0, MAX_MTU);
     wait_for_status(&testbed, &format!(" {MAX_MTU}  203.0.113.1 "));
     testbed.pods[0].ip(&["route", "flush", "cache"]).unwrap();
     assert!(passes(&testbed, MAX_MTU), "{}", testbed.log());
@@ -148,7 +127,7 @@ fn jumbo_packets_pass() {
 #[test]
 fn jumbo_packets_pass_in_generic_mode() {
     let mut testbed = Testbed::new("jumbo-generic");
-    set_path_mtu(&testbed, 9000);
+    testbed.set_path_mtu(0, 9000);
     testbed.start("xdp: {mode: generic}\n");
     for server in SERVER {
         assert!(pings(&testbed.pods[0], 9000, "do", server), "{server}: {}", testbed.log());

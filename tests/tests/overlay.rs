@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use vipgate::lab::Host;
 use vipgate::lab::reflector::{query_http_at, start_at};
+use vipgate_tests::iperf3;
 use vipgate_tests::{SERVER, Testbed, VIP_B, wait_for};
 
 /// Addresses of the pod, of its node (p4), and of the gateway.
@@ -59,10 +60,7 @@ fn a_pod_behind_vxlan_uses_its_vip_and_is_reached_via_its_node() {
 
     // Large packets in both directions: they fit with the overlay's headers, or TCP learns the path MTU. Packets in
     // flight at the end aren't counted.
-    let log = testbed.folder.path().join("iperf3.log");
-    let _server = testbed.server.spawn(&["iperf3", "-s", "--forceflush"], &log).unwrap();
-    let is_listening = || std::fs::read_to_string(&log).is_ok_and(|log| log.contains("listening"));
-    assert!(wait_for(Duration::from_secs(5), is_listening));
+    let _server = iperf3::start_server(&testbed.server, testbed.folder.path());
     for server in SERVER {
         for direction in [&[][..], &["-R"]] {
             let command = [&["iperf3", "-J", "-n", "20M", "-c", server], direction].concat();
@@ -89,24 +87,9 @@ fn a_pod_behind_vxlan_uses_its_vip_and_is_reached_via_its_node() {
 /// The tunnel headers extend packets that just fit a packet buffer beyond it.
 #[test]
 fn jumbo_packets_pass_through_the_overlay() {
-    const MTU: &str = "9000";
     let mut testbed = Testbed::new("overlay-jumbo");
     testbed.write_policy("overlay.yaml", &manifests("10.50.0.0/24, \"fd00:50::/64\""));
-    let node = &testbed.pods[3];
-    let links = [
-        (node, "eth0"),
-        (&testbed.switch, "p4"),
-        (&testbed.switch, "pods"),
-        (&testbed.switch, "to-gw"),
-        (&testbed.gateway, "gw-in"),
-        (&testbed.gateway, "gw-out"),
-        (&testbed.router, "to-gw"),
-        (&testbed.router, "to-server"),
-        (&testbed.server, "eth0"),
-    ];
-    for (host, interface) in links {
-        host.ip(&["link", "set", "dev", interface, "mtu", MTU]).unwrap();
-    }
+    testbed.set_path_mtu(3, 9000);
     testbed.start(OVERLAY);
     let node = &testbed.pods[3];
     join(node, NODE, "77");

@@ -6,6 +6,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
+use vipgate_tests::iperf3;
 use vipgate_tests::services::{
     EchoService, HEALTH_CHECK_PORT, TCP_PORT, UDP_PORT, VIP, connect, query_tcp, query_udp, ready_backend,
     terminating_backend,
@@ -115,9 +116,7 @@ fn iperf3_runs_through_a_service_in_both_directions() {
     let text = text.replace("port: 80,", "port: 5201,").replace("port: 53,", "port: 5201,").replace("9000", "5201");
     testbed.write_policy("served.yaml", &text);
     testbed.start("node: node-1");
-    let log = testbed.folder.path().join("iperf3.log");
-    let _server = testbed.pods[0].spawn(&["iperf3", "-s", "--forceflush"], &log).unwrap();
-    assert!(wait_for(Duration::from_secs(5), || fs::read_to_string(&log).is_ok_and(|log| log.contains("listening"))));
+    let _server = iperf3::start_server(&testbed.pods[0], testbed.folder.path());
     for (vip, options) in
         [(VIP[0], &[][..]), (VIP[0], &["-R"]), (VIP[1], &[]), (VIP[1], &["-R"]), (VIP[0], &["-u", "-b", "20M"])]
     {

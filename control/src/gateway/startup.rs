@@ -87,8 +87,7 @@ impl Startup {
         let state = Arc::new(state);
         // Before the initial policy: operators need to see why there is none.
         let servers = Servers::start(&config, &state, &background).await?;
-        let (interfaces, devices) =
-            SteeredInterfaces::open(&config, nics, cores.len(), network::frame_layout(&network.current()))?;
+        let (interfaces, devices) = SteeredInterfaces::open(&config, nics, cores.len(), network.current().frames())?;
         Ok(Self {
             config,
             cores,

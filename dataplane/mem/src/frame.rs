@@ -7,7 +7,7 @@ use crate::prefetch_read;
 
 /// Headroom before a packet: as much as the kernel reserves for XDP (`XDP_PACKET_HEADROOM`), for added headers.
 pub const HEADROOM: u16 = 256;
-/// Bytes of a frame. 2 KiB instead of a page: the headers of page-sized frames would share one set of the L1 cache.
+/// Bytes of a frame, unless an MTU needs more. 2 KiB instead of a page: the headers of page-sized frames would share one set of the L1 cache.
 pub const FRAME_SIZE: u16 = 2048;
 
 /// An owned packet buffer. Moved, never copied, and returned to a device after use; a dropped frame is leaked, which

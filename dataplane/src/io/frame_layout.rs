@@ -53,6 +53,14 @@ impl FrameLayout {
         }
     }
 
+    /// Bytes of the frame that the engine has the longest packet in.
+    pub const fn largest_frame_size(self) -> u16 {
+        match self.jumbo_frame_size() {
+            Some(size) => size,
+            None => self.frame_size(),
+        }
+    }
+
     /// The longest IP packet, bytes; the kernel or the device drops longer ones. Packets sent are no longer either, so
     /// all gateways and tunnels agree on the MTU.
     pub const fn max_mtu(self) -> u16 {
@@ -75,8 +83,7 @@ mod tests {
         assert_eq!(layouts.map(FrameLayout::max_mtu), [1778, 3450, 9970]);
         for layout in layouts {
             assert_eq!(FrameLayout::for_mtu(layout.max_mtu()), layout);
-            let frame = layout.jumbo_frame_size().unwrap_or(layout.frame_size());
-            assert!(HEADROOM + ethernet::HEADER as u16 + layout.max_mtu() <= frame);
+            assert!(HEADROOM + ethernet::HEADER as u16 + layout.max_mtu() <= layout.largest_frame_size());
         }
         let of = [0, 1500, 1779, 3451, 9000, u16::MAX].map(FrameLayout::for_mtu);
         assert_eq!(of, [Standard, Standard, Page, MultiBuffer, MultiBuffer, MultiBuffer]);

@@ -241,6 +241,13 @@ pub struct NetworkSpec {
     pub locals: Vec<IpAddr>,
 }
 
+impl NetworkSpec {
+    /// The packet buffers of the gateway, which all of its interfaces share.
+    pub fn frames(&self) -> FrameLayout {
+        self.interfaces.first().map(|interface| interface.frames).unwrap_or_default()
+    }
+}
+
 /// An interface polled by the gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InterfaceSpec {

@@ -120,8 +120,7 @@ impl Gateway {
 
     /// A gateway that starts at a given time: the successor of another process, if session tables are persistent.
     pub fn starting_at(setup: &Setup, network: NetworkSpec, policy: &PolicySet, now: Tick) -> Self {
-        let layout = network.interfaces.first().map(|interface| interface.frames).unwrap_or_default();
-        let frame_size = layout.jumbo_frame_size().unwrap_or(layout.frame_size());
+        let frame_size = network.frames().largest_frame_size();
         let mut builder = Builder::new(network).with_overlay(setup.overlay);
         let snapshot = builder.with_policy(policy).unwrap();
         let publisher = Publisher::new(snapshot);

@@ -290,16 +290,27 @@ fn from_a_node_that_sends_covered_pods_packets_alone_nothing_uncovered_leaves() 
     }
 }
 
-#[test]
-fn packets_larger_than_the_overlay_mtu_are_fragmented_or_rejected() {
-    let mut gateway = gateway(false, policy());
+/// A pod of node 1 opens a UDP session; its VIP and the remote address.
+fn open_session(gateway: &mut Gateway) -> (SocketAddr, SocketAddr) {
     let (pod, remote) = POD_AND_REMOTE[0];
     let request = packet(Protocol::Udp, at(pod), at(remote));
     let sent = gateway.receive(0, INSIDE, &node_packet(vtep(1, false).ip(), local_vtep(false), VNI, &request));
-    let (vip, remote) = ends(&sent[0].1);
+    ends(&sent[0].1)
+}
+
+/// The MTU in the only packet sent, an ICMP error "fragmentation needed" to outside.
+fn too_big_mtu(sent: &[(vipgate_dataplane::flow::ids::InterfaceId, Vec<u8>)]) -> u16 {
+    let [(OUTSIDE, error)] = sent else { panic!("{sent:?}") };
+    assert_eq!((error[34], error[35]), (3, 4));
+    u16::from_be_bytes([error[40], error[41]])
+}
+
+#[test]
+fn packets_larger_than_the_overlay_mtu_are_fragmented_or_rejected() {
+    let mut gateway = gateway(false, policy());
+    let (vip, remote) = open_session(&mut gateway);
     let error = gateway.receive(0, OUTSIDE, &large_reply(remote, vip, false));
-    let [(OUTSIDE, error)] = &error[..] else { panic!("{error:?}") };
-    assert_eq!((error[34], error[35], u16::from_be_bytes([error[40], error[41]])), (3, 4, 1450));
+    assert_eq!(too_big_mtu(&error), 1450);
     let fragments = gateway.receive(0, OUTSIDE, &large_reply(remote, vip, true));
     let lengths: usize = fragments.iter().map(|fragment| decap_fragment(fragment, false)).sum();
     assert_eq!((fragments.len(), lengths), (2, 1480));
@@ -312,14 +323,9 @@ fn the_usable_mtu_is_limited_by_the_frame_size() {
     let mut jumbo_network = network_with_nodes(false);
     jumbo_network.interfaces.iter_mut().for_each(|interface| interface.mtu = 9000);
     gateway.set_network(jumbo_network);
-    let (pod, remote) = POD_AND_REMOTE[0];
-    let request = packet(Protocol::Udp, at(pod), at(remote));
-    let sent = gateway.receive(0, INSIDE, &node_packet(vtep(1, false).ip(), local_vtep(false), VNI, &request));
-    let (vip, remote) = ends(&sent[0].1);
+    let (vip, remote) = open_session(&mut gateway);
     let error = gateway.receive(0, OUTSIDE, &reply_of_length(1760, remote, vip, false));
-    let [(OUTSIDE, error)] = &error[..] else { panic!("{error:?}") };
-    let mtu = u16::from_be_bytes([error[40], error[41]]);
-    assert_eq!((error[34], error[35], mtu), (3, 4, 1728), "1778 less the tunnel headers");
+    assert_eq!(too_big_mtu(&error), 1728, "1778 less the tunnel headers");
     let fragments = gateway.receive(0, OUTSIDE, &reply_of_length(1760, remote, vip, true));
     assert!(fragments.len() == 2 && fragments.iter().all(|(_, frame)| frame.len() <= 1792));
     assert_eq!(gateway.receive(0, OUTSIDE, &reply_of_length(1728, remote, vip, false)).len(), 1);
@@ -334,13 +340,9 @@ fn jumbo_packets_are_fragmented_to_the_overlay_mtu() {
     }
     let setup = Setup { overlay: Some(local_vtep(false)), ..Setup::default() };
     let mut gateway = Gateway::with(&setup, network, &PolicySet { nodes: nodes(false), ..policy() });
-    let (pod, remote) = POD_AND_REMOTE[0];
-    let request = packet(Protocol::Udp, at(pod), at(remote));
-    let sent = gateway.receive(0, INSIDE, &node_packet(vtep(1, false).ip(), local_vtep(false), VNI, &request));
-    let (vip, remote) = ends(&sent[0].1);
+    let (vip, remote) = open_session(&mut gateway);
     let error = gateway.receive(0, OUTSIDE, &reply_of_length(9000, remote, vip, false));
-    let [(OUTSIDE, error)] = &error[..] else { panic!("{error:?}") };
-    assert_eq!((error[34], error[35], u16::from_be_bytes([error[40], error[41]])), (3, 4, 8950));
+    assert_eq!(too_big_mtu(&error), 8950);
     let fragments = gateway.receive(0, OUTSIDE, &reply_of_length(9000, remote, vip, true));
     let lengths: usize = fragments.iter().map(|fragment| decap_fragment(fragment, false)).sum();
     assert_eq!((fragments.len(), lengths), (2, 8980));

@@ -31,26 +31,24 @@ impl FreeFrames {
         self.frames.pop().or_else(|| self.umem.pool.pop())
     }
 
-    /// A jumbo frame.
+    /// An empty jumbo frame.
     pub(crate) fn allocate_jumbo(&mut self) -> Option<Frame> {
-        self.jumbo.pop().or_else(|| self.umem.jumbo_pool.pop())
+        let frame = self.jumbo.pop().or_else(|| self.umem.jumbo_pool.as_ref()?.pop());
+        frame.map(emptied)
     }
 
     /// An empty frame for a packet of `length` bytes.
     pub(crate) fn allocate_for(&mut self, length: usize) -> Option<Frame> {
         let fits = length <= self.umem.max_segment();
-        let mut frame = if fits { self.allocate() } else { self.allocate_jumbo() }?;
-        frame.reset(HEADROOM);
-        Some(frame)
+        if fits { self.allocate().map(emptied) } else { self.allocate_jumbo() }
     }
 
-    /// Ensures that the next `count` frames of the UMEM can be allocated; false if too few are free.
-    pub(crate) fn reserve(&mut self, count: usize) -> bool {
+    /// `count` empty frames of the UMEM; `None`, with none allocated, if too few are free.
+    pub(crate) fn allocate_all(&mut self, count: usize) -> Option<impl Iterator<Item = Frame>> {
         while self.frames.len() < count {
-            let Some(frame) = self.umem.pool.pop() else { return false };
-            self.frames.push(frame);
+            self.frames.push(self.umem.pool.pop()?);
         }
-        true
+        Some(self.frames.drain(self.frames.len() - count..).map(emptied))
     }
 
     /// Releases a frame of either kind.
@@ -64,13 +62,20 @@ impl FreeFrames {
     /// Moves surplus frames to the shared pools.
     pub(crate) fn release_surplus(&mut self) {
         share(&mut self.frames, &self.umem.pool);
-        share(&mut self.jumbo, &self.umem.jumbo_pool);
+        if let Some(pool) = &self.umem.jumbo_pool {
+            share(&mut self.jumbo, pool);
+        }
     }
 
     /// Number of free frames.
     pub(crate) fn count(&self) -> usize {
         self.frames.len() + self.jumbo.len()
     }
+}
+
+fn emptied(mut frame: Frame) -> Frame {
+    frame.reset(HEADROOM);
+    frame
 }
 
 fn share(list: &mut Vec<Frame>, pool: &ArrayQueue<Frame>) {

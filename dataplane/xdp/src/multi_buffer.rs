@@ -57,7 +57,7 @@ impl Reception {
     fn append(&mut self, frame: Frame, continues: bool, free: &mut FreeFrames, discards: &Discards) -> Option<Frame> {
         let packet = match mem::take(self) {
             Self::Idle => {
-                let packet = free.allocate_for(usize::MAX);
+                let packet = free.allocate_jumbo();
                 if packet.is_none() {
                     discards.no_frame.fetch_add(1, Ordering::Relaxed);
                 }
@@ -99,15 +99,16 @@ pub(crate) fn send(
     free: &mut FreeFrames,
     descriptors: &mut Vec<FrameDesc>,
 ) -> Result<(), Frame> {
-    let segments = frame.bytes().chunks(free.umem.max_segment());
+    let umem = free.umem.clone();
+    let segments = frame.bytes().chunks(umem.max_segment());
     let count = segments.len();
-    if count > capacity || !free.reserve(count) {
+    if count > capacity {
         return Err(frame);
     }
-    for (segment, number) in segments.zip(1..) {
-        let Some(mut copy) = free.allocate_for(segment.len()) else { break };
+    let Some(copies) = free.allocate_all(count) else { return Err(frame) };
+    for ((segment, mut copy), number) in segments.zip(copies).zip(1..) {
         copy.replace(segment);
-        if let Some(mut descriptor) = free.umem.descriptor_with_packet(copy) {
+        if let Some(mut descriptor) = umem.descriptor_with_packet(copy) {
             descriptor.set_options(if number < count { CONTINUES } else { 0 });
             descriptors.push(descriptor);
         }
@@ -191,7 +192,11 @@ mod tests {
             let bytes: Vec<u8> = frames.iter().flat_map(|frame| frame.bytes().to_vec()).collect();
             assert_eq!(bytes, packet);
             release(frames, &mut free);
-            assert_eq!(free.count() + free.umem.pool.len() + free.umem.jumbo_pool.len(), total, "no frame is lost");
+            assert_eq!(
+                free.count() + free.umem.pool.len() + free.umem.jumbo_pool.as_ref().unwrap().len(),
+                total,
+                "no frame is lost"
+            );
         }
     }
 
@@ -228,7 +233,6 @@ mod tests {
         let mut free = free_frames();
         let jumbo = |free: &mut FreeFrames| {
             let mut frame = free.allocate_jumbo().unwrap();
-            frame.reset(256);
             assert!(frame.replace(&packet(9014)));
             frame
         };

@@ -4,10 +4,12 @@ use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crossbeam::queue::ArrayQueue;
+
 use crate::multi_buffer::Discards;
 use crate::umem::SharedUmem;
 
-/// The kernel's counters of packet loss at sockets (`XDP_STATISTICS`).
+/// Counters of packet loss at sockets: the kernel's (`XDP_STATISTICS`), and the worker's where it says so.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RingStats {
     /// Packets lost because the receive ring was full.
@@ -33,7 +35,7 @@ pub struct FramePool(pub(crate) Arc<SharedUmem>);
 impl FramePool {
     /// Frames in the pools.
     pub fn free(&self) -> u64 {
-        (self.0.pool.len() + self.0.jumbo_pool.len()) as u64
+        (self.0.pool.len() + self.0.jumbo_pool.as_ref().map_or(0, ArrayQueue::len)) as u64
     }
 
     /// All frames, jumbo frames included.

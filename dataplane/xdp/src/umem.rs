@@ -32,8 +32,8 @@ pub(crate) struct SharedUmem {
     /// Frames move between workers with their packets; the pool balances the workers' free frames.
     pub(crate) pool: ArrayQueue<Frame>,
     /// Frames outside of the UMEM for packets that exceed a frame, shared in the same way.
-    pub(crate) jumbo_pool: ArrayQueue<Frame>,
-    jumbo_frames: usize,
+    /// `None`: the layout has none.
+    pub(crate) jumbo_pool: Option<ArrayQueue<Frame>>,
     pub(crate) pages: Pages,
 }
 
@@ -66,9 +66,14 @@ impl SharedUmem {
         // SAFETY: the descriptor belongs to this UMEM, and no frame is in use yet.
         let first = unsafe { umem.data(&descriptors[0]) }.contents().as_ptr();
         let base = first.expose_provenance() - descriptors[0].addr();
-        let jumbo = match layout.jumbo_frame_size() {
-            Some(size) => Arena::allocate(jumbo_frames, size).map_err(|error| error.source)?.frames(),
-            None => Vec::new(),
+        let jumbo_pool = match layout.jumbo_frame_size() {
+            Some(size) => {
+                let mut arena = Arena::allocate(jumbo_frames, size).map_err(|error| error.source)?;
+                let pool = ArrayQueue::new(jumbo_frames);
+                fill_pool(&pool, arena.frames());
+                Some(pool)
+            }
+            None => None,
         };
         let shared = Arc::new(Self {
             umem,
@@ -76,8 +81,7 @@ impl SharedUmem {
             frame_bits: frame_size.ilog2(),
             descriptors: descriptors.into(),
             pool: ArrayQueue::new(frames as usize),
-            jumbo_pool: ArrayQueue::new(jumbo.len().max(1)),
-            jumbo_frames: jumbo.len(),
+            jumbo_pool,
             pages,
         });
         // Frames have no reference to the UMEM, so it must never be unmapped: this reference is leaked.
@@ -85,11 +89,7 @@ impl SharedUmem {
         // SAFETY: the region has the size of all frames, was mapped zeroed, is never unmapped (above), and is referred
         // to by these frames only: the kernel accesses only frames that were consumed by `into_raw` (see device.rs).
         let frames = unsafe { Arena::carve(shared.base_pointer()?, frames as usize, layout.frame_size()) };
-        let pools = [(frames, &shared.pool), (jumbo, &shared.jumbo_pool)];
-        for (frame, pool) in pools.into_iter().flat_map(|(frames, pool)| frames.into_iter().map(move |it| (it, pool))) {
-            let pushed = pool.push(frame);
-            debug_assert!(pushed.is_ok(), "the pool has capacity for all frames");
-        }
+        fill_pool(&shared.pool, frames);
         Ok(shared)
     }
 
@@ -99,12 +99,12 @@ impl SharedUmem {
 
     /// Number of frames, jumbo frames included.
     pub(crate) fn frames(&self) -> u64 {
-        (self.descriptors.len() + self.jumbo_frames) as u64
+        (self.descriptors.len() + self.jumbo_pool.as_ref().map_or(0, ArrayQueue::capacity)) as u64
     }
 
     /// Whether there are jumbo frames.
     pub(crate) fn has_jumbo_frames(&self) -> bool {
-        self.jumbo_frames > 0
+        self.jumbo_pool.is_some()
     }
 
     /// Bytes of a frame.
@@ -159,6 +159,13 @@ impl SharedUmem {
         let start = descriptor.addr() - (number << self.frame_bits);
         frame.set_packet(start as u16, descriptor.lengths().data() as u16);
         Some(frame)
+    }
+}
+
+fn fill_pool(pool: &ArrayQueue<Frame>, frames: Vec<Frame>) {
+    for frame in frames {
+        let pushed = pool.push(frame);
+        debug_assert!(pushed.is_ok(), "the pool has capacity for all frames");
     }
 }
 

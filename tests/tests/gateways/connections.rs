@@ -1,11 +1,10 @@
 //! Many connections over several gateways without faults.
 
-use std::fs;
 use std::time::Duration;
 
 use serde_json::Value;
 use vipgate_tests::cluster::{BGP_VIPS, ClientConfig, Cluster, SERVER, check_unique_tuples, sources_a};
-use vipgate_tests::wait_for;
+use vipgate_tests::iperf3;
 
 use crate::scenario::expect_too_big;
 
@@ -69,9 +68,7 @@ fn a_single_gateway_cluster_works() {
 #[test]
 fn iperf3_runs_in_both_directions_over_several_gateways() {
     let cluster = Cluster::running("iperf", 3);
-    let log = cluster.folder.path().join("iperf3.log");
-    let _server = cluster.server.spawn(&["iperf3", "-s", "--forceflush"], &log).unwrap();
-    assert!(wait_for(Duration::from_secs(5), || fs::read_to_string(&log).is_ok_and(|log| log.contains("listening"))));
+    let _server = iperf3::start_server(&cluster.server, cluster.folder.path());
     expect_too_big(&cluster);
     for (server, reverse) in [(SERVER[0], false), (SERVER[0], true), (SERVER[1], false), (SERVER[1], true)] {
         // With six connections, some are routed via a gateway that doesn't own them.

@@ -1,7 +1,6 @@
 //! Startup of what concerns the kernel's network state: interfaces, routes for the BGP daemon.
 
 use vipgate_dataplane::flow::ids::InterfaceId;
-use vipgate_dataplane::io::frame_layout::FrameLayout;
 use vipgate_dataplane::policy::spec::{InterfaceSpec, NetworkSpec};
 
 use crate::command_error::CommandError;
@@ -18,11 +17,6 @@ pub(super) async fn open(config: &Config) -> Result<Network, CommandError> {
     let network = Network::open(wanted.collect()).await.map_err(CommandError::runtime)?;
     check_mtus(&network.current())?;
     Ok(network)
-}
-
-/// The packet buffers of the gateway: those of any interface.
-pub(super) fn frame_layout(network: &NetworkSpec) -> FrameLayout {
-    network.interfaces.first().map(|interface| interface.frames).unwrap_or_default()
 }
 
 /// Rejects interfaces whose MTU is larger than the largest packet buffer: longer packets would be lost.
