@@ -14,7 +14,9 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use vipgate_dataplane::policy::spec::PolicySet;
-use vipgate_policy::compiler::{GatewayLocality, NodeAgents, Options, Placement, Tenancy, compile_for};
+use vipgate_policy::compiler::{
+    Cluster, Compiled, GatewayLocality, NodeAgents, Options, Placement, Share, Tenancy, compile_for, lookup_table_bytes,
+};
 use vipgate_policy::diagnostic::{Code, Diagnostic, sort_and_dedup};
 use vipgate_policy::manifest::{Manifests, UnsupportedKinds, read};
 use vipgate_policy::yaml::{Source, YamlError};
@@ -41,8 +43,10 @@ pub struct Report {
 pub struct InboundService {
     /// `Service namespace/name`.
     pub name: String,
-    /// Number of backend addresses.
+    /// Number of backends.
     pub backends: usize,
+    /// Bytes of its Maglev tables at each gateway, at most.
+    pub lookup_table_bytes: usize,
 }
 
 /// A valid configuration file.
@@ -75,6 +79,8 @@ pub struct Summary {
     /// Endpoints without a VIP: their packets are dropped.
     #[serde(rename = "closed")]
     pub without_vip: usize,
+    /// Whether addresses of slices can't be checked, as strict tenancy wants it.
+    pub slices_unverified: bool,
 }
 
 /// A VIP.
@@ -161,9 +167,9 @@ fn run_in(base: &Path, paths: &[PathBuf], tenancy: Option<Tenancy>) -> (Report, 
     }
     if files > 0 {
         let tenancy = tenancy.unwrap_or(settings.tenancy());
-        let compiled = compile_for(Options { tenancy, node_agents: settings.node_agents }, &manifests.objects);
+        let compiled = compile_for(settings.options(tenancy), &manifests.objects);
         let set = compiled.placement.policy_for(settings.gateway(), &version_of(&compiled.placement));
-        report.policy = Some(summary(files, &manifests, &set));
+        report.policy = Some(summary(files, &manifests, &set, &compiled));
         report.diagnostics.extend(manifests.diagnostics);
         report.diagnostics.extend(compiled.diagnostics);
         placement = Some(compiled.placement);
@@ -180,6 +186,10 @@ struct Settings {
     tenancies: Vec<Tenancy>,
     /// Of the last policy server that has some.
     node_agents: Option<NodeAgents>,
+    /// Of the last policy server.
+    namespace_share: Share,
+    /// Of all of them.
+    cluster: Cluster,
 }
 
 impl Settings {
@@ -189,6 +199,9 @@ impl Settings {
             Ok(config) => config,
             Err(errors) => return (String::new(), errors.0),
         };
+        if config.files_tenancy().is_some() {
+            self.cluster = std::mem::take(&mut self.cluster).merged_with(&config.locality().cluster);
+        }
         self.gateways.push(config.locality());
         self.tenancies.extend(config.files_tenancy());
         (format!("gateway {}", config.name), diagnostics(source, files::gateway(&config, base)))
@@ -201,6 +214,9 @@ impl Settings {
             Err(errors) => return (String::new(), errors.0),
         };
         self.tenancies.push(config.tenancy);
+        self.namespace_share = config.namespace_share;
+        let cluster = Cluster::from_config(&config.pod_cidrs, &config.service_cidrs, config.uncovered);
+        self.cluster = std::mem::take(&mut self.cluster).merged_with(&cluster);
         self.node_agents = config.node_agents.as_ref().map(|agents| agents.options(None)).or(self.node_agents);
         ("policyd".to_owned(), diagnostics(source, files::policyd(&config, base)))
     }
@@ -208,6 +224,12 @@ impl Settings {
     /// The gateway whose policy is checked: that of the only gateway configuration; else that of all gateways.
     fn gateway(&self) -> Option<&GatewayLocality> {
         if let [gateway] = &self.gateways[..] { Some(gateway) } else { None }
+    }
+
+    /// Options of the compiler.
+    fn options(&self, tenancy: Tenancy) -> Options {
+        let Self { node_agents, namespace_share, ref cluster, .. } = *self;
+        Options { tenancy, node_agents, namespace_share, cluster: cluster.clone() }
     }
 
     /// The tenancy of all files; strict if they differ.
@@ -266,7 +288,7 @@ fn kind(source: &Source, is_argument: bool) -> File {
     }
 }
 
-fn summary(files: usize, manifests: &Manifests, set: &PolicySet) -> Summary {
+fn summary(files: usize, manifests: &Manifests, set: &PolicySet, compiled: &Compiled) -> Summary {
     let mut objects = BTreeMap::new();
     for object in &manifests.objects {
         *objects.entry(object.id.kind.as_str()).or_default() += 1;
@@ -281,8 +303,11 @@ fn summary(files: usize, manifests: &Manifests, set: &PolicySet) -> Summary {
         name: vip.name.to_string(),
         reserved_ports: vip.reserved_ports.clone(),
     });
-    let services =
-        set.services.iter().map(|it| InboundService { name: it.name.to_string(), backends: it.backends.len() });
+    let services = compiled.placement.services.iter().map(|it| InboundService {
+        name: it.name.to_string(),
+        backends: it.backends.len(),
+        lookup_table_bytes: lookup_table_bytes(it),
+    });
     Summary {
         files,
         objects,
@@ -292,6 +317,7 @@ fn summary(files: usize, manifests: &Manifests, set: &PolicySet) -> Summary {
         services: services.collect(),
         endpoints: set.endpoints.len(),
         without_vip: set.endpoints.iter().filter(|endpoint| endpoint.vips.is_empty()).count(),
+        slices_unverified: compiled.slices_unverified,
     }
 }
 
@@ -325,6 +351,9 @@ impl fmt::Display for Summary {
             self.without_vip,
             self.services.len()
         )?;
+        if self.slices_unverified {
+            writeln!(f, "  addresses of EndpointSlices aren't verified: there is no Pod among the manifests")?;
+        }
         if self.vips.len().max(self.policies.len()).max(self.services.len()) > MAX_LISTED {
             return Ok(());
         }
@@ -337,7 +366,8 @@ impl fmt::Display for Summary {
             writeln!(f, "  egress of {}: {} endpoints", policy.name, policy.endpoints)?;
         }
         for service in &self.services {
-            writeln!(f, "  inbound of {}: {} backends", service.name, service.backends)?;
+            let InboundService { name, backends, lookup_table_bytes } = service;
+            writeln!(f, "  inbound of {name}: {backends} backends, Maglev tables of {lookup_table_bytes} bytes")?;
         }
         Ok(())
     }

@@ -44,7 +44,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
-use vipgate_policy::compiler::Cluster;
+use vipgate_policy::compiler::{Cluster, Tenancy};
 use vipgate_policy::manifest::UnclassedServices;
 
 use self::budget::Budget;
@@ -113,6 +113,7 @@ fn manifest_store(config: &PolicydConfig, has_ipam: bool) -> Result<ManifestStor
     let cluster = Cluster::from_config(&config.pod_cidrs, &config.service_cidrs, config.uncovered);
     let node_agents = config.node_agents.as_ref().map(node_agents::options).transpose()?;
     let store = ManifestStore::new(config.allow_empty).with_cluster(cluster).with_tenancy(config.tenancy);
+    let store = store.with_namespace_share(config.namespace_share);
     Ok(store.with_node_agents(node_agents).with_unclassed(unclassed_services(config)).with_ipam(has_ipam))
 }
 
@@ -340,8 +341,8 @@ fn start_source(
             };
             let observed = state.map(|state| state.objects.observed.clone()).unwrap_or_default();
             let mut source = source.clone();
-            if config.node_agents.is_some() {
-                // Agents are sent all pods, covered or not.
+            // Agents are sent all pods, covered or not; and whose an address of a slice is, only pods say.
+            if config.node_agents.is_some() || config.tenancy == Tenancy::Strict {
                 source.pods = PodWatch::Always;
             }
             (name, tokio::spawn(watch_cluster(source, events, observed)))

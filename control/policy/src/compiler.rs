@@ -6,6 +6,7 @@
 
 mod agent_nodes;
 mod backends;
+mod budget;
 mod changes;
 mod claim;
 mod cluster;
@@ -38,7 +39,7 @@ pub use self::gateways::MAX_BACKUPS;
 use self::inventory::Inventory;
 pub(crate) use self::inventory::namespace_labels;
 use self::memo::Memo;
-pub use self::options::{NODE_AGENT_MAC, NodeAgents, Options, TunnelSecret};
+pub use self::options::{NODE_AGENT_MAC, NodeAgents, Options, Share, TunnelSecret};
 pub use self::placement::{
     AgentNode, Difference, GatewayLocality, Iter, Keyed, Peer, PlacedBackend, PlacedService, Placement, Table,
     differences,
@@ -49,9 +50,9 @@ pub use self::placement_diff::{
 };
 use self::pods::Pods;
 use self::pool::Pools;
+pub use self::services::lookup_table_bytes;
 use self::shard_maps::ShardMaps;
 pub use self::shard_moves::{Placed, ShardMove, shard_groups, shard_moves};
-use self::slices::Slices;
 pub use self::tenancy::Tenancy;
 use crate::diagnostic::{Diagnostic, Diagnostics};
 use crate::manifest::Object;
@@ -60,7 +61,7 @@ use crate::shortage::Shortage;
 /// Result of a compilation: the policy and its diagnostics.
 #[derive(Clone, Debug, Default)]
 pub struct Compiled {
-    /// The policy of all gateways; valid only without errors among the diagnostics.
+    /// The policy of all gateways. An object with an error is not in force; what it covers stays covered without a VIP.
     pub placement: Placement,
     /// Errors and warnings, ordered by file and line.
     pub diagnostics: Vec<Diagnostic>,
@@ -68,6 +69,8 @@ pub struct Compiled {
     pub policy_addresses: Vec<IpAddr>,
     /// What policies lack, and providers of pools can allocate; in the order in which policies get addresses.
     pub shortages: Vec<Shortage>,
+    /// Whether tenancy is strict, and addresses of slices can't be checked, since no Pod is known.
+    pub slices_unverified: bool,
 }
 
 impl Compiled {
@@ -93,7 +96,7 @@ pub fn compile<'a>(objects: impl IntoIterator<Item = &'a Object>) -> Compiled {
 pub fn compile_for<'a>(options: impl Into<Options>, objects: impl IntoIterator<Item = &'a Object>) -> Compiled {
     let mut objects: Vec<&Object> = objects.into_iter().collect();
     objects.sort_by(|a, b| inventory::order(a, b));
-    Memo::default().compile(options.into(), objects.into_iter(), &Changes::default())
+    Memo::default().compile(&options.into(), objects.into_iter(), &Changes::default())
 }
 
 /// A compiler that keeps its last result, and compiles only what a change of the objects concerns. Each result equals
@@ -113,8 +116,8 @@ impl Compiler {
     }
 
     /// Its options.
-    pub fn options(&self) -> Options {
-        self.options
+    pub fn options(&self) -> &Options {
+        &self.options
     }
 
     /// Compiles the policy of all objects. An object that is the same as in the previous call is the same allocation.
@@ -124,7 +127,7 @@ impl Compiler {
     ) -> Compiled {
         let Replaced { at, removed } = replace(&mut self.objects, objects.into_iter());
         let changes = Changes::between(&removed, &self.objects[at]);
-        self.memo.compile(self.options, self.objects.iter().map(Arc::as_ref), &changes)
+        self.memo.compile(&self.options, self.objects.iter().map(Arc::as_ref), &changes)
     }
 }
 

@@ -34,9 +34,10 @@ pub use self::custom_resources::{
     AddressSelection, ClusterEgressPolicySpec, Distribution, EgressPolicy, EgressPolicySpec, Gateway, GatewayRef,
     GatewaySpec, Limits, OnExhaustion, PodSelector, PoolRef, ServiceRef, UncoveredAction, ZoneAffinity,
 };
+pub(crate) use self::label_selector::NAMESPACE_NAME_LABEL;
 pub use self::label_selector::{LabelSelector, Requirement};
 pub use self::overlay::{MacAddress, MacAddressError, OverlayNode, OverlayNodeSpec};
-pub use self::pod::{DEFAULT_WEIGHT, MAX_WEIGHT, Pod};
+pub use self::pod::{DEFAULT_WEIGHT, Life, MAX_WEIGHT, Pod};
 pub use self::port::Protocol;
 pub use self::provider::{Associate, AwsSpec, AzureSpec, GcpSpec, Ownership, PrivateAddresses, ProviderSpec};
 pub use self::read::{Manifests, ReadOptions, UnsupportedKinds, read};

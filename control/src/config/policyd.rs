@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use vipgate_policy::compiler::{NodeAgents, Tenancy, TunnelSecret};
+use vipgate_policy::compiler::{NodeAgents, Share, Tenancy, TunnelSecret};
 use vipgate_policy::manifest::{Cidr, UnclassedServices, UncoveredAction};
 use vipgate_policy::schema::{FilePath, SocketAddress, URL_PATTERN};
 
@@ -40,6 +40,10 @@ pub struct PolicydConfig {
     /// What EgressPolicies and Services of a namespace may use. Default: `strict`.
     #[serde(default)]
     pub tenancy: Tenancy,
+    /// The part of each limit of the whole (VIPs, endpoints, backend ports, prefixes, lookup tables) that the objects of one
+    /// namespace may have. Default: a quarter.
+    #[serde(default = "default_namespace_share")]
+    pub namespace_share: Share,
     /// Pod prefixes, covered by a policy or not. Traffic to them is internal and not translated.
     #[serde(default)]
     #[schemars(extend("uniqueItems" = true, "default" = []))]
@@ -247,6 +251,10 @@ impl Etcd {
     }
 }
 
+fn default_namespace_share() -> Share {
+    Share::QUARTER
+}
+
 fn default_prefix() -> String {
     "/vipgate/".into()
 }
@@ -266,7 +274,7 @@ pub struct KubernetesSource {
     pub namespaces: Vec<String>,
     /// Which Services are vipgate's.
     pub services: HandledServices,
-    /// When pods are read. Default: `selected`; with `node_agents` always.
+    /// When pods are read. Default: `selected`; with `tenancy: strict` and with `node_agents` always.
     pub pods: PodWatch,
     /// How objects are listed. Default: `paged`.
     pub lists: ListMode,

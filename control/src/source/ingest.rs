@@ -228,8 +228,14 @@ fn log_changes(before: &CompileOutcome, now: &CompileOutcome) {
             tracing::warn!(event = "manifest_warning", "{diagnostic}");
         }
     }
+    if now.slices_unverified && !before.slices_unverified {
+        tracing::warn!(
+            event = "slices_unverified",
+            "tenancy is strict, but the source has no Pod: addresses of EndpointSlices are taken as they are"
+        );
+    }
     for (id, faulty) in now.faulty.iter().filter(|(id, faulty)| before.faulty.get(*id) != Some(faulty)) {
-        let effect = if faulty.has_last_good { "its last good version stays in force" } else { "it is left out" };
+        let effect = if faulty.has_last_good { "it stays in force as it was last read" } else { "it is set aside" };
         tracing::error!(event = "object_refused", object = %id, "{id} is not in force as written: {effect}");
     }
 }

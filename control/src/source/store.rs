@@ -1,7 +1,8 @@
 //! Store of the manifests of a source, by entry (a file or an etcd key), and their compilation.
 //!
-//! A faulty object doesn't affect others: its last good version stays in force, or, without one, it is left out
-//! together with its dependents. Only changed entries are parsed again.
+//! A faulty object doesn't affect others. One that can't be read any more stays in force as it was last read; one that
+//! conflicts with others, or exceeds a limit, isn't in force, whatever it was before: what is in force is what a fresh start
+//! with the same objects would bring into force. Only changed entries are parsed again.
 //!
 //! Emptiness isn't trusted: an entry or directory that had objects and is now empty or missing retains them, and so
 //! does a source that had objects and now has none, until it has some again or the empty source is accepted. An entry
@@ -12,28 +13,22 @@ mod cloud_objects;
 mod entries;
 mod entry;
 mod health;
-mod last_good;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use thiserror::Error;
-use vipgate_policy::compiler::{Cluster, Compiled, Compiler, NodeAgents, Options, Placement, Tenancy};
-use vipgate_policy::diagnostic::{Code, Diagnostic, sort_and_dedup};
+use vipgate_policy::compiler::{Cluster, Compiled, Compiler, NodeAgents, Options, Placement, Share, Tenancy};
+use vipgate_policy::diagnostic::{Code, Diagnostic, ObjectLocation, sort_and_dedup};
 use vipgate_policy::ipam::Snapshot;
 use vipgate_policy::manifest::{CloudPool, Kind, Object, ObjectId, ReadOptions, UnclassedServices, UnsupportedKinds};
 
 pub use self::cloud_objects::{CloudGateway, CloudObjects, ProviderPool};
 use self::entries::Entries;
 use self::entry::{Entry, Presence};
-use self::last_good::LastGood;
 use super::{SourceUpdate, UnavailablePath};
-
-/// Maximum rounds of compilation: each replaces at least one faulty object by an older version, or leaves it out.
-const MAX_ROUNDS: usize = 32;
 
 /// All manifests of a source.
 #[derive(Debug, Default)]
@@ -47,8 +42,6 @@ pub struct ManifestStore {
     allow_empty: bool,
     /// Whether there was a policy yet, even an accepted empty one.
     initialized: bool,
-    /// Cluster settings of the server's configuration.
-    cluster: Cluster,
     /// Handling of `LoadBalancer` Services without a class.
     unclassed: UnclassedServices,
     /// Whether compilations prepare address management.
@@ -57,11 +50,7 @@ pub struct ManifestStore {
     ipam: Option<Arc<Snapshot>>,
     /// What cloud providers have, by pool.
     cloud: BTreeMap<String, Arc<CloudPool>>,
-    /// Compiles the objects as they are written.
     compiler: Compiler,
-    /// Compiles what is in force instead, as long as some are faulty: so neither of the two sees faults come and go in
-    /// each compilation.
-    fallback: Option<Compiler>,
     /// Of the last update.
     revision: u64,
 }
@@ -79,6 +68,8 @@ pub struct CompileOutcome {
     pub objects: usize,
     /// Why the source is unhealthy: parts that are empty or unreadable. Empty: it is healthy.
     pub unhealthy: Vec<String>,
+    /// Whether tenancy is strict, and addresses of slices can't be checked, since no Pod is known.
+    pub slices_unverified: bool,
     /// What address management works on, where it is used; the same allocation as before if it is the same.
     pub ipam: Option<Arc<Snapshot>>,
     /// What the policy server needs of cloud providers.
@@ -100,7 +91,7 @@ impl CompileOutcome {
 /// An object that isn't in force as written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Faulty {
-    /// Whether its last good version is in force.
+    /// Whether it is in force as it was last read.
     pub has_last_good: bool,
     /// Why.
     pub reasons: Vec<String>,
@@ -133,19 +124,31 @@ impl ManifestStore {
     /// Sets the cluster settings of the server's configuration.
     #[must_use]
     pub fn with_cluster(self, cluster: Cluster) -> Self {
-        Self { cluster, ..self }
+        self.with_options(|options| options.cluster = cluster)
     }
 
     /// Sets what tenants may use. Default: strict tenancy.
     #[must_use]
     pub fn with_tenancy(self, tenancy: Tenancy) -> Self {
-        Self { compiler: Compiler::new(Options { tenancy, ..self.compiler.options() }), ..self }
+        self.with_options(|options| options.tenancy = tenancy)
+    }
+
+    /// Sets the part of each limit of the whole that a namespace may have. Default: the whole.
+    #[must_use]
+    pub fn with_namespace_share(self, share: Share) -> Self {
+        self.with_options(|options| options.namespace_share = share)
     }
 
     /// Sets the agents that nodes run. Default: none.
     #[must_use]
     pub fn with_node_agents(self, node_agents: Option<NodeAgents>) -> Self {
-        Self { compiler: Compiler::new(Options { node_agents, ..self.compiler.options() }), ..self }
+        self.with_options(|options| options.node_agents = node_agents)
+    }
+
+    fn with_options(self, change: impl FnOnce(&mut Options)) -> Self {
+        let mut options = self.compiler.options().clone();
+        change(&mut options);
+        Self { compiler: Compiler::new(options), ..self }
     }
 
     /// Sets the handling of `LoadBalancer` Services without a class. Default: they are served.
@@ -257,8 +260,7 @@ impl ManifestStore {
             if matches!(entry.presence, Presence::Empty | Presence::NoObjects) {
                 // It still exists, and so do its diagnostics.
                 let Entry { presence, rejected, diagnostics, .. } = entry;
-                self.entries
-                    .put(name, Entry { presence, rejected, diagnostics, in_force_differs: true, ..Entry::default() });
+                self.entries.put(name, Entry { presence, rejected, diagnostics, ..Entry::default() });
             }
         }
     }
@@ -291,13 +293,11 @@ impl ManifestStore {
                 // It still has an invalid version of the object.
                 entry.rejected.insert(id);
             }
-            entry.in_force_differs = true;
             self.entries.put(name, entry);
         }
     }
 
-    /// Compiles everything. Faulty objects are replaced by their last good version, or left out, until no error
-    /// remains.
+    /// Compiles everything.
     pub fn compile(&mut self) -> CompileOutcome {
         let unhealthy = self.unhealthy();
         let mut diagnostics: Vec<Diagnostic> =
@@ -305,70 +305,65 @@ impl ManifestStore {
         let unreported = unhealthy.iter().filter(|it| !it.has_diagnostic);
         diagnostics.extend(unreported.map(|it| Diagnostic::for_file(&it.name, Code::SourceUnavailable, &*it.reason)));
         let mut faulty = self.unreadable();
-        let mut last_good = LastGood::default();
-        let mut compiled = self.compile_objects(&last_good);
-        for round in 1..=MAX_ROUNDS {
-            let errors: Vec<Diagnostic> = compiled.diagnostics.iter().filter(|it| it.is_error()).cloned().collect();
-            if errors.is_empty() {
-                break;
-            }
-            // In the second half faulty objects are left out, without trying older versions.
-            last_good.substitute_faulty(&errors, &self.entries, &mut faulty, round < MAX_ROUNDS / 2);
-            diagnostics.extend(errors);
-            compiled = self.compile_objects(&last_good);
-        }
-        if last_good.is_empty() {
-            self.fallback = None;
-        }
-        diagnostics.extend(compiled.diagnostics);
+        let mut compiled = self.compile_objects();
+        let refused = self.add_refused(&compiled.diagnostics, &mut faulty);
+        diagnostics.append(&mut compiled.diagnostics);
         sort_and_dedup(&mut diagnostics);
+        let is_in_force = |object: &&Arc<Object>| faulty.get(&object.id).is_none_or(|faulty| faulty.has_last_good);
         if self.has_ipam && self.initialized {
-            self.prepare_ipam(&last_good, std::mem::take(&mut compiled.policy_addresses));
+            let of_pools = [Kind::AddressPool, Kind::Namespace].map(|kind| self.entries.of_kind(kind));
+            let objects = of_pools.into_iter().flatten().filter(is_in_force).chain(self.entries.of_kind(Kind::Service));
+            let policy_addresses = std::mem::take(&mut compiled.policy_addresses);
+            if self.ipam.as_ref().is_none_or(|last| !last.is_of(objects.clone(), &policy_addresses)) {
+                let (tenancy, objects) = (self.compiler.options().tenancy, objects.cloned().collect());
+                self.ipam = Some(Arc::new(Snapshot { tenancy, objects, policy_addresses }));
+            }
         }
-        let cloud = CloudObjects::of(&self.entries, &last_good, std::mem::take(&mut compiled.shortages));
-        let objects = self.entries.set_in_force(&last_good);
-        #[cfg(test)]
-        self.entries.check();
-        let cluster = self.cluster.clone().merged_with(&compiled.placement.cluster.take().unwrap_or_default());
-        compiled.placement.cluster = cluster.non_empty();
+        let of_kind = |kind| self.entries.of_kind(kind).filter(is_in_force);
+        let cloud = CloudObjects::of(of_kind, std::mem::take(&mut compiled.shortages));
         let placement = self.initialized.then(|| Arc::new(compiled.placement));
         let unhealthy = unhealthy.iter().map(|it| format!("{}: {}", it.name, it.reason)).collect();
         CompileOutcome {
             placement,
             diagnostics,
+            objects: self.entries.objects().len() - refused,
             faulty,
-            objects,
             unhealthy,
+            slices_unverified: compiled.slices_unverified,
             ipam: self.ipam.clone(),
             cloud,
             revision: self.revision,
         }
     }
 
-    fn prepare_ipam(&mut self, last_good: &LastGood, policy_addresses: Vec<IpAddr>) {
-        let of_pools = [Kind::AddressPool, Kind::Namespace].map(|kind| self.entries.of_kind(kind));
-        let of_pools = of_pools.into_iter().flatten().filter_map(|object| last_good.substitute(object));
-        // Services as they are written: one of another type by now has no claim to its address, be it faulty.
-        let objects = of_pools.chain(self.entries.of_kind(Kind::Service));
-        if self.ipam.as_ref().is_none_or(|last| !last.is_of(objects.clone(), &policy_addresses)) {
-            let objects = objects.cloned().collect();
-            self.ipam =
-                Some(Arc::new(Snapshot { tenancy: self.compiler.options().tenancy, objects, policy_addresses }));
+    /// Adds the objects that the compiler has refused; returns their number.
+    fn add_refused(&self, diagnostics: &[Diagnostic], faulty: &mut BTreeMap<ObjectId, Faulty>) -> usize {
+        let mut reasons: BTreeMap<(&str, ObjectLocation), Vec<String>> = BTreeMap::new();
+        for error in diagnostics.iter().filter(|it| it.is_error()) {
+            if let Some(location) = error.object {
+                reasons.entry((&error.file, location)).or_default().push(error.to_string());
+            }
         }
+        let mut refused = 0;
+        for ((name, location), reasons) in reasons {
+            let objects = self.entries.get(name).map(|(_, entry)| entry.objects.as_slice()).unwrap_or_default();
+            let Some(object) = objects.iter().find(|object| object.origin.location() == location) else { continue };
+            let none = || Faulty { has_last_good: false, reasons: Vec::new() };
+            let fault = faulty.entry(object.id.clone()).or_insert_with(none);
+            fault.has_last_good = false;
+            fault.reasons.extend(reasons);
+            refused += 1;
+        }
+        refused
     }
 
-    fn compile_objects(&mut self, last_good: &LastGood) -> Compiled {
-        let compiler = if last_good.is_empty() {
-            &mut self.compiler
-        } else {
-            self.fallback.get_or_insert_with(|| self.compiler.clone())
-        };
-        let compiled = compiler.compile(last_good.objects(self.entries.objects()));
+    fn compile_objects(&mut self) -> Compiled {
+        let compiled = self.compiler.compile(self.entries.objects().values());
         #[cfg(test)]
         {
             self.entries.check();
-            let objects = last_good.objects(self.entries.objects()).map(Arc::as_ref);
-            let new = vipgate_policy::compiler::compile_for(self.compiler.options(), objects);
+            let objects = self.entries.objects().values().map(Arc::as_ref);
+            let new = vipgate_policy::compiler::compile_for(self.compiler.options().clone(), objects);
             assert_eq!((&compiled.placement, &compiled.diagnostics), (&new.placement, &new.diagnostics));
         }
         compiled

@@ -23,6 +23,9 @@ pub const MAX_BACKEND_PORTS: usize = 524_288;
 /// Bytes of the Maglev tables of all Services.
 pub const MAX_LOOKUP_TABLE_BYTES: usize = 256 << 20;
 
+/// Labels that selectors are compared with in one compilation.
+pub const MAX_SELECTOR_STEPS: usize = 32 << 20;
+
 /// Entries of each list of prefixes of a policy.
 pub const MAX_PREFIXES_OF_POLICY: usize = 4096;
 /// VIPs of a policy that it lists, or that it asks of one pool; VIPs of an endpoint are those of one policy.
@@ -33,6 +36,10 @@ pub const MAX_POOLS_OF_POLICY: usize = 16;
 pub const MAX_SELECTORS_OF_POLICY: usize = 64;
 /// Labels and expressions of one label selector, and values of one expression.
 pub const MAX_SELECTOR_TERMS: usize = 256;
+/// `sessionsPerEndpoint` and `newSessionsPerSecond`: the most sessions that a gateway may have.
+pub const MAX_SESSIONS_PER_ENDPOINT: usize = 1 << 28;
+/// `guaranteedPortsPerEndpoint`: ports of one VIP.
+pub const MAX_GUARANTEED_PORTS: usize = 65_535;
 /// Gateways that a policy names.
 pub const MAX_GATEWAYS_OF_POLICY: usize = MAX_GATEWAYS;
 /// VIPs of a Service.
@@ -45,6 +52,8 @@ pub const MAX_BACKENDS_OF_SERVICE: usize = 65_535;
 pub const MAX_SOURCE_RANGES_OF_SERVICE: usize = 65_535;
 /// Ranges of an address pool.
 pub const MAX_RANGES_OF_POOL: usize = 4096;
+/// Names of Services that the name of a VIP lists.
+pub const MAX_NAMES_OF_VIP: usize = 8;
 /// Bytes of a text, such as the names of the Services that share a VIP.
 pub const MAX_TEXT_BYTES: usize = 64 << 10;
 /// Bytes of a resource's name: more than kind, namespace and name of a Kubernetes object need.
@@ -72,13 +81,6 @@ pub struct Limit {
     pub scope: Scope,
     /// The objects and fields that it concerns.
     pub fields: &'static str,
-}
-
-impl Limit {
-    /// The part of it that one namespace gets, at least 1; `share`: from 0 to 1.
-    pub fn share(&self, share: f64) -> usize {
-        ((self.max as f64 * share) as usize).clamp(1, self.max)
-    }
 }
 
 const fn object(what: &'static str, max: usize, fields: &'static str) -> Limit {
@@ -109,6 +111,9 @@ pub const EGRESS_PREFIXES: Limit = whole(
 /// Policies.
 pub const POLICIES: Limit =
     whole("policies", MAX_POLICIES, "EgressPolicies, ClusterEgressPolicies, annotated Services");
+/// Work of selectors.
+pub const SELECTOR_STEPS: Limit =
+    whole("labels to compare", MAX_SELECTOR_STEPS, "labels and values of a policy's selectors, times pods");
 /// Services.
 pub const SERVICES: Limit = whole("Services with VIPs", MAX_SERVICES, "Services");
 /// Backend ports of one family.
@@ -122,12 +127,14 @@ pub const LOOKUP_TABLES: Limit = whole(
 );
 
 /// All limits.
-pub const ALL: [Limit; 22] = [
+pub const ALL: [Limit; 25] = [
     object("prefixes", MAX_PREFIXES_OF_POLICY, "`destinationCIDRs`, `excludedCIDRs` of a policy, each"),
     object("addresses", MAX_ADDRESSES_OF_POLICY, "`addresses` of a policy, `pools[].count`"),
     object("pools", MAX_POOLS_OF_POLICY, "`pools` of a policy"),
     object("selectors", MAX_SELECTORS_OF_POLICY, "`selectors` of a policy"),
     object("terms", MAX_SELECTOR_TERMS, "labels, expressions and values of a label selector, each"),
+    object("sessions", MAX_SESSIONS_PER_ENDPOINT, "`limits.sessionsPerEndpoint`, `limits.newSessionsPerSecond`"),
+    object("ports", MAX_GUARANTEED_PORTS, "`limits.guaranteedPortsPerEndpoint`"),
     object("gateways", MAX_GATEWAYS_OF_POLICY, "`gateways.names` of a policy"),
     object("VIPs", MAX_VIPS_OF_SERVICE, "`status.loadBalancer.ingress` of a Service"),
     object("ports", MAX_PORTS_OF_SERVICE, "`spec.ports` of a Service"),
@@ -139,6 +146,7 @@ pub const ALL: [Limit; 22] = [
     ENDPOINT_VIPS,
     EGRESS_PREFIXES,
     POLICIES,
+    SELECTOR_STEPS,
     SERVICES,
     BACKEND_PORTS,
     LOOKUP_TABLES,

@@ -22,7 +22,7 @@ pub(super) fn compile(
     let indices: HashMap<&str, usize> = nodes.iter().enumerate().map(|(at, node)| (&*node.name, at)).collect();
     let mut pods: Vec<Vec<(IpAddr, Arc<str>)>> = vec![Vec::new(); nodes.len()];
     for (node, address, name) in sources.pods.placed(&sources.inventory.pods) {
-        if let Some(at) = indices.get(node) {
+        if let Some(at) = indices.get(node).filter(|_| !sources.vips.contains(&address)) {
             pods[*at].push((address, name.clone()));
         }
     }

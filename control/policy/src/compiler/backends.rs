@@ -1,67 +1,69 @@
-//! Backends of a Service, from its endpoint slices: each address once, merged over all slices.
+//! Backends of a Service, from its endpoint slices.
+//!
+//! An endpoint is an address, a port and a node. Slices may have it several times, and one that is gone may still be listed
+//! when another pod has its address: of those with the same address and port the serving one counts, in whatever order the
+//! slices are.
 
-use std::net::IpAddr;
+use std::cmp::Reverse;
 use std::sync::Arc;
 
-use foldhash::{HashMap, HashMapExt, HashSet};
+use foldhash::{HashMap, HashMapExt};
 use vipgate_dataplane::policy::spec::BackendState;
 
 use super::claim::Inputs;
 use super::inventory::ObjectRef;
 use crate::compiler::placement::PlacedBackend;
-use crate::diagnostic::{Code, Diagnostic};
+use crate::diagnostic::Diagnostic;
 use crate::manifest::{EndpointSlice, Hints, Service, ServicePort, SliceEndpoint};
 
 /// Builds the backends of Services.
 pub(super) struct BackendBuilder<'a> {
     sources: &'a Inputs<'a>,
-    /// VIPs that are (by mistake) endpoint addresses of slices.
-    vips: &'a HashSet<IpAddr>,
     /// Interned names of nodes and zones that don't come from slices.
     names: HashMap<&'a str, Arc<str>>,
 }
 
 impl<'a> BackendBuilder<'a> {
-    pub(super) fn new(sources: &'a Inputs<'a>, vips: &'a HashSet<IpAddr>) -> Self {
-        Self { sources, vips, names: HashMap::new() }
+    pub(super) fn new(sources: &'a Inputs<'a>) -> Self {
+        Self { sources, names: HashMap::new() }
     }
 
-    /// The backends of a Service, sorted by address.
+    /// The backends of a Service, sorted by address and ports.
     pub(super) fn backends_of(
         &mut self,
         service: ObjectRef<'a, Service>,
         diagnostics: &mut Vec<Diagnostic>,
     ) -> Vec<PlacedBackend> {
-        let slices = self.sources.inventory.slices_of(service.namespaced_name());
-        let mut found = Vec::with_capacity(slices.clone().map(|slice| slice.body.endpoints.len()).sum());
-        for slice in slices {
-            let ports = ports(&service.body.ports, slice.body);
-            for endpoint in &slice.body.endpoints {
-                if self.vips.contains(&endpoint.address) {
-                    let reason = format!("{} is a VIP, not a pod address: ignored", endpoint.address);
-                    diagnostics.push(slice.warning(Code::BackendIsVip, &endpoint.field(), reason));
-                } else {
-                    found.push(self.backend(endpoint, ports.clone()));
-                }
+        let endpoints = self.sources.endpoints_of(service.namespaced_name(), diagnostics);
+        let mut found = Vec::with_capacity(endpoints.len());
+        let mut slice_ports: Option<(*const EndpointSlice, Arc<[u16]>)> = None;
+        for (slice, endpoint) in endpoints {
+            let ports = match &slice_ports {
+                Some((of, ports)) if std::ptr::eq(*of, slice.body) => ports.clone(),
+                _ => ports(&service.body.ports, slice.body),
+            };
+            slice_ports = Some((slice.body, ports.clone()));
+            found.push(self.backend(endpoint, ports));
+        }
+        found.sort_by_key(|backend| backend.address);
+        if found.is_sorted_by(|a, b| a.address < b.address) {
+            return found;
+        }
+        let mut merged = Vec::with_capacity(found.len());
+        for same_address in found.chunk_by_mut(|a, b| a.address == b.address) {
+            match same_address {
+                [only] => merged.push(only.clone()),
+                several => merge(several, &mut merged),
             }
         }
-        // Slices are sorted by name and the sort is stable, so the merge is deterministic.
-        found.sort_by_key(|backend| backend.address);
-        found.dedup_by(|duplicate, first| {
-            let is_same = duplicate.address == first.address;
-            if is_same {
-                merge(first, duplicate);
-            }
-            is_same
-        });
-        found
+        merged
     }
 
     fn backend(&mut self, endpoint: &'a SliceEndpoint, ports: Arc<[u16]>) -> PlacedBackend {
-        let SliceEndpoint { address, pod, node, zone, state, hints, index: _ } = endpoint;
+        let SliceEndpoint { address, pod, node, zone, state, hints, uid: _, index: _ } = endpoint;
         let pods = self.sources.pods;
         let name = if pod.is_empty() { pods.name_of(*address).unwrap_or(pod) } else { pod };
-        let locality = self.sources.slices.locality_of(endpoint);
+        let locality = self.sources.locality_of(endpoint);
         PlacedBackend {
             address: *address,
             name: name.clone(),
@@ -91,29 +93,70 @@ fn ports(service_ports: &[ServicePort], slice: &EndpointSlice) -> Arc<[u16]> {
     service_ports.iter().map(port).collect()
 }
 
-/// Merges a backend with its entry from another slice.
-fn merge(first: &mut PlacedBackend, duplicate: &mut PlacedBackend) {
-    if first.ports != duplicate.ports {
-        let both = first.ports.iter().zip(&*duplicate.ports);
-        first.ports = both.map(|(first, other)| if *first > 0 { *first } else { *other }).collect();
+/// Merges the entries of one address: those of one pod on one node become one backend, and of several with the same target
+/// port only the one that serves has it.
+fn merge(entries: &mut [PlacedBackend], merged: &mut Vec<PlacedBackend>) {
+    // Which one serves doesn't depend on the names or the order of slices.
+    entries.sort_by(|a, b| {
+        let key = |it: &PlacedBackend| Reverse(rank(it.state));
+        let names = |it: &PlacedBackend| (it.name.is_empty(), it.name.clone(), it.node.is_none(), it.node.clone());
+        key(a).cmp(&key(b)).then_with(|| names(a).cmp(&names(b))).then_with(|| a.ports.cmp(&b.ports))
+    });
+    let before = merged.len();
+    for entry in entries {
+        // The target ports that nobody who serves better has.
+        let is_taken = |(at, port): (usize, &u16)| {
+            *port > 0 && merged[before..].iter().any(|it| it.ports[at] == *port && !is_same_endpoint(it, entry))
+        };
+        let taken: Vec<bool> = entry.ports.iter().enumerate().map(is_taken).collect();
+        let ports = entry.ports.iter().zip(&taken).map(|(port, taken)| if *taken { 0 } else { *port });
+        let ports: Arc<[u16]> = if taken.contains(&true) { ports.collect() } else { entry.ports.clone() };
+        if ports.iter().all(|port| *port == 0) && entry.ports.iter().any(|port| *port > 0) {
+            continue;
+        }
+        match merged[before..].iter_mut().find(|it| is_same_endpoint(it, entry) && are_compatible(&it.ports, &ports)) {
+            Some(same) => add(same, entry, &ports),
+            None => merged.push(PlacedBackend { ports, ..entry.clone() }),
+        }
     }
-    let rank = |state| match state {
+    merged[before..].sort_by(|a, b| a.ports.cmp(&b.ports));
+}
+
+fn rank(state: BackendState) -> u8 {
+    match state {
         BackendState::Ready => 2,
         BackendState::Terminating => 1,
         BackendState::NotReady => 0,
-    };
-    if rank(duplicate.state) > rank(first.state) {
-        first.state = duplicate.state;
+    }
+}
+
+/// Whether two entries are of one pod, as far as they say.
+fn is_same_endpoint(one: &PlacedBackend, other: &PlacedBackend) -> bool {
+    let is_same_name = one.name == other.name || one.name.is_empty() || other.name.is_empty();
+    let is_same_node = one.node.as_ref().zip(other.node.as_ref()).is_none_or(|(one, other)| one == other);
+    is_same_name && is_same_node
+}
+
+/// Whether two lists of target ports can be those of one backend.
+fn are_compatible(one: &[u16], other: &[u16]) -> bool {
+    one.iter().zip(other).all(|(one, other)| *one == 0 || *other == 0 || one == other)
+}
+
+/// Adds to an endpoint what another slice says of it.
+fn add(first: &mut PlacedBackend, other: &PlacedBackend, ports: &Arc<[u16]>) {
+    if first.ports != *ports {
+        let both = first.ports.iter().zip(&**ports);
+        first.ports = both.map(|(first, other)| if *first > 0 { *first } else { *other }).collect();
     }
     if first.name.is_empty() {
-        first.name = duplicate.name.clone();
-        first.weight = duplicate.weight;
+        first.name = other.name.clone();
+        first.weight = other.weight;
     }
-    first.node = first.node.take().or(duplicate.node.take());
-    first.zone = first.zone.take().or(duplicate.zone.take());
-    first.hints = match (first.hints.take(), duplicate.hints.take()) {
-        (Some(one), Some(other)) if one != other => Some(Arc::new(union(&one, &other))),
-        (one, other) => one.or(other),
+    first.node = first.node.take().or_else(|| other.node.clone());
+    first.zone = first.zone.take().or_else(|| other.zone.clone());
+    first.hints = match (first.hints.take(), &other.hints) {
+        (Some(one), Some(other)) if one != *other => Some(Arc::new(union(&one, other))),
+        (one, other) => one.or_else(|| other.clone()),
     };
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use foldhash::HashSet;
 
 use super::inventory::NamespacedName;
+use super::pods::API_SERVER;
 use crate::manifest::{Body, EndpointSlice, Kind, Object};
 
 /// The differences between two lists of objects.
@@ -17,7 +18,8 @@ pub(super) struct Changes<'a> {
     pub(super) policies: HashSet<&'a str>,
     /// Endpoint slices that differ, before and after.
     pub(super) slices: Vec<&'a EndpointSlice>,
-    /// Whether pods, nodes or namespaces differ: they decide about the addresses, names and localities of others.
+    /// Whether pods, nodes, namespaces or prefixes of the cluster differ: they decide about the addresses, names and localities
+    /// of others.
     pub(super) has_pods: bool,
     /// Whether gateways, or the zones of their nodes, differ.
     pub(super) has_gateways: bool,
@@ -69,6 +71,8 @@ impl<'a> Changes<'a> {
         match &object.body {
             Body::Service(_) => drop(self.services.insert(key)),
             Body::EndpointSlice(slice) => {
+                // Its endpoints are hosts for others.
+                self.has_pods |= (key.0, slice.service.as_deref()) == (API_SERVER.0, Some(API_SERVER.1));
                 self.services.extend(slice.service.as_deref().map(|service| (key.0, service)));
                 self.slices.push(slice);
             }
@@ -77,7 +81,8 @@ impl<'a> Changes<'a> {
             Body::Node(_) => (self.has_pods, self.has_gateways) = (true, true),
             Body::Pod(_) | Body::Namespace(_) => self.has_pods = true,
             Body::OverlayNode(_) => self.overlay_nodes += 1,
-            Body::AddressPool(_) | Body::ServiceCidr(_) => {}
+            Body::ServiceCidr(_) => self.has_pods = true,
+            Body::AddressPool(_) => {}
         }
     }
 }

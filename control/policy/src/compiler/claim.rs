@@ -12,16 +12,16 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use vipgate_dataplane::policy::spec::{self, EgressSpec};
 
+use super::cluster::ClusterPrefixes;
 use super::gateways::{Candidates, Gateways};
 use super::inventory::{Inventory, NamespacedName, ObjectRef};
 use super::pods::{CoveredAddress, Pods};
 use super::pool::Pools;
 use super::precedence::{Precedence, service_of};
-use super::slices::Slices;
 use crate::compiler::tenancy::Tenancy;
 use crate::diagnostic::{Code, Diagnostic, Severity};
 use crate::manifest::{
-    AddressSelection, Cidr, Distribution, EGRESS_FIELD, EgressPolicy, EgressPolicySpec, Family, GatewayRef,
+    AddressSelection, Cidr, Distribution, EGRESS_FIELD, EgressPolicy, EgressPolicySpec, Family, GatewayRef, ObjectId,
     OnExhaustion, Origin, PodSelector, Service, ZoneAffinity,
 };
 use crate::shortage::Shortage;
@@ -51,6 +51,7 @@ impl Rank {
 /// The endpoints, VIPs and gateways that a policy claims.
 #[derive(Debug)]
 pub(super) struct Claim<'a> {
+    pub(super) id: &'a ObjectId,
     /// The name of its policy.
     pub(super) name: &'a Arc<str>,
     /// `None`: that of an annotated Service, which is all defaults.
@@ -86,6 +87,33 @@ pub(super) struct Claim<'a> {
 }
 
 impl Claim<'_> {
+    /// Closes it as something that takes as little as possible of limits: for all destinations.
+    pub(super) fn close_minimal(&mut self) {
+        self.close();
+        self.policy = None;
+    }
+
+    /// Whether it has no settings of its own.
+    pub(super) fn is_default(&self) -> bool {
+        self.policy.is_none()
+    }
+
+    /// Takes its VIPs away for a reason that was reported: what it covers stays covered, so its traffic is dropped.
+    pub(super) fn close(&mut self) {
+        self.is_invalid = true;
+        self.vips = Cow::Borrowed(&[]);
+        self.shortages.clear();
+    }
+
+    /// Number of its prefixes of each family.
+    pub(super) fn prefixes(&self) -> [usize; 2] {
+        let Some(policy) = self.policy else { return [1, 1] };
+        let default = policy.destination_cidrs.is_none();
+        let all = policy.destination_cidrs.iter().flatten().chain(&policy.excluded_cidrs);
+        let v6 = all.clone().filter(|cidr| cidr.0.network().is_ipv6()).count();
+        [all.count() - v6 + usize::from(default), v6 + usize::from(default)]
+    }
+
     pub(super) fn diagnostic(&self, severity: Severity, code: Code, field: &str, reason: String) -> Diagnostic {
         self.origin.diagnostic(severity, code, field, reason)
     }
@@ -114,14 +142,16 @@ impl Claim<'_> {
 }
 
 /// Inputs of the compiler's passes.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Inputs<'a> {
     pub(super) inventory: &'a Inventory<'a>,
     pub(super) gateways: &'a Gateways<'a>,
     pub(super) pods: &'a Pods<'a>,
-    pub(super) slices: &'a Slices<'a>,
     pub(super) pools: &'a Pools<'a>,
+    pub(super) cluster: &'a ClusterPrefixes,
     pub(super) tenancy: Tenancy,
+    /// Addresses that are VIPs, whatever else names them; empty while claims are collected.
+    pub(super) vips: &'a HashSet<IpAddr>,
 }
 
 /// All claims in the order of precedence, without the addresses that they cover.
@@ -160,6 +190,7 @@ impl<'a> Inputs<'a> {
         }
         let key = service.namespaced_name();
         Claim {
+            id,
             name,
             policy: None,
             namespace: key.0,
@@ -191,6 +222,7 @@ impl<'a> Inputs<'a> {
         let spec = &policy.body.spec;
         self.check_gateways(policy, diagnostics);
         let mut claim = Claim {
+            id: policy.id,
             name: policy.name,
             policy: Some(spec),
             namespace: &policy.id.namespace,
@@ -238,21 +270,35 @@ impl<'a> Inputs<'a> {
                     claim.vips.to_mut().push((field.into(), *vip));
                 }
             }
+            let before = claim.vips.len();
             self.allocate_from_pools(policy, &mut claim, allocated, diagnostics);
+            if claim.is_invalid && claim.shortages.is_empty() {
+                for (_, vip) in &claim.vips[before..] {
+                    allocated.remove(vip);
+                }
+                claim.close();
+            }
         }
         claim
+    }
+
+    /// Labels that the selectors of a claim are compared with.
+    pub(super) fn selector_steps(&self, claim: &Claim<'a>) -> usize {
+        let pods = self.pods.count(self.reach(claim.namespace));
+        let terms = claim.selectors.iter().map(|selector| 1 + selector.pod_selector.terms());
+        terms.fold(0, |sum: usize, terms| sum.saturating_add(terms.saturating_mul(pods)))
     }
 
     /// Adds the addresses that a claim covers.
     pub(super) fn cover(&self, claim: &mut Claim<'a>, diagnostics: &mut Vec<Diagnostic>) {
         if let Some(service) = claim.service {
-            claim.covers = self.slices.covered_endpoints(service);
-            self.slices.warn_about_hosts(service, diagnostics);
+            claim.covers = self.covered_endpoints(service, diagnostics);
             return;
         }
         for (i, selector) in claim.selectors.iter().enumerate() {
             let before = claim.covers.len();
-            claim.covers.extend(self.pods.select(selector, self.reach(claim.namespace)));
+            let pods = self.pods.select(selector, self.reach(claim.namespace));
+            claim.covers.extend(pods.filter(|pod| !self.vips.contains(&pod.address)));
             if let Some(reason) = self.pods_of_others(selector, claim.namespace) {
                 let field = format!("spec.selectors[{i}].namespaceSelector");
                 diagnostics.push(claim.diagnostic(Severity::Warning, Code::PodsOfOtherNamespace, &field, reason));
@@ -293,6 +339,7 @@ impl<'a> Inputs<'a> {
                 claim.is_invalid = true;
                 claim.add_shortage(&pool.name, family, missing, self.pools);
             } else {
+                claim.is_invalid = true;
                 diagnostics.push(policy.error(Code::PoolExhausted, &field, reason));
             }
         }

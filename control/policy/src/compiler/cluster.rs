@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use foldhash::HashSet;
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
 use vipgate_dataplane::policy::spec::ClusterSpec;
@@ -65,12 +66,32 @@ impl Cluster {
     }
 }
 
+/// The prefixes inside the cluster, for look-ups.
+#[derive(Debug, Default)]
+pub(super) struct ClusterPrefixes {
+    nets: HashSet<IpNet>,
+    /// The lengths of the prefixes, each once.
+    lengths: BTreeSet<u8>,
+}
+
+impl ClusterPrefixes {
+    /// Those of the cluster, and the pod prefixes behind gateways.
+    pub(super) fn new(cluster: &Cluster, inventory: &Inventory<'_>) -> Self {
+        let of_gateways = inventory.gateways.values().flat_map(|gateway| &gateway.body.spec.pod_cidrs);
+        let of_cluster = cluster.pods.iter().chain(&cluster.services).chain(&cluster.nodes);
+        let nets: HashSet<IpNet> = of_cluster.copied().chain(of_gateways.map(|cidr| cidr.0)).collect();
+        Self { lengths: nets.iter().map(IpNet::prefix_len).collect(), nets }
+    }
+
+    /// Whether one of them has the address.
+    pub(super) fn contains(&self, address: IpAddr) -> bool {
+        let nets = self.lengths.iter().filter_map(|length| Some(IpNet::new(address, *length).ok()?.trunc()));
+        nets.into_iter().any(|net| self.nets.contains(&net))
+    }
+}
+
 /// Pod prefixes of Node manifests, and Service prefixes of ServiceCIDR manifests; with agents also the nodes' addresses.
-pub(super) fn compile(
-    inventory: &Inventory<'_>,
-    has_agents: bool,
-    diagnostics: &mut Vec<Diagnostic>,
-) -> Option<Cluster> {
+pub(super) fn compile(inventory: &Inventory<'_>, has_agents: bool, diagnostics: &mut Vec<Diagnostic>) -> Cluster {
     let (mut nodes, mut services, mut node_addresses) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     for node in &inventory.nodes {
         if has_agents {
@@ -85,7 +106,7 @@ pub(super) fn compile(
         let all = cidr.body.spec.iter().flat_map(|spec| spec.cidrs.iter().flatten());
         services.extend(prefixes(cidr, indexed("spec.cidrs", all), diagnostics));
     }
-    Cluster { services, nodes, node_addresses, ..Cluster::default() }.non_empty()
+    Cluster { services, nodes, node_addresses, ..Cluster::default() }
 }
 
 /// The internal and external addresses of a node.

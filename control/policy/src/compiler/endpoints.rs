@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use foldhash::{HashMap, HashMapExt};
-use vipgate_dataplane::policy::spec::EndpointSpec;
+use vipgate_dataplane::policy::spec::{BackendState, EndpointSpec};
 
 use self::spreader::{Assigned, Missing, PolicyVips, Spreader};
 use super::claim::{Claim, Inputs};
@@ -47,7 +47,7 @@ pub(super) fn assign(
     let mut spreader = Spreader::new(sources.gateways, shard_maps);
     let covers = claims.iter().enumerate();
     let covers = covers.flat_map(|(claim, it)| it.covers.iter().map(move |cover| (cover.address, claim, cover)));
-    let mut covers: Vec<(IpAddr, usize, &CoveredAddress<'_>)> = covers.collect();
+    let mut covers: Vec<Cover<'_, '_>> = covers.collect();
     covers.sort_unstable_by_key(|(address, claim, _)| (*address, *claim));
     let mut endpoints = Vec::with_capacity(covers.len());
     let mut overridden: BTreeMap<(usize, usize), Affected> = BTreeMap::new();
@@ -60,6 +60,7 @@ pub(super) fn assign(
                 (*claim, cover.name.is_empty(), &**cover.name, cover.locality.node, cover.locality.zone)
             });
         }
+        let (same_address, is_disputed) = of_one_pod(same_address, sources);
         let (address, winner, cover) = same_address[0];
         let mut remarks = Vec::new();
         // The winner's entries come first; the entries of each other claim are adjacent.
@@ -72,7 +73,11 @@ pub(super) fn assign(
             }
         }
         let (claim, vips) = (&claims[winner], &policy_vips[winner]);
-        let Assigned { vips, gateway, slot } = match spreader.assign(winner, claim, vips, cover) {
+        let assigned = if is_disputed { Ok(Assigned::default()) } else { spreader.assign(winner, claim, vips, cover) };
+        if is_disputed {
+            remarks.push("several pods have this address, so its traffic is dropped".into());
+        }
+        let Assigned { vips, gateway, slot } = match assigned {
             Ok(assignment) => assignment,
             Err(_) if claim.is_invalid => {
                 remarks.push(format!("{} has no VIP: see `vipgate check`", claim.name).into());
@@ -90,6 +95,31 @@ pub(super) fn assign(
     }
     report(claims, &overridden, &unassigned, diagnostics);
     Endpoints { specs: endpoints, maps: spreader.maps_of(claims.len()) }
+}
+
+/// An address that claims cover, with the index of the claim.
+type Cover<'c, 'a> = (IpAddr, usize, &'c CoveredAddress<'a>);
+
+/// The entries of the pod that has an address, and whether that is disputed. Where pods are known this is decided already;
+/// where only slices name them, the pod that is ready has it.
+fn of_one_pod<'s, 'c, 'a>(entries: &'s mut [Cover<'c, 'a>], sources: &Inputs<'_>) -> (&'s [Cover<'c, 'a>], bool) {
+    let has_several = |entries: &[Cover<'_, '_>]| {
+        let mut names = entries.iter().map(|(_, _, cover)| &**cover.name).filter(|name| !name.is_empty());
+        let first = names.next();
+        names.any(|name| Some(name) != first)
+    };
+    if sources.pods.are_known() || !has_several(entries) {
+        let is_disputed = sources.pods.is_disputed(entries[0].0);
+        return (entries, is_disputed);
+    }
+    let is_ready = |(_, _, cover): &Cover<'_, '_>| cover.state == BackendState::Ready;
+    if !entries.iter().any(is_ready) {
+        return (entries, true);
+    }
+    // Stable: the order of precedence stays.
+    entries.sort_by_key(|entry| !is_ready(entry));
+    let ready = &entries[..entries.partition_point(is_ready)];
+    (ready, has_several(ready))
 }
 
 fn count(affected: &mut Affected) {

@@ -144,6 +144,11 @@ impl<'a> Gateways<'a> {
         self.all.binary_search_by(|gateway| (*gateway.name).cmp(name)).is_ok()
     }
 
+    /// The gateway with this address for others.
+    pub(super) fn with_peer_address(&self, address: IpAddr) -> Option<&Arc<str>> {
+        self.all.iter().find(|gateway| gateway.peer_address == Some(address)).map(|gateway| &gateway.name)
+    }
+
     /// The gateways that `spec.gateways` of a policy names or selects, sorted; `None`: all.
     pub(super) fn candidates(&self, reference: Option<&GatewayRef>) -> Candidates {
         let Some(reference) = reference else {

@@ -11,11 +11,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 
 use crate::diagnostic::{Code, Diagnostic, Severity};
 use crate::manifest::{
-    AddressPool, Body, EgressPolicy, EndpointSlice, Gateway, Object, ObjectId, Origin, OverlayNode, Pod, Service,
+    AddressPool, Body, EgressPolicy, EndpointSlice, Gateway, NAMESPACE_NAME_LABEL, Object, ObjectId, Origin,
+    OverlayNode, Pod, Service,
 };
-
-/// Label with the namespace's name; Kubernetes sets it on every namespace.
-const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
 /// An object of one kind with its identity and origin.
 #[derive(Debug)]
@@ -179,6 +177,16 @@ impl<'a> Inventory<'a> {
         let first = self.services.partition_point(|service| *service.id.namespace < *namespace);
         let count = self.services[first..].partition_point(|service| service.id.namespace == namespace);
         &self.services[first..first + count]
+    }
+
+    /// Whether there is a pod of this namespace and name.
+    pub(super) fn has_pod(&self, key: NamespacedName<'_>) -> bool {
+        self.pods.binary_search_by(|pod| pod.namespaced_name().cmp(&key)).is_ok()
+    }
+
+    /// Whether there is any endpoint slice.
+    pub(super) fn has_slices(&self) -> bool {
+        !self.slices.is_empty()
     }
 
     /// The endpoint slices of all Services, by namespace and name.

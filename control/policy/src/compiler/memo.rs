@@ -16,19 +16,19 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use foldhash::HashSet;
-use vipgate_dataplane::policy::spec::{NodeSpec, ShardMapSpec, VipSpec};
+use vipgate_dataplane::policy::spec::{EndpointSpec, NodeSpec, ShardMapSpec, VipSpec};
 
 use self::endpoints::EndpointMemo;
 use self::services::ServiceMemo;
 use super::changes::Changes;
 use super::claim::{self, Claim, Inputs};
+use super::cluster::{self, ClusterPrefixes};
 use super::inventory::Order;
+use super::options::Share;
 use super::placement::Table;
 use super::precedence::Precedence;
-use super::vips::{self, AssignedVip, VipTable};
-use super::{
-    Compiled, Gateways, Inventory, Options, Placement, Pods, Pools, ShardMaps, Slices, agent_nodes, cluster, overlay,
-};
+use super::vips::{self, AssignedVip, Closed, VipTable};
+use super::{Compiled, Gateways, Inventory, Options, Placement, Pods, Pools, ShardMaps, Tenancy, agent_nodes, overlay};
 use crate::diagnostic::{Diagnostic, sort_and_dedup};
 use crate::manifest::Object;
 
@@ -60,6 +60,12 @@ struct VipMemo {
     diagnostics: Vec<Diagnostic>,
     /// The VIPs of all Services and policies.
     all: HashSet<IpAddr>,
+    /// Those that were admitted.
+    admitted: Arc<HashSet<IpAddr>>,
+    /// The names of Services that were refused.
+    refused: HashSet<Arc<str>>,
+    /// Claims that were closed.
+    closed: Closed,
     /// The names of the VIPs' shard maps.
     maps: HashSet<Arc<str>>,
 }
@@ -77,8 +83,8 @@ struct VipChanges {
     is_new: bool,
     /// VIPs that were added, removed, or have other owners.
     vips: HashSet<IpAddr>,
-    /// Whether other VIPs are endpoint addresses, by mistake.
-    endpoint_addresses: bool,
+    /// Whether other VIPs are addresses of pods, hosts or endpoints.
+    in_use: bool,
 }
 
 /// What differs from the previous compilation.
@@ -91,7 +97,7 @@ impl Memo {
     /// Compiles objects, which differ from those of the previous compilation by `changes`.
     pub(super) fn compile<'a>(
         &mut self,
-        options: Options,
+        options: &Options,
         sorted: impl Iterator<Item = &'a Object>,
         changes: &Changes<'a>,
     ) -> Compiled {
@@ -101,18 +107,28 @@ impl Memo {
         let inventory = Inventory::new(sorted, known, sink);
         let gateways = Gateways::new(&inventory, sink);
         let pods = Pods::new(&inventory, sink);
-        let slices = Slices::new(&inventory, &pods);
         let pools = Pools::new(&inventory, sink);
-        let tenancy = options.tenancy;
-        let sources =
-            Inputs { inventory: &inventory, gateways: &gateways, pods: &pods, slices: &slices, pools: &pools, tenancy };
+        let cluster = options.cluster.clone();
+        let cluster = cluster.merged_with(&cluster::compile(&inventory, options.node_agents.is_some(), sink));
+        let prefixes = ClusterPrefixes::new(&cluster, &inventory);
+        let (tenancy, none) = (options.tenancy, HashSet::default());
+        let sources = Inputs {
+            inventory: &inventory,
+            gateways: &gateways,
+            pods: &pods,
+            pools: &pools,
+            cluster: &prefixes,
+            tenancy,
+            vips: &none,
+        };
         let precedence = self.precedence.take().filter(|_| !changes.concerns_vips);
         let precedence = precedence.unwrap_or_else(|| Precedence::new(&inventory));
-        let claims = claim::collect(&sources, &precedence, sink);
+        let mut claims = claim::collect(&sources, &precedence, sink);
         if changes.has_gateways {
             self.shard_maps = ShardMaps::default();
         }
-        let (vips, vip_changes) = self.compile_vips(&sources, &claims, changes);
+        let (vips, vip_changes) = self.compile_vips(&sources, &mut claims, options.namespace_share, changes);
+        let sources = Inputs { vips: &vips.admitted, ..sources };
         sink.extend(vips.diagnostics.iter().cloned());
         let own = claims.iter().filter(|claim| claim.service.is_none()).flat_map(|claim| claim.vips.iter());
         let mut policy_addresses: Vec<IpAddr> = own.map(|(_, vip)| *vip).collect();
@@ -122,11 +138,11 @@ impl Memo {
         let previous = (&self.placement, &mut self.shard_maps);
         let (policies, endpoints) =
             self.endpoints.compile(previous, claims, &sources, (&vips.table, &differences), sink);
-        let services = self.services.compile(&self.placement, &sources, (&vips.table, &differences), sink);
+        let services = self.services.compile(&self.placement, &sources, (&vips, &differences), sink);
         let is_first = self.overlay.is_none();
         let nodes = self.compile_overlay(&sources, options, changes, sink);
         let agents = options.node_agents.map(|_| {
-            let has_nodes = is_first || changes.has_pods || changes.overlay_nodes > 0;
+            let has_nodes = is_first || changes.has_pods || vip_changes.in_use || changes.overlay_nodes > 0;
             let has_changed = has_nodes || !changes.slices.is_empty() || endpoints != self.placement.endpoints;
             let previous = &self.placement.agents;
             if has_changed { agent_nodes::compile(&sources, &nodes, &endpoints, previous) } else { previous.clone() }
@@ -140,20 +156,47 @@ impl Memo {
             nodes,
             agents: agents.unwrap_or_default(),
             peers: gateways.peers(),
-            cluster: cluster::compile(&inventory, options.node_agents.is_some(), sink),
+            cluster: cluster.non_empty(),
         };
         self.vips = Some(vips);
-        (self.order, self.precedence) = (Some(inventory.into_order()), Some(precedence));
+        let slices_unverified = tenancy == Tenancy::Strict && !pods.are_known() && inventory.has_slices();
         self.placement = placement.clone();
+        let placement = self.within_budget(placement, &inventory, options.namespace_share, sink);
+        (self.order, self.precedence) = (Some(inventory.into_order()), Some(precedence));
         sort_and_dedup(&mut diagnostics);
-        Compiled { placement, diagnostics, policy_addresses, shortages }
+        Compiled { placement, diagnostics, policy_addresses, shortages, slices_unverified }
+    }
+
+    /// The placement without the endpoints and Services that exceed a limit. The memory keeps them: only what a change
+    /// concerns is compiled again.
+    fn within_budget(
+        &self,
+        placement: Placement,
+        inventory: &Inventory<'_>,
+        share: Share,
+        sink: &mut Vec<Diagnostic>,
+    ) -> Placement {
+        let services = self.services.beyond_budget(inventory, share, sink);
+        let policies = self.endpoints.beyond_budget(inventory, share, sink);
+        if services.is_empty() && policies.is_empty() {
+            return placement;
+        }
+        let services: Vec<&str> = services.iter().map(|name| &**name).collect();
+        let is_beyond = |endpoint: &&EndpointSpec| policies.contains(&endpoint.policy);
+        let beyond: Vec<IpAddr> = placement.endpoints.iter().filter(is_beyond).map(|it| it.address).collect();
+        let endpoints: Vec<&IpAddr> = beyond.iter().collect();
+        Placement {
+            services: placement.services.edit(&services, Vec::new()),
+            endpoints: placement.endpoints.edit(&endpoints, Vec::new()),
+            ..placement
+        }
     }
 
     /// The overlay nodes; the previous ones if nothing that they follow from differs.
     fn compile_overlay(
         &mut self,
         sources: &Inputs<'_>,
-        options: Options,
+        options: &Options,
         changes: &Changes<'_>,
         sink: &mut Vec<Diagnostic>,
     ) -> Vec<NodeSpec> {
@@ -184,11 +227,13 @@ impl Memo {
         previous.replaced(table.assigned.iter().map(|vip| vip.spec.clone()).collect())
     }
 
-    /// The VIP table; the previous one if only endpoint slices differ, and none of their addresses is a VIP.
-    fn compile_vips(
+    /// The VIP table; the previous one if only endpoint slices differ, and none of their addresses is a VIP. Closes claims
+    /// that aren't admitted.
+    fn compile_vips<'a>(
         &mut self,
-        sources: &Inputs<'_>,
-        claims: &[Claim<'_>],
+        sources: &Inputs<'a>,
+        claims: &mut Vec<Claim<'a>>,
+        share: Share,
         changes: &Changes<'_>,
     ) -> (VipMemo, VipChanges) {
         let mut slices = changes.slices.iter().flat_map(|slice| &slice.endpoints);
@@ -197,15 +242,24 @@ impl Memo {
         };
         let mut previous = self.vips.take();
         if let Some(previous) = previous.take_if(is_same) {
+            previous.closed.apply(claims);
             return (previous, VipChanges::default());
         }
         let mut diagnostics = Vec::new();
-        let table = vips::compile(sources, claims, &mut self.shard_maps, &mut diagnostics);
         let of_services = sources.inventory.services.iter().flat_map(|service| &service.body.vips);
         let all = of_services.chain(claims.iter().flat_map(|claim| claim.vips.iter())).map(|(_, vip)| *vip).collect();
+        let admitted = vips::admit(sources, claims, share, &mut diagnostics);
+        let addresses = Arc::new(admitted.addresses());
+        let sources = Inputs { vips: &addresses, ..*sources };
+        let table = vips::compile(&sources, &admitted, claims, &mut self.shard_maps, &mut diagnostics);
+        if !table.in_use.is_empty() {
+            vips::warn_about_addresses(&sources, &mut diagnostics);
+        }
         let maps = table.assigned.iter().filter_map(|vip| Some(vip.spec.shard_map.as_ref()?.map.clone())).collect();
         let changes = VipChanges::between(previous.as_ref().map(|previous| &previous.table), &table);
-        (VipMemo { table, diagnostics, all, maps }, changes)
+        let refused = sources.inventory.services.iter().filter(|it| admitted.refused.contains(&it.namespaced_name()));
+        let refused = refused.map(|service| service.name.clone()).collect();
+        (VipMemo { table, diagnostics, all, admitted: addresses, refused, closed: admitted.closed, maps }, changes)
     }
 }
 
@@ -224,7 +278,7 @@ impl VipChanges {
             }
         }
         vips.extend(old_vips.map(|removed| removed.spec.address));
-        let endpoint_addresses = old.is_none_or(|old| old.endpoint_addresses != new.endpoint_addresses);
-        Self { is_new: true, vips, endpoint_addresses }
+        let in_use = old.is_none_or(|old| old.in_use != new.in_use);
+        Self { is_new: true, vips, in_use }
     }
 }

@@ -1,9 +1,14 @@
 //! Options of a compiler: what follows from the process that compiles, not from manifests.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use ring::{digest, hmac};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::Deserialize;
+use vipgate_dataplane::policy::limits::Limit;
 
+use super::cluster::Cluster;
 use super::tenancy::Tenancy;
 
 /// MAC address of the tunnel endpoints of all node agents without a [`TunnelSecret`], locally administered. Tunnels carry
@@ -11,12 +16,69 @@ use super::tenancy::Tenancy;
 pub const NODE_AGENT_MAC: [u8; 6] = [0x0a, 0x76, 0x6e, 0x6f, 0x64, 0x65];
 
 /// Options of a compiler.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
+    /// Cluster settings of the process's configuration.
+    pub cluster: Cluster,
+    /// The part of each limit of the whole that one namespace may have.
+    pub namespace_share: Share,
     /// What tenants may use.
     pub tenancy: Tenancy,
     /// The agents on Kubernetes nodes; `None`: nodes run none.
     pub node_agents: Option<NodeAgents>,
+}
+
+/// A part of a limit, in billionths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "f64")]
+pub struct Share(u32);
+
+/// A part that isn't one.
+#[derive(Debug, thiserror::Error)]
+#[error("must be above 0 and at most 1, is {0}")]
+pub struct InvalidShare(f64);
+
+impl TryFrom<f64> for Share {
+    type Error = InvalidShare;
+
+    fn try_from(part: f64) -> Result<Self, InvalidShare> {
+        Self::new(part).ok_or(InvalidShare(part))
+    }
+}
+
+impl JsonSchema for Share {
+    fn schema_name() -> Cow<'static, str> {
+        "Share".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "number", "exclusiveMinimum": 0, "maximum": 1})
+    }
+}
+
+impl Share {
+    /// The whole: where there are no tenants.
+    pub const WHOLE: Self = Self(Self::BILLION);
+    /// Default of a policy server.
+    pub const QUARTER: Self = Self(Self::BILLION / 4);
+    const BILLION: u32 = 1_000_000_000;
+
+    /// From a number above 0, at most 1.
+    pub fn new(part: f64) -> Option<Self> {
+        let billionths = (part * f64::from(Self::BILLION)).round();
+        (1.0..=f64::from(Self::BILLION)).contains(&billionths).then_some(Self(billionths as u32))
+    }
+
+    /// The part of a limit, at least 1.
+    pub fn of(self, limit: &Limit) -> usize {
+        (limit.max as u64 * u64::from(self.0) / u64::from(Self::BILLION)).max(1) as usize
+    }
+}
+
+impl Default for Share {
+    fn default() -> Self {
+        Self::WHOLE
+    }
 }
 
 /// The agents on Kubernetes nodes, which send pods' packets to gateways in VXLAN tunnels.
@@ -70,6 +132,6 @@ impl fmt::Debug for TunnelSecret {
 
 impl From<Tenancy> for Options {
     fn from(tenancy: Tenancy) -> Self {
-        Self { tenancy, node_agents: None }
+        Self { tenancy, ..Self::default() }
     }
 }

@@ -10,9 +10,10 @@ use std::sync::Arc;
 use foldhash::HashMap;
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use vipgate_dataplane::policy::spec::NodeSpec;
 
-use super::inventory::{Inventory, ObjectRef};
+use super::inventory::{Inventory, ObjectRef, age_key};
 use super::options::NodeAgents;
 use super::pods::Pods;
 use crate::diagnostic::{Code, Diagnostic, Severity};
@@ -22,7 +23,7 @@ use crate::manifest::{Cidr, OverlayNode, unusable_address};
 const INTERNAL_IP: &str = "InternalIP";
 
 /// The overlay nodes, sorted by name. A tunnel address or pod prefix of two nodes is an error in the manifest of the
-/// second; an `OverlayNode` precedes a `Node`.
+/// younger one; an `OverlayNode` precedes a `Node`.
 pub(super) fn compile(
     inventory: &Inventory<'_>,
     pods: &Pods<'_>,
@@ -30,11 +31,12 @@ pub(super) fn compile(
     diagnostics: &mut Vec<Diagnostic>,
 ) -> Vec<NodeSpec> {
     let mut nodes = Nodes::default();
-    for node in &inventory.overlay_nodes {
+    for node in oldest_first(&inventory.overlay_nodes, |node| node.metadata.creation_timestamp.as_ref()) {
         nodes.add(node, of_overlay_node(node.body), diagnostics);
     }
     let explicit: BTreeSet<&str> = inventory.overlay_nodes.iter().map(|node| node.id.name.as_str()).collect();
-    let others = || inventory.nodes.iter().filter(|node| !explicit.contains(node.id.name.as_str()));
+    let by_age = oldest_first(&inventory.nodes, |node| node.metadata.creation_timestamp.as_ref());
+    let others = || by_age.iter().copied().filter(|node| !explicit.contains(node.id.name.as_str()));
     for node in others() {
         let candidate = match agents {
             Some(agents) => Some(of_agent(&node.id.name, node.body, agents)),
@@ -51,6 +53,16 @@ pub(super) fn compile(
     }
     nodes.specs.sort_unstable_by(|a, b| a.name.cmp(&b.name));
     nodes.specs
+}
+
+/// Nodes in the order of age: a new one takes nothing from one that was there.
+fn oldest_first<'i, 'a, T>(
+    nodes: &'i [ObjectRef<'a, T>],
+    created: impl Fn(&'a T) -> Option<&'a Time>,
+) -> Vec<&'i ObjectRef<'a, T>> {
+    let mut nodes: Vec<_> = nodes.iter().collect();
+    nodes.sort_by_key(|node| age_key(created(node.body), node.id));
+    nodes
 }
 
 /// A tunnel endpoint with its fields.

@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use foldhash::HashSet;
 
-use super::inventory::{Inventory, ObjectRef};
+use super::inventory::{Inventory, ObjectRef, age_key};
 use crate::diagnostic::{Code, Diagnostic};
 use crate::fingerprint::Fingerprint;
 use crate::manifest::{AddressPool, AddressRange, Announce, CloudPool, EgressPolicy, Family};
@@ -25,32 +25,37 @@ pub(super) struct Pools<'a> {
 }
 
 impl<'a> Pools<'a> {
+    /// Pools whose listed ranges overlap those of an older one are left out.
     pub(super) fn new(inventory: &Inventory<'a>, diagnostics: &mut Vec<Diagnostic>) -> Self {
-        let mut ranges = Vec::new();
-        for pool in &inventory.pools {
-            ranges.extend(pool.body.ranges().iter().enumerate().map(|(i, range)| (*range, i, *pool)));
-        }
-        ranges.sort_by_key(|(range, i, pool)| (*range, &pool.id.name, *i));
-        let mut disjoint: Vec<(AddressRange, ObjectRef<'a, AddressPool>)> = Vec::new();
-        for (range, i, pool) in ranges {
-            match disjoint.last() {
-                Some((previous, other)) if previous.overlaps(&range) => {
-                    // An overlap within one pool is reported by the manifest reader.
-                    if other.id != pool.id {
-                        let reason = format!("{range} overlaps {previous} of {} ({})", other.id, other.origin);
-                        diagnostics.push(if i < pool.body.spec.ranges.len() {
-                            pool.error(Code::OverlappingRanges, &format!("spec.ranges[{i}]"), reason)
-                        } else {
-                            // The provider's tags are no fault of the manifest: the rest of the pool is used.
-                            pool.warning(Code::OverlappingRanges, "spec.provider", reason)
-                        });
-                    }
+        let mut oldest_first: Vec<ObjectRef<'a, AddressPool>> = inventory.pools.clone();
+        oldest_first.sort_by_key(|pool| age_key(pool.body.metadata.creation_timestamp.as_ref(), pool.id));
+        let mut by_name = BTreeMap::new();
+        let mut all: BTreeMap<IpAddr, (AddressRange, ObjectRef<'a, AddressPool>)> = BTreeMap::new();
+        for pool in oldest_first {
+            let mut own = Vec::new();
+            let mut is_refused = false;
+            for (i, range) in pool.body.ranges().iter().enumerate() {
+                // Ranges of one pool are compared by the manifest reader.
+                let before = all.range(..=range.last).next_back().map(|(_, it)| it);
+                let Some((previous, other)) = before.filter(|(before, _)| before.overlaps(range)) else {
+                    own.push(*range);
+                    continue;
+                };
+                let reason = format!("{range} overlaps {previous} of {} ({})", other.id, other.origin);
+                if i < pool.body.spec.ranges.len() {
+                    is_refused = true;
+                    diagnostics.push(pool.error(Code::OverlappingRanges, &format!("spec.ranges[{i}]"), reason));
+                } else {
+                    // The provider's tags are no fault of the manifest: the rest of the pool is used.
+                    diagnostics.push(pool.warning(Code::OverlappingRanges, "spec.provider", reason));
                 }
-                _ => disjoint.push((range, pool)),
+            }
+            if !is_refused {
+                by_name.insert(pool.id.name.as_str(), pool);
+                all.extend(own.into_iter().map(|range| (range.first, (range, pool))));
             }
         }
-        let by_name = inventory.pools.iter().map(|pool| (pool.id.name.as_str(), *pool));
-        Self { by_name: by_name.collect(), ranges: disjoint }
+        Self { by_name, ranges: all.into_values().collect() }
     }
 
     /// The pool with this address.

@@ -1,12 +1,15 @@
-//! Inbound Services: frontends and backends of each Service with a VIP, and checks across Services.
+//! Inbound Services: frontends and backends of each Service with a VIP, and what it takes of limits.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
-use foldhash::{HashMap, HashMapExt};
+use foldhash::HashMap;
+use vipgate_dataplane::policy::limits::MAX_BACKENDS_OF_SERVICE;
 use vipgate_dataplane::policy::spec::ServicePortSpec;
 
 use super::backends::BackendBuilder;
-use super::inventory::{ObjectRef, age_key};
+use super::budget::Usage;
+use super::inventory::ObjectRef;
 use super::vips::{AssignedVip, VipTable};
 use crate::compiler::placement::{PlacedBackend, PlacedService};
 use crate::diagnostic::{Code, Diagnostic};
@@ -51,31 +54,50 @@ pub(super) fn compile<'a>(
     }
 }
 
-/// Health check ports are unique: they listen on the gateway's own addresses, too. The oldest Service keeps the port.
-pub(super) fn check_health_check_ports<'a>(services: &[ObjectRef<'a, Service>], diagnostics: &mut Vec<Diagnostic>) {
-    let mut checked: Vec<_> = services
-        .iter()
-        .filter(|service| !service.body.vips.is_empty())
-        .filter_map(|service| Some((service.body.active_health_check()?, *service)))
-        .collect();
-    checked.sort_by_cached_key(|(_, service)| age_key(service.body.created.as_ref(), service.id));
-    let mut taken: HashMap<u16, ObjectRef<'a, Service>> = HashMap::new();
-    for (port, service) in checked {
-        let ObjectRef { id, origin, .. } = *taken.entry(port).or_insert(service);
-        if id != service.id {
-            let reason = format!("port {port} is already the health check port of {id} ({origin})");
-            diagnostics.push(service.error(Code::HealthCheckPortConflict, Service::HEALTH_CHECK_FIELD, reason));
+/// What a Service takes of limits.
+pub(super) fn usage(service: &PlacedService) -> Usage {
+    let ports = |family| {
+        let of_family = service.backends.iter().filter(move |it| Family::of(it.address) == family);
+        of_family.map(|it| it.ports.iter().filter(|port| **port > 0).count()).sum()
+    };
+    let backend_ports = Family::ALL.map(ports);
+    Usage { backend_ports, lookup_tables: lookup_table_bytes(service), ..Usage::default() }
+}
+
+/// Bytes of the Maglev tables of a Service at a gateway, at most: one of each distinct set of backends, and two where the
+/// traffic policies differ. A set of one backend has a table of one slot.
+pub fn lookup_table_bytes(service: &PlacedService) -> usize {
+    /// A slot is the number of a backend.
+    const SLOT_BYTES: usize = size_of::<u16>();
+    let kinds = if service.external == service.internal { 1 } else { 2 };
+    let mut slots = 0;
+    for family in Family::ALL {
+        let backends: Vec<_> = service.backends.iter().filter(|it| Family::of(it.address) == family).collect();
+        // Most backends have the same ports, in one allocation: a set is a list of such groups.
+        let mut groups: Vec<(&Arc<[u16]>, usize)> = Vec::new();
+        for backend in backends {
+            match groups.last_mut() {
+                Some((ports, count)) if Arc::ptr_eq(ports, &backend.ports) => *count += 1,
+                _ => groups.push((&backend.ports, 1)),
+            }
         }
+        let sets: HashMap<Vec<usize>, usize> = (0..service.ports.len())
+            .map(|port| {
+                let with_port = groups.iter().enumerate().filter(|(_, (ports, _))| ports[port] > 0);
+                let set: Vec<usize> = with_port.clone().map(|(group, _)| group).collect();
+                (set, with_port.map(|(_, (_, count))| count).sum())
+            })
+            .collect();
+        let table = |backends: &usize| if *backends > 1 { service.table_size as usize } else { *backends };
+        slots += sets.values().map(table).sum::<usize>();
     }
+    slots * kinds * SLOT_BYTES
 }
 
 /// Limits of one Service resource, so that it fits into a gRPC message.
 fn check_limits(service: ObjectRef<'_, Service>, backends: &[PlacedBackend], diagnostics: &mut Vec<Diagnostic>) {
-    let Service { ports, source_ranges, .. } = service.body;
     for (field, what, count, max) in [
-        ("spec.ports", "ports", ports.len(), PlacedService::MAX_PORTS),
-        ("spec.loadBalancerSourceRanges", "prefixes", source_ranges.len(), PlacedService::MAX_SOURCE_RANGES),
-        ("spec", "backend addresses", backends.len(), PlacedService::MAX_BACKENDS),
+        ("spec", "backends", backends.len(), MAX_BACKENDS_OF_SERVICE),
         ("spec", "bytes of backend names", PlacedService::encoded_size(backends), PlacedService::MAX_ENCODED_SIZE),
     ] {
         if count > max {

@@ -36,14 +36,16 @@ impl<'a> Inputs<'a> {
         }
     }
 
-    /// What to say about pods of other namespaces that a selector of an EgressPolicy matches, but doesn't cover.
+    /// What to say about a selector of an EgressPolicy that is meant for other namespaces, too. It follows from the selector
+    /// alone: which pods others have is not the tenant's business.
     pub(super) fn pods_of_others(&self, selector: &PodSelector, namespace: &'a str) -> Option<String> {
         let Reach::Own(own) = self.reach(namespace) else { return None };
-        let first = self.pods.first_of_others(selector, own)?;
-        Some(format!(
-            "matches pods of other namespaces (the first is {first}), which an EgressPolicy doesn't cover: write a \
-             ClusterEgressPolicy for them"
-        ))
+        let other = selector.namespace_selector.as_ref()?.selects_more_than(own);
+        other.then(|| {
+            "an EgressPolicy covers pods of its own namespace only, whatever `namespaceSelector` selects: write a \
+             ClusterEgressPolicy for others"
+                .to_owned()
+        })
     }
 
     /// Checks that a policy may allocate from a pool.
@@ -92,23 +94,17 @@ impl<'a> Inputs<'a> {
         service.body.vips.iter().filter(move |(_, vip)| self.pools.of(*vip).is_none_or(|it| self.is_for(it, namespace)))
     }
 
-    /// Reports VIPs of Services in pools of other namespaces.
-    pub(super) fn check_service_vips(&self, diagnostics: &mut Vec<Diagnostic>) {
-        if self.tenancy == Tenancy::Open {
-            return;
-        }
-        for service in &self.inventory.services {
-            for (field, vip) in &service.body.vips {
-                if let Some(pool) = self.pools.of(*vip).filter(|pool| !self.is_for(*pool, &service.id.namespace)) {
-                    let reason = format!(
-                        "{vip} is in AddressPool {}, which {}",
-                        pool.id.name,
-                        not_for(pool, &service.id.namespace)
-                    );
-                    diagnostics.push(service.error(Code::PoolOfOtherNamespaces, field, reason));
-                }
-            }
-        }
+    /// Reports a VIP of a Service in a pool of other namespaces.
+    pub(super) fn check_service_vip(
+        &self,
+        service: ObjectRef<'a, Service>,
+        field: &str,
+        vip: IpAddr,
+    ) -> Option<Diagnostic> {
+        let pool = self.pools.of(vip).filter(|pool| !self.is_for(*pool, &service.id.namespace))?;
+        let reason =
+            format!("{vip} is in AddressPool {}, which {}", pool.id.name, not_for(pool, &service.id.namespace));
+        Some(service.error(Code::PoolOfOtherNamespaces, field, reason))
     }
 
     /// Whether objects of a namespace may have addresses of a pool.

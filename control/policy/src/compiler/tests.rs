@@ -3,6 +3,7 @@
 mod agent_nodes;
 mod any_node;
 mod balance;
+mod budget;
 mod cluster;
 mod determinism;
 mod distribution;
@@ -10,6 +11,7 @@ mod flannel;
 mod inbound;
 mod incremental;
 mod invalid;
+mod isolation;
 mod placement_diff;
 mod rebalancing;
 mod shard_moves;

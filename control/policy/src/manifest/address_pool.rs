@@ -7,8 +7,9 @@ use std::sync::Arc;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use vipgate_dataplane::policy::limits::MAX_RANGES_OF_POOL;
 
-use super::custom_resources::{ReportError, Validate};
+use super::custom_resources::{ReportError, Validate, check_count};
 use super::provider::ProviderSpec;
 use super::schema::pool_alternatives;
 use super::{AddressRange, CloudPool, LabelSelector};
@@ -55,7 +56,7 @@ impl AddressPool {
 pub struct AddressPoolSpec {
     /// Address ranges; they must not overlap.
     #[serde(default)]
-    #[schemars(extend("default" = []))]
+    #[schemars(length(max = MAX_RANGES_OF_POOL), extend("default" = []))]
     pub ranges: Vec<AddressRange>,
     /// Namespaces whose EgressPolicies and Services may have its addresses, with `tenancy: strict`. Default: all.
     pub namespaces: Option<LabelSelector>,
@@ -96,6 +97,11 @@ impl Validate for AddressPoolSpec {
     fn validate(&self, report: &mut ReportError<'_>) {
         if self.ranges.is_empty() && self.provider.is_none() {
             report(Code::PoolWithoutAddresses, "spec.ranges", "has no address: set `ranges` or `provider`".into());
+        }
+        check_count("spec.ranges", self.ranges.len(), MAX_RANGES_OF_POOL, report);
+        let selectors = [("spec.namespaces", &self.namespaces), ("spec.serviceSelector", &self.service_selector)];
+        for (field, selector) in selectors.into_iter().filter_map(|(field, it)| Some((field, it.as_ref()?))) {
+            selector.validate(field, report);
         }
         self.provider.validate(report);
         self.validate_provided_ranges(report);

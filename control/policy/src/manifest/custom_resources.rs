@@ -10,6 +10,11 @@ use schemars::JsonSchema;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
+use vipgate_dataplane::policy::limits::{
+    MAX_ADDRESSES_OF_POLICY, MAX_GATEWAYS_OF_POLICY, MAX_GUARANTEED_PORTS, MAX_POOLS_OF_POLICY, MAX_PREFIXES_OF_POLICY,
+    MAX_SELECTORS_OF_POLICY, MAX_SESSIONS_PER_ENDPOINT, MAX_VIPS,
+};
+
 use super::schema::{Metadata, policy_alternatives};
 use super::{Cidr, LabelSelector};
 use crate::diagnostic::Code;
@@ -59,20 +64,21 @@ pub struct EgressPolicySpec {
     /// Service that defines the VIPs (its ingress addresses) and the pods (its endpoints).
     pub service_ref: Option<ServiceRef>,
     /// Pods by label; the union of all entries.
-    #[schemars(length(min = 1))]
+    #[schemars(length(min = 1, max = MAX_SELECTORS_OF_POLICY))]
     pub selectors: Option<Vec<PodSelector>>,
     /// With selectors: VIPs.
-    #[schemars(with = "Option<Vec<Address>>", extend("uniqueItems" = true))]
+    #[schemars(with = "Option<Vec<Address>>", length(max = MAX_ADDRESSES_OF_POLICY), extend("uniqueItems" = true))]
     pub addresses: Option<Vec<IpAddr>>,
     /// With selectors: VIPs allocated from pools.
+    #[schemars(length(max = MAX_POOLS_OF_POLICY))]
     pub pools: Option<Vec<PoolRef>>,
     /// Destinations with SNAT. Default: all.
     #[serde(rename = "destinationCIDRs")]
-    #[schemars(length(min = 1))]
+    #[schemars(length(min = 1, max = MAX_PREFIXES_OF_POLICY))]
     pub destination_cidrs: Option<Vec<Cidr>>,
     /// Destinations without SNAT; the longest prefix of both lists decides. Default: none.
     #[serde(default, rename = "excludedCIDRs")]
-    #[schemars(extend("default" = []))]
+    #[schemars(length(max = MAX_PREFIXES_OF_POLICY), extend("default" = []))]
     pub excluded_cidrs: Vec<Cidr>,
     /// Eligible gateways. Default: every gateway.
     pub gateways: Option<GatewayRef>,
@@ -129,6 +135,7 @@ pub struct PoolRef {
     pub name: String,
     /// Number of VIPs of each address family of the pool. Default: 1.
     #[serde(default = "one")]
+    #[schemars(range(max = MAX_ADDRESSES_OF_POLICY))]
     pub count: NonZeroU32,
 }
 
@@ -141,7 +148,7 @@ fn one() -> NonZeroU32 {
 #[serde(rename_all = "lowercase")]
 pub enum GatewayRef {
     /// By name.
-    Names(#[schemars(length(min = 1), extend("uniqueItems" = true))] Vec<String>),
+    Names(#[schemars(length(min = 1, max = MAX_GATEWAYS_OF_POLICY), extend("uniqueItems" = true))] Vec<String>),
     /// By labels of the VipGateway manifests.
     Selector(LabelSelector),
 }
@@ -184,12 +191,15 @@ pub enum ZoneAffinity {
 pub struct Limits {
     /// Concurrent sessions.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = MAX_SESSIONS_PER_ENDPOINT))]
     pub sessions_per_endpoint: Option<NonZeroU32>,
     /// New sessions per second.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = MAX_SESSIONS_PER_ENDPOINT))]
     pub new_sessions_per_second: Option<NonZeroU32>,
     /// Ports guaranteed per destination, independent of other endpoints of the same VIP.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = MAX_GUARANTEED_PORTS))]
     pub guaranteed_ports_per_endpoint: Option<NonZeroU32>,
 }
 
@@ -234,6 +244,7 @@ pub struct GatewaySpec {
     #[schemars(with = "Option<Address>")]
     pub peer_address: Option<IpAddr>,
     /// Maximum number of VIPs. Default: no limit.
+    #[schemars(range(max = MAX_VIPS))]
     pub max_addresses: Option<NonZeroU32>,
     /// Pod prefixes behind it, in addition to `pod_cidrs` of configuration files.
     #[serde(default, rename = "podCIDRs")]
@@ -278,6 +289,7 @@ impl Validate for ClusterEgressPolicySpec {
 impl EgressPolicySpec {
     /// Validates what both kinds have in common.
     fn validate_fields(&self, report: &mut ReportError<'_>) {
+        self.validate_counts(report);
         let Limits { sessions_per_endpoint, guaranteed_ports_per_endpoint, .. } = self.limits;
         if let (Some(max), Some(guaranteed)) = (sessions_per_endpoint, guaranteed_ports_per_endpoint)
             && guaranteed > max
@@ -339,8 +351,63 @@ impl EgressPolicySpec {
     }
 }
 
+impl EgressPolicySpec {
+    /// Validates the lengths of its lists, and its numbers.
+    fn validate_counts(&self, report: &mut ReportError<'_>) {
+        let length = |list: Option<usize>| list.unwrap_or_default();
+        for (field, count, max) in [
+            ("spec.selectors", length(self.selectors.as_ref().map(Vec::len)), MAX_SELECTORS_OF_POLICY),
+            ("spec.addresses", length(self.addresses.as_ref().map(Vec::len)), MAX_ADDRESSES_OF_POLICY),
+            ("spec.pools", length(self.pools.as_ref().map(Vec::len)), MAX_POOLS_OF_POLICY),
+            ("spec.destinationCIDRs", length(self.destination_cidrs.as_ref().map(Vec::len)), MAX_PREFIXES_OF_POLICY),
+            ("spec.excludedCIDRs", self.excluded_cidrs.len(), MAX_PREFIXES_OF_POLICY),
+        ] {
+            check_count(field, count, max, report);
+        }
+        match &self.gateways {
+            Some(GatewayRef::Names(names)) => {
+                check_count("spec.gateways.names", names.len(), MAX_GATEWAYS_OF_POLICY, report);
+            }
+            Some(GatewayRef::Selector(selector)) => selector.validate("spec.gateways.selector", report),
+            None => {}
+        }
+        for (i, PodSelector { namespace_selector, pod_selector }) in self.selectors.iter().flatten().enumerate() {
+            pod_selector.validate(&format!("spec.selectors[{i}].podSelector"), report);
+            if let Some(selector) = namespace_selector {
+                selector.validate(&format!("spec.selectors[{i}].namespaceSelector"), report);
+            }
+        }
+        for (i, pool) in self.pools.iter().flatten().enumerate() {
+            check_max(&format!("spec.pools[{i}].count"), Some(pool.count), MAX_ADDRESSES_OF_POLICY, report);
+        }
+        let Limits { sessions_per_endpoint, new_sessions_per_second, guaranteed_ports_per_endpoint } = self.limits;
+        for (field, number, max) in [
+            ("spec.limits.sessionsPerEndpoint", sessions_per_endpoint, MAX_SESSIONS_PER_ENDPOINT),
+            ("spec.limits.newSessionsPerSecond", new_sessions_per_second, MAX_SESSIONS_PER_ENDPOINT),
+            ("spec.limits.guaranteedPortsPerEndpoint", guaranteed_ports_per_endpoint, MAX_GUARANTEED_PORTS),
+        ] {
+            check_max(field, number, max, report);
+        }
+    }
+}
+
+/// Reports a list that is too long.
+pub(super) fn check_count(field: &str, count: usize, max: usize, report: &mut ReportError<'_>) {
+    if count > max {
+        report(Code::OutOfRange, field, format!("has {count} entries, the maximum is {max}"));
+    }
+}
+
+/// Reports a number that is too high.
+fn check_max(field: &str, number: Option<NonZeroU32>, max: usize, report: &mut ReportError<'_>) {
+    if let Some(number) = number.filter(|number| number.get() as usize > max) {
+        report(Code::OutOfRange, field, format!("is {number}, the maximum is {max}"));
+    }
+}
+
 impl Validate for GatewaySpec {
     fn validate(&self, report: &mut ReportError<'_>) {
+        check_max("spec.maxAddresses", self.max_addresses, MAX_VIPS, report);
         if let Some(address) = self.peer_address
             && (address.is_unspecified() || address.is_multicast() || address.is_loopback())
         {

@@ -5,16 +5,23 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use vipgate_dataplane::policy::limits::MAX_SELECTOR_TERMS;
+
+use super::custom_resources::{ReportError, check_count};
 use super::schema::requirement_alternatives;
+
+/// Label with the namespace's name; Kubernetes sets it on every namespace.
+pub(crate) const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
 /// Label selector; `{}` selects everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct LabelSelector {
     /// Labels with these values.
+    #[schemars(extend("maxProperties" = MAX_SELECTOR_TERMS))]
     pub match_labels: BTreeMap<String, String>,
     /// Requirements on labels.
-    #[schemars(extend("default" = []))]
+    #[schemars(length(max = MAX_SELECTOR_TERMS), extend("default" = []))]
     pub match_expressions: Vec<Requirement>,
 }
 
@@ -43,6 +50,7 @@ struct RawRequirement {
     operator: Operator,
     /// Values of the label, for `In` and `NotIn`.
     #[serde(default)]
+    #[schemars(length(max = MAX_SELECTOR_TERMS))]
     values: Vec<String>,
 }
 
@@ -88,6 +96,34 @@ impl TryFrom<RawRequirement> for Requirement {
 }
 
 impl LabelSelector {
+    /// Reports lists that are too long; `field` is its own.
+    pub(super) fn validate(&self, field: &str, report: &mut ReportError<'_>) {
+        check_count(&format!("{field}.matchLabels"), self.match_labels.len(), MAX_SELECTOR_TERMS, report);
+        check_count(&format!("{field}.matchExpressions"), self.match_expressions.len(), MAX_SELECTOR_TERMS, report);
+        for (i, requirement) in self.match_expressions.iter().enumerate() {
+            if let Requirement::In(_, values) | Requirement::NotIn(_, values) = requirement {
+                check_count(&format!("{field}.matchExpressions[{i}].values"), values.len(), MAX_SELECTOR_TERMS, report);
+            }
+        }
+    }
+
+    /// Labels and values that it compares.
+    pub(crate) fn terms(&self) -> usize {
+        let values = |requirement: &Requirement| match requirement {
+            Requirement::In(_, values) | Requirement::NotIn(_, values) => values.len(),
+            Requirement::Exists(_) | Requirement::DoesNotExist(_) => 1,
+        };
+        self.match_labels.len() + self.match_expressions.iter().map(values).sum::<usize>()
+    }
+
+    /// Whether it may select another namespace than this one: it doesn't name it by its label.
+    pub(crate) fn selects_more_than(&self, namespace: &str) -> bool {
+        let is_own = |value: &String| *value == *namespace;
+        let by_label = self.match_labels.get(NAMESPACE_NAME_LABEL).is_some_and(is_own);
+        let by_requirement = |it: &Requirement| matches!(it, Requirement::In(key, values) if key == NAMESPACE_NAME_LABEL && values.iter().all(is_own));
+        !by_label && !self.match_expressions.iter().any(by_requirement)
+    }
+
     /// Whether an object with these labels is selected.
     pub fn selects(&self, labels: &BTreeMap<String, String>) -> bool {
         self.match_labels.iter().all(|(key, value)| labels.get(key) == Some(value))

@@ -7,6 +7,7 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Service as Document, ServiceSpec, ServiceStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use vipgate_dataplane::policy::limits::{MAX_PORTS_OF_SERVICE, MAX_SOURCE_RANGES_OF_SERVICE, MAX_VIPS_OF_SERVICE};
 use vipgate_dataplane::policy::maglev;
 use vipgate_dataplane::policy::spec::Scope;
 
@@ -142,6 +143,16 @@ pub(super) fn read(document: &Document, unclassed: UnclassedServices, report: &m
         read_spec(&mut service, spec, report);
     }
     service.vips = document.status.as_ref().map(|status| vips(status, report)).unwrap_or_default();
+    for (field, count, max) in [
+        ("status.loadBalancer.ingress", service.vips.len(), MAX_VIPS_OF_SERVICE),
+        ("spec.ports", service.ports.len(), MAX_PORTS_OF_SERVICE),
+        ("spec.loadBalancerSourceRanges", service.source_ranges.len(), MAX_SOURCE_RANGES_OF_SERVICE),
+    ] {
+        if count > max {
+            let reason = format!("has {count} entries, the maximum is {max}");
+            report(Severity::Error, Code::ServiceTooLarge, field, reason);
+        }
+    }
     if service.vips.is_empty() {
         service.no_vip_reason = Some("its status.loadBalancer.ingress has no address".into());
         service.pending = true;

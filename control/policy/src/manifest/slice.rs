@@ -43,6 +43,8 @@ pub struct SliceEndpoint {
     pub address: IpAddr,
     /// `namespace/pod`; empty without a pod reference.
     pub pod: Arc<str>,
+    /// The pod's UID, if set.
+    pub uid: Option<Arc<str>>,
     /// Its node, if set.
     pub node: Option<Arc<str>>,
     /// Its zone, if set.
@@ -100,8 +102,8 @@ pub(super) fn read(document: Document, report: &mut Report<'_>) -> EndpointSlice
     };
     let namespace = document.metadata.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
     for (i, endpoint) in document.endpoints.into_iter().enumerate() {
-        let pod: Arc<str> = endpoint.target_ref.and_then(|target| pod(target, namespace)).unwrap_or_default().into();
         let mut names = Names { endpoint: i, report };
+        let (pod, uid) = endpoint.target_ref.map(|target| names.pod(target, namespace)).unwrap_or_default();
         let node = endpoint.node_name.and_then(|name| names.read("nodeName", name));
         let zone = endpoint.zone.and_then(|name| names.read("zone", name));
         let hints = endpoint.hints.and_then(|hints| names.hints(hints));
@@ -111,6 +113,7 @@ pub(super) fn read(document: Document, report: &mut Report<'_>) -> EndpointSlice
                 Ok(address) => slice.endpoints.push(SliceEndpoint {
                     address,
                     pod: pod.clone(),
+                    uid: uid.clone(),
                     node: node.clone(),
                     zone: zone.clone(),
                     state,
@@ -165,6 +168,19 @@ impl Names<'_, '_> {
         None
     }
 
+    /// `namespace/name` and UID of the pod that an endpoint refers to, if it does.
+    fn pod(&mut self, target: ObjectReference, default_namespace: &str) -> (Arc<str>, Option<Arc<str>>) {
+        if target.kind.as_deref() != Some("Pod") {
+            return Default::default();
+        }
+        let Some(name) = target.name.and_then(|name| self.read("targetRef.name", name)) else {
+            return Default::default();
+        };
+        let namespace = target.namespace.and_then(|name| self.read("targetRef.namespace", name));
+        let uid = target.uid.and_then(|uid| self.read("targetRef.uid", uid));
+        (format!("{}/{name}", namespace.as_deref().unwrap_or(default_namespace)).into(), uid)
+    }
+
     fn hints(&mut self, hints: EndpointHints) -> Option<Arc<Hints>> {
         let nodes = hints.for_nodes.unwrap_or_default().into_iter().map(|it| it.name);
         let nodes = self.sorted("hints.forNodes", nodes);
@@ -209,9 +225,4 @@ fn parse_address(text: &str, family: Family) -> Result<IpAddr, AddressError> {
         return Err(AddressError::Family(address, family));
     }
     unusable_address(address).map_or(Ok(address), |what| Err(AddressError::Unusable(address, what)))
-}
-
-fn pod(target: ObjectReference, namespace: &str) -> Option<String> {
-    let name = target.name.filter(|_| target.kind.as_deref() == Some("Pod"))?;
-    Some(format!("{}/{name}", target.namespace.as_deref().unwrap_or(namespace)))
 }

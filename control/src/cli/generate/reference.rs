@@ -6,6 +6,7 @@
 use std::fmt::Write;
 
 use clap::ValueEnum;
+use vipgate_dataplane::policy::limits::{self, Limit, Scope};
 use vipgate_policy::diagnostic::{AREAS, Code, Example};
 use vipgate_policy::manifest::schema::{KINDS, schema_of};
 
@@ -31,6 +32,8 @@ pub(in crate::cli) enum Reference {
     Diagnostics,
     /// Metrics of gateways and policy servers
     Metrics,
+    /// Limits of a policy
+    Limits,
 }
 
 /// Why a section can't be generated.
@@ -57,6 +60,7 @@ impl Reference {
             Self::Manifests => manifests(part),
             Self::Diagnostics => whole(part, diagnostics),
             Self::Metrics => whole(part, metrics_reference),
+            Self::Limits => whole(part, limits),
         }
     }
 }
@@ -102,6 +106,20 @@ fn diagnostics() -> String {
         }
     }
     out.join("\n")
+}
+
+/// The table of limits.
+fn limits() -> String {
+    let mut out = "| limit | maximum | of | counted |\n|---|---|---|---|\n".to_owned();
+    for Limit { what, max, scope, fields } in &limits::ALL {
+        let scope = match scope {
+            Scope::Object => "one object",
+            Scope::Whole => "all objects",
+            Scope::Platform => "all objects, of the platform team",
+        };
+        let _ = writeln!(out, "| {what} | {max} | {scope} | {fields} |");
+    }
+    out
 }
 
 /// A document with all its generated sections renewed.
@@ -151,7 +169,7 @@ mod tests {
         let objects = fields.filter(|(_, it)| !fields::table(it, "x", Nested::Included).is_empty());
         let parts = objects.map(|(name, _)| format!("config {name}"));
         let kinds = KINDS.map(|kind| format!("manifests {}", kind.as_str()));
-        let whole = ["config", "policyd", "diagnostics", "metrics"].map(str::to_owned);
+        let whole = ["config", "policyd", "diagnostics", "metrics", "limits"].map(str::to_owned);
         for section in parts.chain(kinds).chain(whole) {
             assert!(all.contains(&format!("{START}{section} -->")), "no document has `{START}{section} -->`");
         }

@@ -34,6 +34,7 @@ pub(super) async fn open(config: &Config, background: &BackgroundRuntime) -> Ope
             let files = WatchedFiles::new(paths.clone());
             let name = names.join(", ");
             let store = ManifestStore::new(config.allow_empty).with_tenancy(config.tenancy);
+            let store = store.with_cluster(config.locality().cluster);
             let files = PolicySubscription::files(name, files, config.locality(), store);
             let (subscription, update) = background.run(files).await;
             let description = subscription.files.as_ref().map(|files| files.status.name.clone()).unwrap_or_default();

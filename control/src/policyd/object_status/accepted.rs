@@ -56,7 +56,7 @@ impl<'a> Acceptance<'a> {
                 }
             };
         };
-        let effect = if fault.has_last_good { "its last valid version stays in force" } else { "it is not in force" };
+        let effect = if fault.has_last_good { "it stays in force as it was last read" } else { "it is not in force" };
         let (reason, why) = match of_severity(true).next() {
             Some(first) => (reason_of(first.code), summary(of_severity(true).map(text))),
             None => ("NotRead".to_owned(), summary(fault.reasons.iter().cloned())),

@@ -6,9 +6,6 @@ use std::sync::Arc;
 use vipgate_policy::Shortage;
 use vipgate_policy::manifest::{AddressPool, Body, Kind, Object, ProviderSpec};
 
-use super::entries::Entries;
-use super::last_good::LastGood;
-
 /// Pools with a provider, and the gateways that may have their addresses. Without such a pool there is nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CloudObjects {
@@ -43,9 +40,11 @@ pub struct CloudGateway {
 }
 
 impl CloudObjects {
-    /// Those of the objects in force.
-    pub(super) fn of(entries: &Entries, last_good: &LastGood, shortages: Vec<Shortage>) -> Self {
-        let of_kind = |kind| entries.of_kind(kind).filter_map(|object| last_good.substitute(object));
+    /// Those of the objects in force, which `of_kind` gives.
+    pub(super) fn of<'a, I: Iterator<Item = &'a Arc<Object>>>(
+        of_kind: impl Fn(Kind) -> I,
+        shortages: Vec<Shortage>,
+    ) -> Self {
         let pool = |object: &Arc<Object>| match &object.body {
             Body::AddressPool(pool) if pool.has_provider() => Some((object.id.name.clone(), provider_pool(pool))),
             _ => None,

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use vipgate_policy::manifest::{Kind, Object, ObjectId, Origin};
 
 use super::entry::Entry;
-use super::last_good::LastGood;
 
 /// The order of objects: by id, then by location.
 pub(super) type SortKey = (ObjectId, Arc<str>, usize, Option<usize>);
@@ -24,8 +23,6 @@ pub(super) struct Entries {
     sorted: BTreeMap<SortKey, Arc<Object>>,
     /// The names of the irregular ones.
     irregular: BTreeSet<Arc<str>>,
-    /// Number of objects in force after the last compilation.
-    in_force: usize,
 }
 
 impl Entries {
@@ -69,14 +66,12 @@ impl Entries {
             self.sorted.remove(&sort_key(object));
         }
         self.irregular.remove(name);
-        self.in_force -= entry.in_force.len();
         Some(entry)
     }
 
     /// Inserts an entry; there is none with this name.
     pub(super) fn put(&mut self, name: Arc<str>, entry: Entry) {
         self.sorted.extend(entry.objects.iter().map(|object| (sort_key(object), object.clone())));
-        self.in_force += entry.in_force.len();
         if !entry.is_regular() {
             self.irregular.insert(name.clone());
         }
@@ -88,30 +83,8 @@ impl Entries {
     pub(super) fn check(&self) {
         let irregular = self.all.iter().filter(|(_, entry)| !entry.is_regular()).map(|(name, _)| name);
         assert!(irregular.eq(&self.irregular));
-        assert_eq!(self.all.values().map(|entry| entry.in_force.len()).sum::<usize>(), self.in_force);
         let objects: BTreeMap<SortKey, *const Object> =
             self.all.values().flat_map(|entry| &entry.objects).map(|it| (sort_key(it), Arc::as_ptr(it))).collect();
         assert!(self.sorted.iter().map(|(key, it)| (key, Arc::as_ptr(it))).eq(objects.iter().map(|(k, it)| (k, *it))));
-    }
-
-    /// Notes what a compilation has brought into force; returns the number of objects.
-    pub(super) fn set_in_force(&mut self, last_good: &LastGood) -> usize {
-        let names: BTreeSet<Arc<str>> = &self.irregular | last_good.entries();
-        for name in names {
-            let Some(entry) = self.all.get_mut(&name) else { continue };
-            let is_affected = last_good.entries().contains(&name);
-            if entry.in_force_differs || is_affected {
-                self.in_force -= entry.in_force.len();
-                entry.in_force = last_good.entry_objects(entry).cloned().collect();
-                self.in_force += entry.in_force.len();
-                entry.in_force_differs = is_affected;
-            }
-            if entry.is_regular() {
-                self.irregular.remove(&name);
-            } else {
-                self.irregular.insert(name);
-            }
-        }
-        self.in_force
     }
 }

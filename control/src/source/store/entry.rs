@@ -39,10 +39,6 @@ pub(super) struct Entry {
     pub(super) rejected: BTreeSet<ObjectId>,
     /// Its diagnostics.
     pub(super) diagnostics: Vec<Diagnostic>,
-    /// Its objects in force after the last compilation.
-    pub(super) in_force: Vec<Arc<Object>>,
-    /// Whether `in_force` may differ from `objects`.
-    pub(super) in_force_differs: bool,
 }
 
 /// Maximum number of objects of an entry whose unchanged ones stay the same: each keeps the text that it is from.
@@ -65,11 +61,11 @@ fn has_same_text(old: &Object, new: &Object) -> bool {
 }
 
 impl Entry {
-    /// Whether it has been read without a diagnostic, and its objects are in force as they are written.
+    /// Whether it has been read without a diagnostic.
     pub(super) fn is_regular(&self) -> bool {
-        let Self { presence, objects: _, retained, rejected, diagnostics, in_force: _, in_force_differs } = self;
+        let Self { presence, objects: _, retained, rejected, diagnostics } = self;
         let is_faultless = retained.is_empty() && rejected.is_empty() && diagnostics.is_empty();
-        *presence == Presence::Read && is_faultless && !in_force_differs
+        *presence == Presence::Read && is_faultless
     }
 
     /// The entry with new content. Retains previous objects that are unreadable now, and all of them if it has none
@@ -129,7 +125,7 @@ impl Entry {
             let presence = if documents == 0 { Presence::Empty } else { Presence::NoObjects };
             return Self { rejected, diagnostics, ..self.with_all_retained(presence) };
         }
-        Self { presence, objects, retained, rejected, diagnostics, in_force: self.in_force, in_force_differs: true }
+        Self { presence, objects, retained, rejected, diagnostics }
     }
 
     /// The entry with all its objects retained.
@@ -140,7 +136,7 @@ impl Entry {
 
     /// Gives its pools what their providers have; the same allocations stay where nothing differs.
     pub(super) fn set_cloud(&mut self, cloud: &BTreeMap<String, Arc<CloudPool>>) {
-        for object in self.objects.iter_mut().chain(&mut self.in_force) {
+        for object in &mut self.objects {
             let Body::AddressPool(pool) = &object.body else { continue };
             let wanted = cloud.get(&object.id.name).filter(|_| pool.has_provider());
             if wanted != pool.cloud.as_ref() {

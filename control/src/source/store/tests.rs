@@ -1,6 +1,7 @@
-//! Faulty and missing manifests: reported, replaced by their last good version, without effect on others.
+//! Faulty and missing manifests: reported, without effect on others; what can't be read any more stays as it was last read.
 
 use std::io;
+use std::net::IpAddr;
 
 use super::*;
 
@@ -82,36 +83,45 @@ fn only_the_invalid_document_of_an_entry_is_retained() {
 }
 
 #[test]
-fn a_conflicting_object_is_replaced_by_its_last_good_version() {
+fn a_conflicting_object_is_not_in_force_whatever_it_was_before() {
     let mut store = two_tenants();
-    // An invalid VIP: the other tenant's pod address.
-    store.update(put("x.yaml", &tenant("x", "10.0.0.2", "10.0.0.1")));
+    // The VIP and port of another Service, which precedes it.
+    store.update(put("y.yaml", &tenant("y", "203.0.113.1", "10.0.0.2")));
     let outcome = store.compile();
-    assert_eq!(bindings(&outcome), ["10.0.0.1 -> 203.0.113.1", "10.0.0.2 -> 203.0.113.2"]);
+    assert_eq!(bindings(&outcome), ["10.0.0.1 -> 203.0.113.1", "10.0.0.2 -> "]);
     let (id, faulty) = outcome.faulty.iter().next().unwrap();
-    assert_eq!((id.to_string().as_str(), faulty.has_last_good), ("Service a/x", true));
-    assert!(faulty.reasons[0].starts_with("x.yaml:5: status.loadBalancer.ingress[0].ip:"), "{:?}", faulty.reasons);
-    // It remains so while it is invalid, whatever else changes.
-    store.update(put("z.yaml", &tenant("z", "203.0.113.5", "10.0.0.5")));
-    assert_eq!(bindings(&store.compile()).len(), 3);
+    assert_eq!((id.to_string().as_str(), faulty.has_last_good), ("Service a/y", false));
+    assert!(faulty.reasons[0].starts_with("y.yaml:4: spec.ports[0].port:"), "{:?}", faulty.reasons);
+    assert_eq!(outcome.states(), [("accepted", 3), ("last_good", 0), ("rejected", 1)]);
+    // Its former address is free at once.
+    store.update(put("z.yaml", &tenant("z", "203.0.113.2", "10.0.0.5")));
     let outcome = store.compile();
-    assert_eq!(bindings(&outcome)[0], "10.0.0.1 -> 203.0.113.1");
+    assert_eq!(bindings(&outcome), ["10.0.0.1 -> 203.0.113.1", "10.0.0.2 -> ", "10.0.0.5 -> 203.0.113.2"]);
     assert_eq!(outcome.faulty.len(), 1);
-    // Without the conflict, the object as written is in force.
-    store.update(SourceUpdate { removed: vec!["y.yaml".into()], ..SourceUpdate::default() });
+    // Without the conflict, the object is in force.
+    store.update(SourceUpdate { removed: vec!["x.yaml".into()], ..SourceUpdate::default() });
     let outcome = store.compile();
-    assert_eq!(bindings(&outcome), ["10.0.0.1 -> 10.0.0.2", "10.0.0.5 -> 203.0.113.5"]);
+    assert_eq!(bindings(&outcome), ["10.0.0.2 -> 203.0.113.1", "10.0.0.5 -> 203.0.113.2"]);
     assert!(outcome.faulty.is_empty());
 }
 
 #[test]
-fn an_object_without_a_good_version_is_left_out_with_its_dependents() {
+fn what_a_refused_object_covers_stays_covered() {
     let mut store = two_tenants();
     store.update(put("z.yaml", &tenant("z", "127.0.0.1", "10.0.0.3")));
     let outcome = store.compile();
-    assert_eq!(bindings(&outcome), ["10.0.0.1 -> 203.0.113.1", "10.0.0.2 -> 203.0.113.2"]);
+    assert_eq!(bindings(&outcome), ["10.0.0.1 -> 203.0.113.1", "10.0.0.2 -> 203.0.113.2", "10.0.0.3 -> "]);
     let (id, faulty) = outcome.faulty.iter().next().unwrap();
     assert_eq!((id.to_string().as_str(), faulty.has_last_good), ("Service a/z", false));
+}
+
+#[test]
+fn a_service_of_another_type_gives_its_vip_to_the_next_one() {
+    let mut store = two_tenants();
+    store.update(put("x.yaml", &tenant("x", "203.0.113.1", "10.0.0.1").replace("LoadBalancer", "ClusterIP")));
+    store.update(put("z.yaml", &tenant("z", "203.0.113.1", "10.0.0.3")));
+    let outcome = store.compile();
+    assert_eq!(bindings(&outcome), ["10.0.0.1 -> ", "10.0.0.2 -> 203.0.113.2", "10.0.0.3 -> 203.0.113.1"]);
 }
 
 #[test]
@@ -358,14 +368,14 @@ fn a_service_that_claims_the_port_of_an_older_one_is_rejected() {
         let (id, faulty) = outcome.faulty.iter().next().unwrap();
         assert_eq!((id.to_string().as_str(), outcome.faulty.len()), ("Service a/b", 1));
         assert!(faulty.reasons[0].contains(field), "{:?}", faulty.reasons);
-        // With another claim it is in force; with the conflicting claim again, its last good version stays.
+        // With another claim it is in force; with the conflicting claim again, it isn't.
         store.update(put("new.yaml", &local("b", 2021, "203.0.113.2", 30_001)));
         let both = ["Service a/b: [203.0.113.2] Some(30001)", old];
         let outcome = store.compile();
         assert_eq!((frontends(&outcome), outcome.faulty.len()), (both.map(str::to_owned).to_vec(), 0));
         store.update(put("new.yaml", &local("b", 2021, vip, port)));
         let outcome = store.compile();
-        assert_eq!((frontends(&outcome), outcome.faulty.len()), (both.map(str::to_owned).to_vec(), 1));
+        assert_eq!((frontends(&outcome), outcome.faulty.len()), (vec![old.to_owned()], 1));
     }
 }
 

@@ -37,8 +37,6 @@ struct Entry {
     objects: Vec<ParsedObject>,
     retained: BTreeSet<Id>,
     rejected: BTreeSet<Id>,
-    /// Its objects last in force.
-    in_force: BTreeMap<Id, Arc<Object>>,
     is_removed: bool,
 }
 
@@ -107,11 +105,10 @@ impl Model {
             let old = self.entries.remove(&name);
             let old_objects = old.as_ref().map(|entry| entry.objects.clone()).unwrap_or_default();
             let was_removed = old.as_ref().is_some_and(|entry| entry.is_removed);
-            let in_force = old.map(|entry| entry.in_force).unwrap_or_default();
             let all: BTreeSet<Id> = old_objects.iter().map(|it| it.id).collect();
             let retain_all = |state: State, rejected, is_removed| {
-                let (objects, retained, in_force) = (old_objects.clone(), all.clone(), in_force.clone());
-                Entry { state, objects, retained, rejected, in_force, is_removed }
+                let (objects, retained) = (old_objects.clone(), all.clone());
+                Entry { state, objects, retained, rejected, is_removed }
             };
             let unavailable =
                 disk.unavailable.iter().find(|(path, ..)| name == *path || name.starts_with(&format!("{path}/")));
@@ -134,7 +131,7 @@ impl Model {
                         retain_all(if is_empty { State::Empty } else { State::NoObjects }, rejected, false)
                     } else {
                         let state = if is_attributed { State::Read } else { State::Unreadable };
-                        Entry { state, objects, retained, rejected, in_force: in_force.clone(), is_removed: false }
+                        Entry { state, objects, retained, rejected, is_removed: false }
                     }
                 }
             };
@@ -153,14 +150,12 @@ impl Model {
             && self.entries.values().all(|entry| entry.state != State::Unreadable);
         self.initialized |=
             self.entries.values().any(|entry| !entry.objects.is_empty()) || self.allow_empty && is_readable;
-        self.apply();
     }
 
     fn remove_retained(&mut self, states: &[State]) {
         for entry in self.entries.values_mut().filter(|entry| states.contains(&entry.state)) {
             entry.objects.clear();
             entry.retained.clear();
-            entry.in_force.clear();
         }
         self.entries.retain(|_, entry| !entry.objects.is_empty() || !entry.is_removed && entry.state != State::Missing);
     }
@@ -182,27 +177,14 @@ impl Model {
         self.initialized = true;
         self.accepted.extend(missing.into_iter().map(|(path, ..)| path));
         self.remove_retained(&[State::Empty, State::Missing, State::NoObjects]);
-        self.apply();
         Ok(objects)
-    }
-
-    /// Puts objects in force; those with a conflict in their last good version, if any.
-    fn apply(&mut self) {
-        for entry in self.entries.values_mut() {
-            let before = std::mem::take(&mut entry.in_force);
-            for it in &entry.objects {
-                let object = if it.has_conflict { before.get(&it.id) } else { Some(&it.object) };
-                entry.in_force.extend(object.map(|object| (it.id, object.clone())));
-            }
-        }
     }
 
     /// The policy; `None` before there is a first one.
     pub(super) fn in_force(&self) -> Option<PolicySet> {
         let objects: Vec<Arc<Object>> =
-            self.entries.values().flat_map(|entry| entry.in_force.values().cloned()).collect();
+            self.entries.values().flat_map(|entry| &entry.objects).map(|it| it.object.clone()).collect();
         let compiled = compile(objects.iter().map(Arc::as_ref));
-        assert!(!compiled.diagnostics.iter().any(Diagnostic::is_error), "{:?}", compiled.diagnostics);
         let set = compiled.placement.policy_for(Some(&GatewayLocality::named("g1")), &version_of(&compiled.placement));
         self.initialized.then_some(set)
     }
@@ -218,22 +200,21 @@ impl Model {
 
     /// Whether everything in force is as written.
     pub(super) fn is_as_written(&self) -> bool {
-        let is_as_written = |entry: &Entry| {
-            let is_old = |it: &ParsedObject| it.has_conflict && entry.in_force.contains_key(&it.id);
-            entry.retained.is_empty() && !entry.objects.iter().any(is_old)
-        };
-        self.entries.values().all(is_as_written)
+        self.entries.values().all(|entry| entry.retained.is_empty())
     }
 
     /// Numbers of objects in force as written, in force in their last good version, and rejected.
     pub(super) fn states(&self) -> [u64; 3] {
         let (mut in_force, mut last_good, mut rejected) = (0, BTreeSet::<Id>::new(), BTreeSet::<Id>::new());
         for entry in self.entries.values() {
-            in_force += entry.in_force.len();
             rejected.extend(entry.rejected.iter().copied());
-            last_good.extend(entry.retained.iter().filter(|id| entry.in_force.contains_key(id)).copied());
-            for it in entry.objects.iter().filter(|it| it.has_conflict) {
-                if entry.in_force.contains_key(&it.id) { &mut last_good } else { &mut rejected }.insert(it.id);
+            for it in &entry.objects {
+                in_force += usize::from(!it.has_conflict);
+                if it.has_conflict {
+                    rejected.insert(it.id);
+                } else if entry.retained.contains(&it.id) {
+                    last_good.insert(it.id);
+                }
             }
         }
         rejected.retain(|id| !last_good.contains(id));

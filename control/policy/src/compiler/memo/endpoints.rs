@@ -7,21 +7,26 @@ use std::collections::hash_map::Entry;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use foldhash::HashMap;
+use foldhash::{HashMap, HashSet};
 use vipgate_dataplane::policy::spec::{EgressSpec, EndpointSpec};
 
 use super::{Differences, Placement, Table, VipTable};
+use crate::compiler::budget::{Consumer, Excess, Ledger, Usage, excess};
 use crate::compiler::changes::Changes;
 use crate::compiler::claim::{Claim, Inputs};
 use crate::compiler::endpoints;
 use crate::compiler::gateways::Candidates;
+use crate::compiler::inventory::{Inventory, age_key};
+use crate::compiler::options::Share;
 use crate::compiler::shard_maps::ShardMaps;
-use crate::diagnostic::{Diagnostic, ObjectLocation};
+use crate::diagnostic::{Code, Diagnostic, ObjectLocation, Severity};
 
 /// The claims of the previous compilation.
 #[derive(Clone, Debug, Default)]
 pub(super) struct EndpointMemo {
     claims: HashMap<Arc<str>, ClaimMemo>,
+    /// What their endpoints take of limits.
+    ledger: Ledger,
     /// The claims by covered address.
     coverage: HashMap<IpAddr, Covering>,
     /// The number of claims with endpoints that have slots of a shard map, by its name.
@@ -39,12 +44,16 @@ struct ClaimMemo {
     gateways: Candidates,
     group: Arc<str>,
     is_invalid: bool,
+    is_default: bool,
     /// The addresses that it covers, each once.
     addresses: Vec<IpAddr>,
     /// About them.
     diagnostics: Vec<Diagnostic>,
     /// The names of the shard maps that its endpoints have slots of.
     maps: Vec<Arc<str>>,
+    /// What its endpoints take of limits, and its namespace.
+    usage: Usage,
+    namespace: Box<str>,
     /// The last compilation that had it, and its position there.
     round: u64,
     at: usize,
@@ -101,6 +110,7 @@ impl EndpointMemo {
         let endpoints = endpoints::assign(sources, &claims, &vips.assigned, shard_maps, &mut found);
         let parts = places.into_iter().zip(warnings).zip(endpoints.maps);
         self.remember(&claims, parts.map(|((at, warnings), maps)| (at, warnings, maps)), found);
+        self.account(&endpoints.specs);
         diagnostics.extend(self.claims.values().flat_map(|memo| memo.diagnostics.iter().cloned()));
         diagnostics.extend(self.unattributed.iter().cloned());
         let mut gone: Vec<&str> = gone.iter().map(|name| &**name).collect();
@@ -111,6 +121,45 @@ impl EndpointMemo {
         (previous.policies.edit(&gone, policies), previous.endpoints.edit(&removed, endpoints.specs))
     }
 
+    /// Counts what endpoints take of limits: all of the claims that were remembered last.
+    fn account(&mut self, endpoints: &[EndpointSpec]) {
+        for endpoint in endpoints {
+            let Some(memo) = self.claims.get_mut(&endpoint.policy) else { continue };
+            let mut usage = Usage { endpoint_vips: endpoint.vips.len(), ..Usage::default() };
+            usage.endpoints[usize::from(endpoint.address.is_ipv6())] = 1;
+            memo.usage += &usage;
+            self.ledger.add(&memo.namespace, &usage);
+        }
+    }
+
+    /// The names of the policies whose endpoints don't fit beside those of older ones.
+    pub(super) fn beyond_budget(
+        &self,
+        inventory: &Inventory<'_>,
+        share: Share,
+        diagnostics: &mut Vec<Diagnostic>,
+    ) -> HashSet<Arc<str>> {
+        if self.ledger.fits(share) {
+            return HashSet::default();
+        }
+        let policies = inventory.policies.iter();
+        let policies = policies.map(|it| (it.body.metadata.creation_timestamp.as_ref(), it.id, it.name, it.origin));
+        let services = inventory.services.iter().map(|it| (it.body.created.as_ref(), it.id, it.name, it.origin));
+        let mut all: Vec<_> = policies.chain(services).collect();
+        all.sort_by(|(a, id, ..), (b, other, ..)| age_key(*a, id).cmp(&age_key(*b, other)).then_with(|| id.cmp(other)));
+        let consumers = all.into_iter().filter_map(|(_, id, name, origin)| {
+            let memo = self.claims.get(name)?;
+            Some(Consumer { key: (name, origin), namespace: &id.namespace, usage: memo.usage, closed: None })
+        });
+        let mut beyond = HashSet::default();
+        for Excess { key: (name, origin), reason, .. } in excess(consumers, share) {
+            let reason = format!("{reason}; its endpoints are not covered");
+            diagnostics.push(origin.diagnostic(Severity::Error, Code::LimitExceeded, "metadata.name", reason));
+            beyond.insert(name.clone());
+        }
+        beyond
+    }
+
     /// Whether endpoints have slots of this shard map.
     pub(super) fn has_map(&self, name: &str) -> bool {
         self.maps.contains_key(name)
@@ -119,7 +168,7 @@ impl EndpointMemo {
     /// The positions of the claims that differ, and the names of those that are no more.
     fn differing(&mut self, claims: &[Claim<'_>], differences: &Differences<'_>) -> (Vec<usize>, Vec<Arc<str>>) {
         let Changes { has_pods, has_gateways, ref services, .. } = *differences.changes;
-        let is_all = has_pods || has_gateways || !self.unattributed.is_empty();
+        let is_all = has_pods || has_gateways || differences.vips.in_use || !self.unattributed.is_empty();
         if !is_all && !differences.vips.is_new {
             // Only endpoint slices differ: the claims are the same, in the same positions.
             let is_sliced = |claim: &Claim<'_>| claim.service.is_some_and(|service| services.contains(&service));
@@ -145,7 +194,7 @@ impl EndpointMemo {
         let Some(memo) = self.claims.get(claim.name) else { return true };
         claim.service.is_some_and(|service| differences.changes.services.contains(&service))
             || differences.changes.policies.contains(&**claim.name)
-            || memo.is_invalid != claim.is_invalid
+            || (memo.is_invalid, memo.is_default) != (claim.is_invalid, claim.is_default())
             || memo.gateways != claim.gateways
             || memo.group != *claim.group
             || !memo.vips.iter().eq(claim.vips.iter().map(|(_, vip)| vip))
@@ -198,6 +247,7 @@ impl EndpointMemo {
         let mut all = Vec::new();
         for name in names {
             let Some(memo) = self.claims.remove(name) else { continue };
+            self.ledger.remove(&memo.namespace, &memo.usage);
             for address in &memo.addresses {
                 if let Entry::Occupied(mut covering) = self.coverage.entry(*address)
                     && covering.get_mut().remove(name)
@@ -249,9 +299,12 @@ impl EndpointMemo {
                 gateways: claim.gateways.clone(),
                 group: claim.group.clone(),
                 is_invalid: claim.is_invalid,
+                is_default: claim.is_default(),
                 addresses,
                 diagnostics,
                 maps,
+                usage: Usage::default(),
+                namespace: claim.namespace.into(),
                 round: self.round,
                 at,
             };

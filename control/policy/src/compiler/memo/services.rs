@@ -5,19 +5,23 @@ use std::sync::Arc;
 
 use foldhash::HashMap;
 
-use super::{Differences, Placement, Table, VipTable};
+use super::{Differences, Placement, Table, VipMemo};
 use crate::compiler::backends::BackendBuilder;
+use crate::compiler::budget::{Consumer, Excess, Ledger, Usage, excess};
 use crate::compiler::claim::Inputs;
-use crate::compiler::inventory::ObjectRef;
+use crate::compiler::inventory::{Inventory, ObjectRef, age_key};
+use crate::compiler::options::Share;
 use crate::compiler::placement::PlacedService;
 use crate::compiler::services;
-use crate::diagnostic::Diagnostic;
+use crate::diagnostic::{Code, Diagnostic};
 use crate::manifest::Service;
 
 /// The Services of the previous compilation, by name.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ServiceMemo {
     services: HashMap<Arc<str>, PlacedMemo>,
+    /// What they take of limits.
+    ledger: Ledger,
     /// Counts compilations of all Services: those of an earlier one are gone.
     round: u64,
 }
@@ -27,7 +31,16 @@ pub(super) struct ServiceMemo {
 struct PlacedMemo {
     assigned: Vec<IpAddr>,
     diagnostics: Vec<Diagnostic>,
+    usage: Usage,
+    /// Whether it fits into one update of a gateway.
+    fits: bool,
     round: u64,
+}
+
+/// The namespace of `Service namespace/name`.
+fn namespace_of(name: &str) -> &str {
+    let path = name.split_once(' ').map_or(name, |(_, path)| path);
+    path.split_once('/').map_or("", |(namespace, _)| namespace)
 }
 
 impl ServiceMemo {
@@ -36,11 +49,10 @@ impl ServiceMemo {
         &mut self,
         previous: &Placement,
         sources: &'a Inputs<'a>,
-        (vips, differences): (&'a VipTable, &Differences<'a>),
+        (vips, differences): (&VipMemo, &Differences<'a>),
         diagnostics: &mut Vec<Diagnostic>,
     ) -> Table<PlacedService> {
-        services::check_health_check_ports(&sources.inventory.services, diagnostics);
-        let mut builder = BackendBuilder::new(sources, &vips.endpoint_addresses);
+        let mut builder = BackendBuilder::new(sources);
         let changes = differences.changes;
         let mut compiled = Vec::new();
         let mut gone = Vec::new();
@@ -53,10 +65,10 @@ impl ServiceMemo {
             }
         } else {
             self.round += 1;
-            let is_all = changes.has_pods || differences.vips.endpoint_addresses;
+            let is_all = changes.has_pods || changes.has_gateways || differences.vips.in_use;
             for service in &sources.inventory.services {
-                let assigned = services::assigned_vips(service.body, vips);
-                if assigned.is_empty() {
+                let assigned = services::assigned_vips(service.body, &vips.table);
+                if assigned.is_empty() || vips.refused.contains(service.name) {
                     continue;
                 }
                 match self.services.get_mut(service.name) {
@@ -71,7 +83,10 @@ impl ServiceMemo {
                 }
             }
             let round = self.round;
-            gone.extend(self.services.extract_if(|_, memo| memo.round != round).map(|(name, _)| name));
+            for (name, memo) in self.services.extract_if(|_, memo| memo.round != round) {
+                self.ledger.remove(namespace_of(&name), &memo.usage);
+                gone.push(name);
+            }
         }
         diagnostics.extend(self.services.values().flat_map(|memo| memo.diagnostics.iter().cloned()));
         compiled.sort_unstable_by(|a, b| a.name.cmp(&b.name));
@@ -88,8 +103,41 @@ impl ServiceMemo {
     ) -> PlacedService {
         let mut diagnostics = Vec::new();
         let placed = services::compile(service, assigned, builder, &mut diagnostics);
-        let memo = PlacedMemo { assigned: placed.vips.clone(), diagnostics, round: self.round };
-        self.services.insert(service.name.clone(), memo);
+        let fits = !diagnostics.iter().any(Diagnostic::is_error);
+        let usage = if fits { services::usage(&placed) } else { Usage::default() };
+        self.ledger.add(&service.id.namespace, &usage);
+        let memo = PlacedMemo { assigned: placed.vips.clone(), diagnostics, usage, fits, round: self.round };
+        if let Some(before) = self.services.insert(service.name.clone(), memo) {
+            self.ledger.remove(&service.id.namespace, &before.usage);
+        }
         placed
+    }
+
+    /// The names of Services that don't fit: into one update, or beside older ones into the limits of the whole.
+    pub(super) fn beyond_budget(
+        &self,
+        inventory: &Inventory<'_>,
+        share: Share,
+        diagnostics: &mut Vec<Diagnostic>,
+    ) -> Vec<Arc<str>> {
+        let too_large = self.services.iter().filter(|(_, memo)| !memo.fits).map(|(name, _)| name.clone());
+        let mut beyond: Vec<Arc<str>> = too_large.collect();
+        if !self.ledger.fits(share) {
+            let all = inventory.services.iter().filter_map(|it| Some((it, self.services.get(it.name)?)));
+            let mut all: Vec<_> = all.filter(|(_, memo)| memo.fits).collect();
+            all.sort_by_cached_key(|(service, _)| age_key(service.body.created.as_ref(), service.id));
+            let consumers = all.into_iter().map(|(service, memo)| Consumer {
+                key: service,
+                namespace: &service.id.namespace,
+                usage: memo.usage,
+                closed: None,
+            });
+            for Excess { key: service, reason, .. } in excess(consumers, share) {
+                diagnostics.push(service.error(Code::LimitExceeded, "metadata.name", reason));
+                beyond.push(service.name.clone());
+            }
+        }
+        beyond.sort_unstable();
+        beyond
     }
 }

@@ -4,8 +4,10 @@ use vipgate_dataplane::policy::spec::NodeSpec;
 
 use super::*;
 
-const AGENTS: Options =
-    Options { tenancy: Tenancy::Open, node_agents: Some(NodeAgents { port: 8473, vni: 7, secret: None }) };
+fn with_agents() -> Options {
+    let node_agents = Some(NodeAgents { port: 8473, vni: 7, secret: None });
+    Options { tenancy: Tenancy::Open, node_agents, ..Options::default() }
+}
 
 /// A Node with these addresses (`type address`) and fields of its spec.
 fn node(name: &str, addresses: &[&str], spec: &str) -> String {
@@ -25,7 +27,7 @@ fn pod_on(node: &str, name: &str, address: &str) -> String {
 }
 
 fn compile_agents(documents: &[String]) -> Compiled {
-    compile_for(AGENTS, &objects(&documents.join("---\n")))
+    compile_for(with_agents(), &objects(&documents.join("---\n")))
 }
 
 fn messages_of(compiled: &Compiled) -> Vec<String> {
@@ -173,7 +175,7 @@ fn a_node_stays_the_same_allocation_until_it_or_its_pods_differ() {
     .iter()
     .map(parsed)
     .collect();
-    let mut compiler = Compiler::new(AGENTS);
+    let mut compiler = Compiler::new(with_agents());
     let first = compiler.compile(&documents).placement;
     documents.push(parsed(&pod_on("n2", "z", "10.244.2.2")));
     let second = compiler.compile(&documents).placement;
@@ -189,7 +191,7 @@ fn with_a_secret_each_node_has_a_mac_address_of_its_own_that_every_server_derive
         [node("n1", &["InternalIP 192.0.2.1"], "podCIDR: 10.244.1.0/24"), node("n2", &["InternalIP 192.0.2.2"], "")];
     let macs = |secret: &str| {
         let agents = NodeAgents { port: 8473, vni: 7, secret: Some(TunnelSecret::new(secret.as_bytes())) };
-        let options = Options { node_agents: Some(agents), ..AGENTS };
+        let options = Options { node_agents: Some(agents), ..with_agents() };
         let got = compile_for(options, &objects(&documents.join("---\n")));
         assert!(got.placement.nodes.iter().all(|node| node.verify_mac));
         let agents: Vec<[u8; 6]> = got.placement.agents.iter().map(|agent| agent.tunnel.mac).collect();

@@ -260,17 +260,19 @@ fn an_incremental_compilation_equals_a_new_one() {
     let first = prop::bool::weighted(0.7).prop_map(|has_first| if has_first { first_documents() } else { Vec::new() });
     let tenancies = prop::sample::select(vec![Tenancy::Strict, Tenancy::Open]);
     let agents = prop::option::of(Just(NodeAgents { port: 8473, vni: 7, secret: None }));
+    // The whole, and two VIPs.
+    let shares = prop::sample::select(vec![Share::WHOLE, Share::new(2.5 / 16_384.0).unwrap()]);
     property(
         ProptestConfig::with_cases(384),
-        &(first, steps, tenancies, agents),
+        &(first, steps, tenancies, agents, shares),
         &CLASSES,
-        |(first, steps, tenancy, node_agents), coverage| {
-            let options = Options { tenancy, node_agents };
+        |(first, steps, tenancy, node_agents, namespace_share), coverage| {
+            let options = Options { tenancy, node_agents, namespace_share, ..Options::default() };
             coverage.count(if tenancy == Tenancy::Strict { "strict" } else { "open" });
             coverage.add("agents", u64::from(node_agents.is_some()));
             let first = first.iter().map(|text| Arc::new(objects(text).pop().unwrap()));
             let mut places: BTreeMap<usize, Arc<Object>> = (0..).zip(first).collect();
-            let (mut compiler, mut before) = (Compiler::new(options), Compiled::default());
+            let (mut compiler, mut before) = (Compiler::new(options.clone()), Compiled::default());
             for step in steps {
                 coverage.add("several", u64::from(step.len() > 1));
                 coverage.add("unchanged", u64::from(step.is_empty()));
@@ -288,7 +290,7 @@ fn an_incremental_compilation_equals_a_new_one() {
                     kinds.extend(old.map(|old| old.id.kind));
                 }
                 let compiled = compiler.compile(places.values());
-                let new = compile_for(options, places.values().map(Arc::as_ref));
+                let new = compile_for(options.clone(), places.values().map(Arc::as_ref));
                 prop_assert_eq!(&compiled.placement, &new.placement);
                 prop_assert_eq!(&compiled.diagnostics, &new.diagnostics);
                 let is_faulty = |it: &Compiled| it.diagnostics.iter().any(Diagnostic::is_error);
@@ -298,6 +300,10 @@ fn an_incremental_compilation_equals_a_new_one() {
                 coverage.add("duplicate", compiled.diagnostics.iter().filter(is_duplicate).count() as u64);
                 for (class, code) in [
                     ("pods of other namespaces", Code::PodsOfOtherNamespace),
+                    ("beyond a limit", Code::LimitExceeded),
+                    ("foreign addresses of slices", Code::SliceAddressOfOther),
+                    ("addresses that are VIPs", Code::AddressIsVip),
+                    ("addresses of two pods", Code::DuplicatePodAddress),
                     ("pool of other namespaces", Code::PoolOfOtherNamespaces),
                     ("address outside pools", Code::AddressOutsidePools),
                 ] {

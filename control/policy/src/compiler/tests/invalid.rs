@@ -52,19 +52,6 @@ fn an_invalid_service_or_vip_is_an_error_with_line_field_and_reason() {
             vec![service("s", "", 80, &["10.0.0.1"]), x()],
             "m.yaml:5: status.loadBalancer.ingress[0].ip: 10.0.0.1 can't be a VIP: it is the address of Pod a/x",
         ),
-        (
-            vec![service("s", "", 80, &["10.0.0.1"]), slice("s", &["10.0.0.1"])],
-            "m.yaml:5: status.loadBalancer.ingress[0].ip: 10.0.0.1 can't be a VIP: it is the address of an endpoint",
-        ),
-        (
-            vec![
-                service("s", "", 80, &["192.168.0.1"]),
-                "apiVersion: v1\nkind: Node\nmetadata: {name: n}\n\
-                 status: {addresses: [{type: InternalIP, address: 192.168.0.1}]}\n"
-                    .into(),
-            ],
-            "m.yaml:5: status.loadBalancer.ingress[0].ip: 192.168.0.1 can't be a VIP: it is an address of Node n",
-        ),
         (vec![service("s", "", 0, &["203.0.113.1"])], "m.yaml:4: spec.ports[0].port: must be from 1 to 65535, is 0"),
         (
             vec![service("s", "", 80, &["203.0.113.1"]), service("t", "", 80, &["203.0.113.1"])],
@@ -176,6 +163,19 @@ fn suspicious_policies_are_accepted_with_a_warning() {
         (
             vec![pod("a", "x", "", "10.0.0.1"), pod("a", "y", "", "10.0.0.1")],
             "m.yaml:11: status.podIPs[0].ip: warning: 10.0.0.1 is also the address of Pod a/x",
+        ),
+        (
+            vec![service("s", "", 80, &["10.0.0.1"]), slice("s", &["10.0.0.1"]).replace("name: s-1", "name: t-1")],
+            "m.yaml:11: endpoints[0].addresses[0]: warning: 10.0.0.1 is a VIP, not a pod address: ignored",
+        ),
+        (
+            vec![
+                service("s", "", 80, &["192.168.0.1"]),
+                "apiVersion: v1\nkind: Node\nmetadata: {name: n}\n\
+                 status: {addresses: [{type: InternalIP, address: 192.168.0.1}]}\n"
+                    .into(),
+            ],
+            "m.yaml:10: status.addresses[0].address: warning: 192.168.0.1 is a VIP: the address is ignored",
         ),
         (
             vec![slice("s", &["10.0.0.1"]).replace("kubernetes.io/service-name: s", "")],

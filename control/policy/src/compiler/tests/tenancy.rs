@@ -73,13 +73,13 @@ fn a_policy_covers_only_pods_of_its_own_namespace() {
             vec![],
             vec![Code::NoPodSelected, Code::PodsOfOtherNamespace],
         ),
-        // No pod of another namespace matches.
+        // That no pod of another namespace matches is not for the policy to know.
         (
             "{namespaceSelector: {matchExpressions: [{key: team, operator: In, values: [x]}]}, \
              podSelector: {matchLabels: {app: db}}}",
             vec![],
             vec![],
-            vec![Code::NoPodSelected],
+            vec![Code::NoPodSelected, Code::PodsOfOtherNamespace],
         ),
         (
             "{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: a}}, podSelector: {}}",
@@ -98,8 +98,8 @@ fn a_policy_covers_only_pods_of_its_own_namespace() {
     assert_eq!(
         messages(&got),
         [
-            "m.yaml:4: spec.selectors[0].namespaceSelector: warning: matches pods of other namespaces (the first is b/y), \
-          which an EgressPolicy doesn't cover: write a ClusterEgressPolicy for them"
+            "m.yaml:4: spec.selectors[0].namespaceSelector: warning: an EgressPolicy covers pods of its own namespace only, \
+             whatever `namespaceSelector` selects: write a ClusterEgressPolicy for others"
         ]
     );
 }

@@ -271,7 +271,7 @@ codes! {
          are not free. Add a range to the pool, or lower `count`.";
     PoliciesOverlap = 406, "Two policies cover the same endpoints",
         "Some endpoints are covered by two policies, and only one can apply. An EgressPolicy precedes an annotation, \
-         `serviceRef` precedes `selectors`, then the older one, then the name. The message says which one applies and \
+         `serviceRef` precedes `selectors`, then the older one, then namespace and name. The message says which one applies and \
          why. Narrow one of the two if that is not what you mean.";
     NoVipOfFamily = 407, "Endpoints without a VIP of their family",
         "Pods have addresses of a family for which the policy has no VIP. Their traffic of that family is dropped, \
@@ -282,8 +282,9 @@ codes! {
         "EgressPolicy": "spec: {selectors: [{podSelector: {}}], addresses: [224.0.0.1]}"
             => "spec: {selectors: [{podSelector: {}}], addresses: [203.0.113.10]}";
     VipInUse = 409, "VIP is the address of a pod or node",
-        "The address belongs to a pod, a node or an endpoint of a Service. A VIP is answered by the gateways, so the \
-         other owner would lose its traffic. Choose an address that nobody has.";
+        "The address belongs to a pod or a gateway, or, where a policy names it outside of all pools, to a node or an \
+         endpoint. A VIP is answered by the gateways, so the other owner would lose its traffic. Choose an address that \
+         nobody has.";
     VipOfTwoPolicies = 410, "VIP of two policies",
         "Two policies with `selectors` have the same address. Such a VIP belongs to one policy alone, the one with \
          the higher precedence. Remove it from the other one, or merge the policies.";
@@ -294,12 +295,13 @@ codes! {
         "The endpoint is a pod on the host network, or a node. Its traffic is the node's, so the egress policy does \
          not apply to it; as a backend it works. Nothing is wrong if that is intended.";
     DuplicatePodAddress = 413, "Address of two pods",
-        "Two running pods have the same address. One of the manifests is probably out of date; the first pod by \
-         namespace and name is used. Remove the other one.";
-    PodsOfOtherNamespace = 414, "Selector matches pods of others",
-        "With `tenancy: strict` an EgressPolicy covers only pods of its own namespace, and its `namespaceSelector` also \
-         matches pods of other namespaces. Those are not covered by it; the rest works. Pods of several namespaces are \
-         covered by a ClusterEgressPolicy.";
+        "Two pods have the same address, so one of the manifests is out of date. The one that isn't being deleted has \
+         it, then the one that is ready and younger. Where that doesn't decide, neither has it: its traffic is dropped, \
+         since it would leave with the VIP of another pod. Remove the other manifest.";
+    PodsOfOtherNamespace = 414, "Selector is meant for others, too",
+        "With `tenancy: strict` an EgressPolicy covers only pods of its own namespace, and its `namespaceSelector` may \
+         select other namespaces. Their pods are not covered by it; the rest works. Pods of several namespaces are \
+         covered by a ClusterEgressPolicy. Remove `namespaceSelector`.";
     PoolOfOtherNamespaces = 415, "Pool is not for this namespace",
         "With `tenancy: strict` only the namespaces that `spec.namespaces` of an AddressPool selects may have its \
          addresses. The policy or Service is in another one. Use another pool, or have the platform team add the \
@@ -309,6 +311,19 @@ codes! {
          namespace's Services. For any other address gateways would answer ARP in place of the host that has it. Add \
          the address to a pool, allocate one with `pools`, or set `tenancy: open` where all who write policies are \
          trusted.";
+    SliceAddressOfOther = 417, "Slice has an address of others",
+        "An EndpointSlice lists an address that isn't one of its own namespace: another pod has it, a host, or the \
+         cluster. The address is ignored; the rest of the slice counts. With `tenancy: strict` this is checked against \
+         Pods, so a slice that names a pod must name the one that has the address now. Correct the slice, or wait for \
+         the controller that writes it.";
+    AddressIsVip = 418, "Address is a VIP",
+        "A Pod or Node names an address that is the VIP of a Service or policy. Gateways answer for it, so the address \
+         of the Pod or Node is ignored. Give one of the two another address.";
+    LimitExceeded = 419, "Limit is exceeded",
+        "All objects together may take so much of a gateway's tables, and the objects of one namespace a share of it \
+         (`namespace_share` of policyd.yaml). Older objects have it already, so this one is set aside: it is not in force, and nothing \
+         else changes. The message names the limit. Delete what is no longer needed, or split the tenant; the page on \
+         the security model lists all limits.";
 
     // VG05xx: Services.
     PortConflict = 501, "Port of a VIP is used twice",

@@ -61,7 +61,7 @@ fn all_variants_of_custom_resources_are_accepted() {
             "EgressPolicy",
             "{serviceRef: {name: s}, gateways: {selector: {}}, excludedCIDRs: [10.0.0.0/8, \"fd00::/8\"]}",
         ),
-        ("EgressPolicy", "{serviceRef: {name: s}, limits: {sessionsPerEndpoint: 4294967295}}"),
+        ("EgressPolicy", "{serviceRef: {name: s}, limits: {sessionsPerEndpoint: 268435456}}"),
         ("EgressPolicy", &selecting("addresses: [203.0.113.10, \"2001:db8::10\"]")),
         ("EgressPolicy", &selecting("pools: [{name: public}]")),
         ("EgressPolicy", &selecting("pools: [{name: public, count: 3}], addresses: null")),

@@ -1,0 +1,359 @@
+//! Admission of VIPs: which objects have them, where several claim the same.
+//!
+//! The oldest Service is served first, then policies by precedence. An object is admitted as a whole or not at all: one that
+//! conflicts with an admitted one, or exceeds a limit, claims nothing and takes nothing from others. So who gives way is
+//! always the newcomer; `docs/security-model.md` has the table.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use foldhash::{HashMap, HashMapExt, HashSet};
+
+use crate::compiler::budget::{Consumer, Excess, Ledger, Usage, excess};
+use crate::compiler::claim::{Claim, Inputs};
+use crate::compiler::inventory::{NamespacedName, ObjectRef, age_key};
+use crate::compiler::options::Share;
+use crate::diagnostic::{Code, Diagnostic, ObjectLocation, Severity};
+use crate::manifest::{ANNOUNCE_FIELD, Announce, Origin, Protocol, Service, ServicePort, unusable_address};
+
+/// A VIP with the objects that have it.
+#[derive(Debug, Default)]
+pub(in crate::compiler) struct Vip<'a> {
+    /// Services with this VIP, oldest first.
+    pub(super) services: Vec<ObjectRef<'a, Service>>,
+    /// The policy with selectors that uses it, as an index of the claims.
+    pub(super) claimed: Option<usize>,
+    /// Service by port and protocol.
+    pub(super) ports: BTreeMap<(u16, Protocol), ObjectRef<'a, Service>>,
+    pub(super) announce: Option<(Announce, ObjectRef<'a, Service>)>,
+    /// The policy with the highest precedence, which decides on its gateways; `None`: every gateway.
+    pub(super) placed_by: Option<usize>,
+}
+
+/// What was admitted.
+#[derive(Debug, Default)]
+pub(in crate::compiler) struct Admitted<'a> {
+    /// The Services, oldest first.
+    pub(super) services: Vec<ObjectRef<'a, Service>>,
+    pub(super) vips: BTreeMap<IpAddr, Vip<'a>>,
+    /// Services that were refused.
+    pub(in crate::compiler) refused: HashSet<NamespacedName<'a>>,
+    /// Claims that were closed.
+    pub(in crate::compiler) closed: Closed,
+}
+
+impl Admitted<'_> {
+    /// All VIPs.
+    pub(in crate::compiler) fn addresses(&self) -> HashSet<IpAddr> {
+        self.vips.keys().copied().collect()
+    }
+}
+
+/// What is closed of the claims, by the location of their objects.
+#[derive(Clone, Debug, Default)]
+pub(in crate::compiler) struct Closed {
+    /// Claims that stay as they are, without VIPs.
+    as_written: HashSet<ObjectLocation>,
+    /// Claims that exceed a limit, and fit as the least that a policy can be.
+    minimal: HashSet<ObjectLocation>,
+    /// Claims that don't even fit like that: they cover nothing.
+    left_out: HashSet<ObjectLocation>,
+}
+
+impl Closed {
+    /// Closes the claims.
+    pub(in crate::compiler) fn apply(&self, claims: &mut Vec<Claim<'_>>) {
+        if !self.left_out.is_empty() {
+            claims.retain(|claim| !self.left_out.contains(&claim.origin.location()));
+        }
+        for claim in claims {
+            let location = claim.origin.location();
+            if self.minimal.contains(&location) {
+                claim.close_minimal();
+            } else if self.as_written.contains(&location) {
+                claim.close();
+            }
+        }
+    }
+}
+
+/// Admits Services and claims. Claims that are refused, or whose Service is, are closed.
+pub(in crate::compiler) fn admit<'a>(
+    sources: &Inputs<'a>,
+    claims: &mut Vec<Claim<'a>>,
+    share: Share,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> Admitted<'a> {
+    let with_vips = sources.inventory.services.iter().filter(|service| !service.body.vips.is_empty());
+    let mut services: Vec<ObjectRef<'a, Service>> = with_vips.copied().collect();
+    services.sort_by_cached_key(|service| age_key(service.body.created.as_ref(), service.id));
+    let (excess_services, mut closed) = check_limits(sources, &services, claims, share, diagnostics);
+    closed.apply(claims);
+    let own = claims.iter().filter(|claim| claim.service.is_none()).flat_map(|claim| claim.vips.iter());
+    let unpooled = own.map(|(_, vip)| *vip).filter(|vip| sources.pools.of(*vip).is_none()).collect();
+    let mut admission = Admission {
+        sources,
+        admitted: Admitted::default(),
+        health_ports: HashMap::new(),
+        in_use: sources.in_use_among(&unpooled),
+        diagnostics,
+    };
+    for service in &services {
+        admission.add_service(*service, excess_services.contains(&service.origin.location()));
+    }
+    for claim in claims.iter_mut() {
+        if claim.service.is_some_and(|service| admission.admitted.refused.contains(&service)) {
+            claim.close();
+            closed.as_written.insert(claim.origin.location());
+        }
+    }
+    // The eligible gateways of a Service are those of the referring policy with the highest precedence, else all.
+    let mut referrers: HashMap<NamespacedName<'_>, usize> = HashMap::new();
+    for (at, claim) in claims.iter().enumerate() {
+        if let Some(service) = claim.service {
+            referrers.entry(service).or_insert(at);
+        }
+    }
+    for vip in admission.admitted.vips.values_mut() {
+        vip.placed_by = vip.services.iter().find_map(|service| referrers.get(&service.namespaced_name()).copied());
+    }
+    for at in 0..claims.len() {
+        let claim = &claims[at];
+        if claim.service.is_none() && !claim.vips.is_empty() && !admission.add_claim(at, claims) {
+            claims[at].close();
+            closed.as_written.insert(claims[at].origin.location());
+        }
+    }
+    Admitted { closed, ..admission.admitted }
+}
+
+/// The Services that exceed a limit, and what is closed of the claims.
+fn check_limits<'a>(
+    sources: &Inputs<'a>,
+    services: &[ObjectRef<'a, Service>],
+    claims: &[Claim<'a>],
+    share: Share,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> (HashSet<ObjectLocation>, Closed) {
+    let (mut ledger, mut known) = (Ledger::default(), HashSet::default());
+    let mut consumers = Vec::with_capacity(services.len() + claims.len());
+    for service in services {
+        let vips = service.body.vips.iter().filter(|(_, vip)| known.insert(*vip)).count();
+        let age = age_key(service.body.created.as_ref(), service.id);
+        let usage = Usage { vips, services: 1, ..Usage::default() };
+        let key = (service.origin, false);
+        consumers.push(((age, 0, &**service.name), service.id.namespace.as_str(), key, usage, None));
+    }
+    for claim in claims {
+        let own = claim.vips.iter().filter(|_| claim.service.is_none());
+        let usage = Usage {
+            vips: own.filter(|(_, vip)| known.insert(*vip)).count(),
+            policies: 1,
+            prefixes: claim.prefixes(),
+            selector_steps: sources.selector_steps(claim),
+            ..Usage::default()
+        };
+        let age = age_key(claim.created, claim.id);
+        let minimal = Usage { vips: 0, prefixes: [1, 1], ..usage };
+        consumers.push(((age, 1, &**claim.name), claim.namespace, (claim.origin, true), usage, Some(minimal)));
+    }
+    consumers.iter().for_each(|(_, namespace, _, usage, _)| ledger.add(namespace, usage));
+    if ledger.fits(share) {
+        return Default::default();
+    }
+    consumers.sort_by(|(a, ..), (b, ..)| a.cmp(b));
+    let consumers = consumers.into_iter();
+    let consumers = consumers.map(|(_, namespace, key, usage, closed)| Consumer { key, namespace, usage, closed });
+    let (mut excess_services, mut closed) = (HashSet::default(), Closed::default());
+    for Excess { key: (origin, is_claim), reason, fits_closed } in excess(consumers, share) {
+        let set = match (is_claim, fits_closed) {
+            (false, _) => &mut excess_services,
+            (true, true) => &mut closed.minimal,
+            (true, false) => &mut closed.left_out,
+        };
+        set.insert(origin.location());
+        let effect = if is_claim && !fits_closed { "; its endpoints are not covered" } else { "" };
+        let reason = format!("{reason}{effect}");
+        diagnostics.push(origin.diagnostic(Severity::Error, Code::LimitExceeded, "metadata.name", reason));
+    }
+    (excess_services, closed)
+}
+
+/// An admission under way.
+struct Admission<'a, 'b> {
+    sources: &'b Inputs<'a>,
+    admitted: Admitted<'a>,
+    /// Health check ports: they listen on the gateway's own addresses, too.
+    health_ports: HashMap<u16, ObjectRef<'a, Service>>,
+    /// Addresses of pods, hosts and endpoints among those that policies name outside of pools.
+    in_use: HashSet<IpAddr>,
+    diagnostics: &'b mut Vec<Diagnostic>,
+}
+
+impl<'a> Admission<'a, '_> {
+    /// Adds a Service, unless it is refused.
+    fn add_service(&mut self, service: ObjectRef<'a, Service>, is_excess: bool) {
+        let mut faults = Vec::new();
+        self.check_vips(service, &mut faults);
+        self.check_ports(service, &mut faults);
+        if is_excess || faults.iter().any(Diagnostic::is_error) {
+            self.diagnostics.extend(faults);
+            self.admitted.refused.insert(service.namespaced_name());
+            return;
+        }
+        self.diagnostics.extend(faults);
+        self.health_ports.extend(service.body.active_health_check().map(|port| (port, service)));
+        for (_, address) in &service.body.vips {
+            let vip = self.admitted.vips.entry(*address).or_default();
+            let health = service.body.health_check.map(|port| (port, Protocol::Tcp));
+            let frontends = service.body.ports.iter().map(|it| (it.port, it.protocol));
+            vip.ports.extend(frontends.chain(health).map(|key| (key, service)));
+            if vip.announce.is_none() {
+                vip.announce = service.body.announce.map(|mode| (mode, service));
+            }
+            vip.services.push(service);
+        }
+        self.admitted.services.push(service);
+    }
+
+    /// Checks the VIPs of a Service.
+    fn check_vips(&self, service: ObjectRef<'a, Service>, faults: &mut Vec<Diagnostic>) {
+        for (field, address) in &service.body.vips {
+            faults.extend(self.sources.check_service_vip(service, field, *address));
+            let is_pooled = self.sources.pools.of(*address).is_some();
+            faults.extend(self.check_address(*address, (service.origin, field), !is_pooled, false));
+            let Some(vip) = self.admitted.vips.get(address) else { continue };
+            if let Some((first, ObjectRef { id, origin, .. })) = &vip.announce
+                && service.body.announce.is_some_and(|mode| mode != *first)
+            {
+                let reason = format!("{id} ({origin}) shares {address} and has {first}");
+                faults.push(service.error(Code::AnnounceConflict, ANNOUNCE_FIELD, reason));
+            }
+            // Two tenants share it, and remote hosts and firewalls can't distinguish them.
+            let other = vip.services.iter().find(|it| it.id.namespace != service.id.namespace);
+            if let Some(ObjectRef { id, origin, .. }) = other {
+                let reason = format!("{address} is also the VIP of {id} ({origin}): two namespaces share it");
+                faults.push(service.warning(Code::VipOfTwoNamespaces, field, reason));
+            }
+        }
+    }
+
+    /// Checks the ports of a Service, its health check's included, at all of its VIPs.
+    fn check_ports(&self, service: ObjectRef<'a, Service>, faults: &mut Vec<Diagnostic>) {
+        let mut own: HashMap<(u16, Protocol), Option<&ServicePort>> = HashMap::new();
+        let health = service.body.health_check.map(|port| (port, Protocol::Tcp, None));
+        for (port, protocol, frontend) in
+            service.body.ports.iter().map(|it| (it.port, it.protocol, Some(it))).chain(health)
+        {
+            let field = || frontend.map_or_else(|| Service::HEALTH_CHECK_FIELD.to_owned(), ServicePort::field);
+            let is_twice = own.insert((port, protocol), frontend).is_some();
+            for (_, address) in &service.body.vips {
+                let other = self.admitted.vips.get(address).and_then(|vip| vip.ports.get(&(port, protocol)));
+                let other = other.copied().or_else(|| is_twice.then_some(service));
+                if let Some(ObjectRef { id, origin, .. }) = other {
+                    let reason = format!("{protocol} port {port} of {address} is already used by {id} ({origin})");
+                    faults.push(service.error(Code::PortConflict, &field(), reason));
+                }
+            }
+        }
+        if let Some(port) = service.body.active_health_check()
+            && let Some(ObjectRef { id, origin, .. }) = self.health_ports.get(&port)
+        {
+            let reason = format!("port {port} is already the health check port of {id} ({origin})");
+            faults.push(service.error(Code::HealthCheckPortConflict, Service::HEALTH_CHECK_FIELD, reason));
+        }
+    }
+
+    /// Adds the VIPs that a policy has of its own; returns whether all of them are its.
+    fn add_claim(&mut self, at: usize, claims: &[Claim<'a>]) -> bool {
+        let claim = &claims[at];
+        let before = self.diagnostics.len();
+        for (field, address) in claim.vips.iter() {
+            let is_pooled = self.sources.pools.of(*address).is_some();
+            let fault = self.check_address(*address, (claim.origin, field), !is_pooled, !is_pooled);
+            self.diagnostics.extend(fault.or_else(|| self.check_claimed(*address, claim, field, claims)));
+        }
+        if self.diagnostics[before..].iter().any(Diagnostic::is_error) {
+            return false;
+        }
+        for (_, address) in claim.vips.iter() {
+            let vip = self.admitted.vips.entry(*address).or_default();
+            vip.claimed = Some(at);
+            vip.placed_by.get_or_insert(at);
+        }
+        true
+    }
+
+    /// Checks that a policy may use an address beside others that have it.
+    fn check_claimed(
+        &self,
+        address: IpAddr,
+        claim: &Claim<'_>,
+        field: &str,
+        claims: &[Claim<'_>],
+    ) -> Option<Diagnostic> {
+        let vip = self.admitted.vips.get(&address)?;
+        let is_foreign = |service: &ObjectRef<'_, Service>| service.id.namespace != claim.namespace;
+        let (code, reason) = if let Some(other) = vip.claimed.map(|other| &claims[other]) {
+            (Code::VipOfTwoPolicies, format!("{address} is already a VIP of {} ({})", other.name, other.origin))
+        } else if !vip.services.is_empty() && vip.services.iter().all(is_foreign) {
+            let names: Vec<&str> = vip.services.iter().take(2).map(|service| &**service.name).collect();
+            let whose = if claim.namespace.is_empty() {
+                "which a ClusterEgressPolicy can't share"
+            } else {
+                "in another namespace"
+            };
+            (Code::VipOfOtherNamespace, format!("{address} is the VIP of {}, {whose}", names.join(", ")))
+        } else {
+            return None;
+        };
+        Some(claim.diagnostic(Severity::Error, code, field, reason))
+    }
+
+    /// Why an address can't be a VIP. Gateways have their own; a pod, a host or an endpoint has one only where it precedes
+    /// who claims the VIP.
+    fn check_address(
+        &self,
+        address: IpAddr,
+        (origin, field): (&Origin, &str),
+        yields_to_pods: bool,
+        yields_to_hosts: bool,
+    ) -> Option<Diagnostic> {
+        let sources = self.sources;
+        let (code, what) = if let Some(what) = unusable_address(address) {
+            (Code::UnusableVip, what.to_owned())
+        } else if let Some(gateway) = sources.gateways.with_peer_address(address) {
+            (Code::VipInUse, format!("the peer address of VipGateway {gateway}"))
+        } else if let Some(pod) = sources.pods.name_of(address).filter(|_| yields_to_pods) {
+            (Code::VipInUse, format!("the address of Pod {pod}"))
+        } else if let Some(host) = sources.pods.host_of(address).filter(|_| yields_to_hosts) {
+            (Code::VipInUse, format!("an address of {host}"))
+        } else if yields_to_hosts && self.in_use.contains(&address) {
+            (Code::VipInUse, "the address of an endpoint".to_owned())
+        } else {
+            return None;
+        };
+        let reason = format!("{address} can't be a VIP: it is {what}");
+        Some(origin.diagnostic(Severity::Error, code, field, reason))
+    }
+}
+
+/// Warns of pods and hosts that name a VIP: their address is ignored.
+pub(in crate::compiler) fn warn_about_addresses(sources: &Inputs<'_>, diagnostics: &mut Vec<Diagnostic>) {
+    let is_vip = |address: &IpAddr| sources.vips.contains(address);
+    let reason = |address: &IpAddr| format!("{address} is a VIP: the address is ignored");
+    for pod in sources.inventory.pods.iter().filter(|pod| pod.body.addresses.iter().any(|(_, it)| is_vip(it))) {
+        for (field, address) in pod.body.addresses.iter().filter(|(_, address)| is_vip(address)) {
+            diagnostics.push(pod.warning(Code::AddressIsVip, field, reason(address)));
+        }
+    }
+    for node in &sources.inventory.nodes {
+        let addresses = node.body.status.iter().flat_map(|status| status.addresses.iter().flatten()).enumerate();
+        for (at, text) in addresses {
+            if let Some(address) = text.address.parse().ok().filter(is_vip) {
+                let field = format!("status.addresses[{at}].address");
+                diagnostics.push(node.warning(Code::AddressIsVip, &field, reason(&address)));
+            }
+        }
+    }
+}
