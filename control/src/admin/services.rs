@@ -1,6 +1,7 @@
 //! `Services` request: Services with their backends and session counters.
 
 use std::collections::BTreeMap;
+use std::iter::zip;
 use std::net::IpAddr;
 
 use vipgate_dataplane::policy::compiled::Policy;
@@ -19,24 +20,18 @@ pub(super) fn all(policy: &Policy, errors: &BTreeMap<u16, String>) -> Vec<proto:
 
 fn describe(service: &Service, errors: &BTreeMap<u16, String>) -> proto::Service {
     let spec = &service.spec;
-    let usage = usage_by_backend(service);
-    let backends: Vec<_> = spec
-        .backends
-        .iter()
-        .map(|backend| {
-            let usage = usage.get(&backend.address).copied().unwrap_or_default();
-            proto::Backend {
-                address: backend.address.to_string(),
-                name: backend.name.to_string(),
-                state: backend_state(backend.state).to_owned(),
-                weight: backend.weight.into(),
-                external: backend.is_eligible(true),
-                internal: backend.is_eligible(false),
-                ports: backend.ports.iter().map(|port| u32::from(*port)).collect(),
-                sessions: usage.sessions,
-                opened: usage.opened,
-                opened_per_second: usage.rate,
-            }
+    let backends: Vec<_> = zip(&spec.backends, usage_by_backend(service))
+        .map(|(backend, usage)| proto::Backend {
+            address: backend.address.to_string(),
+            name: backend.name.to_string(),
+            state: backend_state(backend.state).to_owned(),
+            weight: backend.weight.into(),
+            external: backend.is_eligible(true),
+            internal: backend.is_eligible(false),
+            ports: backend.ports.iter().map(|port| u32::from(*port)).collect(),
+            sessions: usage.sessions,
+            opened: usage.opened,
+            opened_per_second: usage.rate,
         })
         .collect();
     proto::Service {
@@ -97,10 +92,11 @@ struct Usage {
     rate: u64,
 }
 
-fn usage_by_backend(service: &Service) -> BTreeMap<IpAddr, Usage> {
-    let mut sums: BTreeMap<IpAddr, Usage> = BTreeMap::new();
-    for (address, usage) in service.backend_usage() {
-        let sum = sums.entry(address).or_default();
+/// In the order of the Service's backends.
+fn usage_by_backend(service: &Service) -> Vec<Usage> {
+    let mut sums = vec![Usage::default(); service.spec.backends.len()];
+    for (number, usage) in service.backend_usage() {
+        let Some(sum) = sums.get_mut(number) else { continue };
         sum.sessions += u64::from(usage.sessions());
         sum.opened += usage.opened();
         sum.rate += u64::from(usage.rate());

@@ -443,8 +443,8 @@ impl Policy {
     ) -> Option<(&Service, &Backend<A>)> {
         let id = self.frontend(frontend)?;
         let service = self.service(id.service)?;
-        let target = A::part(service).frontends.get(usize::from(id.port))?.backend(backend.address)?;
-        (target.port == backend.port).then_some((service, target))
+        let frontend = A::part(service).frontends.get(usize::from(id.port))?;
+        Some((service, frontend.backend(backend.address, backend.port)?))
     }
 }
 

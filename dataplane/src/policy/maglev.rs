@@ -1,13 +1,22 @@
 //! Maglev lookup table: selects the backend of a new session (Eisenbud et al., NSDI 2016, section 3.4).
 //!
-//! Every backend has its own permutation of the table's slots, derived from its address alone; round-robin, each takes
-//! the first free slot of its permutation. So all gateways build the same table, each backend gets its part of it
-//! within a slot or two, and adding or removing one moves few slots more than necessary.
+//! Every backend has its own permutation of the table's slots, derived from a seed; round-robin, each takes the first
+//! free slot of its permutation. So all gateways build the same table, each backend gets its part of it within a slot
+//! or two, and adding or removing one moves few slots more than necessary.
+//!
+//! The seed is the backend's address. Of several backends with one address, the first one in their order has that
+//! seed, the others one of address and target port. So one more with that address changes no other permutation, unless
+//! it is the new first one: then, or when the first one goes, another backend takes over the address's permutation,
+//! which costs as much as removing one backend and adding it again. A seed with the port for every backend would avoid
+//! that, but change the tables of all Services: while a group is upgraded, packets that ECMP sends to a gateway of the
+//! other version would reach other backends, and connections of every Service would break. Besides, ports of a Service
+//! share tables, since its backends have the same seeds in all of them.
 
 use std::ops::Range;
 
 use crate::flow::address::Address;
 use crate::flow::tuple::{HashKey, Tuple};
+use crate::policy::spec::first_target;
 
 /// Not keyed: every gateway must select the same backend, before and after a restart. An attacker gains nothing: a
 /// client can send one backend more traffic anyway.
@@ -33,10 +42,21 @@ pub struct WeightedBackend {
 }
 
 impl WeightedBackend {
-    /// The backend at `address`, with `number` as its value in the table.
-    pub fn new<A: Address>(number: u16, address: A, weight: u16) -> Self {
-        Self { number, weight, seed: CHOICE.hash(&Tuple { source: address, ..Tuple::default() }) }
+    /// A backend with `number` as its value in the table; `seed` is an [`address_seed`] or a [`backend_hash`].
+    pub fn new(number: u16, seed: u64, weight: u16) -> Self {
+        Self { number, weight, seed }
     }
+}
+
+/// Seed of the only backend with an address, or of the first one.
+pub fn address_seed<A: Address>(address: A) -> u64 {
+    CHOICE.hash(&Tuple { source: address, ..Tuple::default() })
+}
+
+/// Hash of what identifies a backend in its Service, whichever others there are: the same in all Service ports.
+pub fn backend_hash<A: Address>(address: A, ports: &[u16]) -> u64 {
+    let (number, port) = first_target(ports);
+    CHOICE.hash(&Tuple { source: address, source_port: number, destination_port: port, ..Tuple::default() })
 }
 
 /// A lookup table of backends.
@@ -50,7 +70,7 @@ pub struct Maglev {
 }
 
 impl Maglev {
-    /// The table of these backends, which must be sorted by address. `size` must satisfy [`is_valid_size`].
+    /// The table of these backends, which must be sorted by address and port. `size` must satisfy [`is_valid_size`].
     pub fn new(size: u32, members: Vec<WeightedBackend>) -> Self {
         debug_assert!(is_valid_size(size), "invalid table size {size}");
         let slots = match members[..] {
@@ -147,7 +167,8 @@ mod tests {
 
     /// The table of the backends 10.0.0.`n`, with `n` as their values.
     fn table(size: u32, backends: impl IntoIterator<Item = (u16, u16)>) -> Maglev {
-        let member = |(n, weight): (u16, u16)| WeightedBackend::new(n, 0x0a00_0000 + u32::from(n), weight);
+        let member =
+            |(n, weight): (u16, u16)| WeightedBackend::new(n, address_seed(0x0a00_0000 + u32::from(n)), weight);
         Maglev::new(size, backends.into_iter().map(member).collect())
     }
 

@@ -1,10 +1,9 @@
 //! Services as the stages read them: frontends, their backends, and the lookup tables that select a backend.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::maglev::{Maglev, WeightedBackend};
+use super::maglev::{Maglev, WeightedBackend, address_seed, backend_hash};
 use super::prefixes::Prefixes;
 use super::spec::{BackendSpec, HealthSpec, Scope, ServiceSpec};
 use crate::flow::address::{Address, V6};
@@ -91,8 +90,10 @@ impl<A: Address> Backend<A> {
 /// One port of a Service, in one address family.
 #[derive(Debug)]
 pub struct Frontend<A> {
-    /// All its backends, by address, including those that take no new sessions.
+    /// All its backends, by address and port, including those that take no new sessions.
     pub backends: Box<[Backend<A>]>,
+    /// Their [`backend_hash`], in the same order; empty for Services without client affinity.
+    pub hashes: Box<[u64]>,
     external: Arc<Maglev>,
     internal: Arc<Maglev>,
 }
@@ -104,10 +105,11 @@ impl<A: Address> Frontend<A> {
         if is_external { &self.external } else { &self.internal }
     }
 
-    /// The backend with this address, if it has this port.
+    /// The backend with this address and port.
     #[inline]
-    pub fn backend(&self, address: A) -> Option<&Backend<A>> {
-        self.backends.binary_search_by_key(&address, |target| target.address).ok().map(|at| &self.backends[at])
+    pub fn backend(&self, address: A, port: u16) -> Option<&Backend<A>> {
+        let at = self.backends.binary_search_by_key(&(address, port), |target| (target.address, target.port));
+        at.ok().map(|at| &self.backends[at])
     }
 }
 
@@ -184,11 +186,16 @@ impl Service {
         self.health_response.as_deref()
     }
 
-    /// Usage of its backends, per port, with their addresses.
-    pub fn backend_usage(&self) -> impl Iterator<Item = (IpAddr, &BackendUsage)> {
-        fn of<A: Address>(half: &ServicePart<A>) -> impl Iterator<Item = (IpAddr, &BackendUsage)> {
+    /// The [`backend_hash`] of one of its backends.
+    pub fn backend_hash<A: Address>(&self, backend: &Backend<A>) -> Option<u64> {
+        self.spec.backends.get(usize::from(backend.number)).map(|it| backend_hash(backend.address, &it.ports))
+    }
+
+    /// Usage of its backends, per port, with their indices in [`ServiceSpec::backends`].
+    pub fn backend_usage(&self) -> impl Iterator<Item = (usize, &BackendUsage)> {
+        fn of<A: Address>(half: &ServicePart<A>) -> impl Iterator<Item = (usize, &BackendUsage)> {
             let targets = half.frontends.iter().flat_map(|frontend| &frontend.backends);
-            targets.map(|target| (target.address.to_ip(), &*target.usage))
+            targets.map(|target| (usize::from(target.number), &*target.usage))
         }
         of(&self.v4).chain(of(&self.v6))
     }
@@ -246,18 +253,25 @@ fn build_frontend<A: Address>(
     let target = |(backend, number): (&BackendSpec, u16)| {
         let address = A::from_ip(backend.address)?;
         let port = backend.ports.get(port).copied().filter(|port| *port != 0)?;
-        let same = known.and_then(|known| known.backend(address)).filter(|known| known.port == port);
+        let same = known.and_then(|known| known.backend(address, port));
         let usage = same.map(|known| known.usage.clone()).unwrap_or_default();
         Some(Backend { address, port, number, usage })
     };
-    let targets: Box<[Backend<A>]> = spec.backends.iter().zip(0..).filter_map(target).collect();
+    let mut targets: Box<[Backend<A>]> = spec.backends.iter().zip(0..).filter_map(target).collect();
+    // Backends of one address are in the order of their ports for all Service ports, not for this one alone.
+    targets.sort_by_key(|target| (target.address, target.port));
+    let hash = |target: &Backend<A>| backend_hash(target.address, &spec.backends[usize::from(target.number)].ports);
+    let hashes = if spec.affinity.is_some() { targets.iter().map(hash).collect() } else { Box::default() };
     if let Some(known) = known {
         built.extend([known.external.clone(), known.internal.clone()]);
     }
     let mut table = |is_eligible: fn(&BackendSpec) -> bool| {
         let members = targets.iter().zip(0..).filter_map(|(target, place)| {
-            let backend = spec.backends.get(usize::from(target.number)).filter(|backend| is_eligible(backend))?;
-            Some(WeightedBackend::new(place, target.address, backend.weight))
+            let number = usize::from(target.number);
+            let backend = spec.backends.get(number).filter(|backend| is_eligible(backend))?;
+            let is_first = number == 0 || spec.backends[number - 1].address != backend.address;
+            let seed = if is_first { address_seed(target.address) } else { hash(target) };
+            Some(WeightedBackend::new(place, seed, backend.weight))
         });
         let members: Vec<WeightedBackend> = members.collect();
         if let Some(same) = built.iter().find(|table| table.is_built_from(spec.table_size, &members)) {
@@ -269,5 +283,5 @@ fn build_frontend<A: Address>(
     };
     let external = table(|backend| backend.is_eligible(true));
     let internal = table(|backend| backend.is_eligible(false));
-    Frontend { backends: targets, external, internal }
+    Frontend { backends: targets, hashes, external, internal }
 }

@@ -11,7 +11,9 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
-pub use self::service::{BackendSpec, BackendState, HealthSpec, Scope, ServicePortSpec, ServiceSpec};
+pub use self::service::{
+    BackendSpec, BackendState, HealthSpec, Scope, ServicePortSpec, ServiceSpec, first_target, repeated_target,
+};
 use crate::flow::ids::InterfaceId;
 use crate::io::frame_layout::FrameLayout;
 use crate::ports::BLOCKS;

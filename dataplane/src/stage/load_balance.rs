@@ -258,8 +258,10 @@ fn load_balance<A: PacketFamily>(
     if batch.frames[i].is_handed_off() {
         context.flows.claim(origin);
     }
-    if service.spec.affinity.is_some() {
-        context.affinity.record(origin.source, service.id, BackendHash::of(target.address), now);
+    if service.spec.affinity.is_some()
+        && let Some(hash) = service.backend_hash(target)
+    {
+        context.affinity.record(origin.source, service.id, BackendHash::of(hash), now);
     }
     Ok(Established { slot, is_new: true })
 }
@@ -312,9 +314,9 @@ fn choose<'a, A: SessionFamily>(
     let (first, tries, hash) = if let Some(seconds) = service.spec.affinity {
         let hash = maglev::client_hash(origin.source);
         let last_backend = context.affinity.find(origin.source, service.id, seconds, context.now);
-        let is_last = |target: &&Backend<A>| last_backend == Some(BackendHash::of(target.address));
-        let last =
-            frontend.backends.iter().find(is_last).filter(|target| accepts_new(target, service, client.is_outside));
+        let last = last_backend.and_then(|last| frontend.hashes.iter().position(|it| BackendHash::of(*it) == last));
+        let last = last.and_then(|at| frontend.backends.get(at));
+        let last = last.filter(|target| accepts_new(target, service, client.is_outside));
         (last.or_else(|| at(0, hash)), 1, hash)
     } else {
         let hash = maglev::session_hash(origin);

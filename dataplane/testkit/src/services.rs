@@ -34,7 +34,7 @@ pub fn terminating(address: &str) -> BackendSpec {
 /// The Service `api` at its VIPs, with these backends.
 pub fn service(backends: &[BackendSpec]) -> ServiceSpec {
     let mut backends = backends.to_vec();
-    backends.sort_by_key(|backend| backend.address);
+    backends.sort_by(|one, other| (one.address, &one.ports).cmp(&(other.address, &other.ports)));
     ServiceSpec {
         name: "Service tenant/api".into(),
         vips: VIPS.map(ip).into(),

@@ -1,6 +1,6 @@
 //! Backend selection, and what happens to sessions while backends are added, drained and removed.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 
 use vipgate_dataplane::flow::address::Address;
@@ -162,6 +162,92 @@ fn client_affinity_keeps_the_backend_until_its_timeout() {
         );
         gateway.assert_delta("inbound 110, ended idle 100, created 110");
     }
+}
+
+/// Two backends of one address, as two host-network pods of a node: the second one's ports are greater by one.
+fn shared_address() -> [BackendSpec; 2] {
+    let other = BackendSpec { ports: backend(ONE).ports.iter().map(|port| port + 1).collect(), ..backend(ONE) };
+    [backend(ONE), other]
+}
+
+/// The backends of new datagrams from these ports of one client.
+fn selected_ports(gateway: &mut Gateway, ports: std::ops::Range<u16>) -> Vec<u16> {
+    ports.map(|n| gateway.client_sends(&packet(Protocol::Udp, client(n), vip(53))).port()).collect()
+}
+
+fn count_of(selected: &[u16], port: u16) -> usize {
+    selected.iter().filter(|other| **other == port).count()
+}
+
+#[test]
+fn backends_of_one_address_are_selected_and_reply_by_their_ports() {
+    for workers in [1, 2] {
+        let setup = Setup { workers, ..Setup::default() };
+        let mut gateway = Gateway::with_service(&setup, &service(&shared_address()));
+        let backends = selected_ports(&mut gateway, 1000..1100);
+        assert!((35..65).contains(&count_of(&backends, 5353)) && (35..65).contains(&count_of(&backends, 5354)));
+        for (n, port) in (1000..).zip(backends) {
+            let reply = packet(Protocol::Udp, (ip(ONE), port).into(), client(n));
+            assert_eq!(gateway.backend_sends(0, &reply), (vip(53), client(n)));
+        }
+        let connections: Vec<_> =
+            (1000..1100).map(|n| gateway.client_sends(&packet(Protocol::Tcp, client(n), vip(80)))).collect();
+        for (n, backend) in (1000..).zip(&connections) {
+            assert_eq!(gateway.backend_sends(0, &tcp(*backend, client(n), "SA", 5000, 1001)), (vip(80), client(n)));
+        }
+        assert_eq!(connections.iter().map(SocketAddr::port).collect::<BTreeSet<_>>(), [8080, 8081].into());
+        // Replies without a session, and a port that is no backend's.
+        for port in [5353, 5354] {
+            let reply = packet(Protocol::Udp, (ip(ONE), port).into(), client(9000));
+            assert_eq!(gateway.backend_sends(0, &reply), (vip(53), client(9000)));
+        }
+        let other = packet(Protocol::Udp, (ip(ONE), 5355).into(), client(9000));
+        let sent = gateway.receive(0, INSIDE, &other);
+        assert_ne!(ends(&sent[0].1).0, vip(53), "the pod's own datagram");
+        gateway.assert_delta("egress 1, inbound 200, service_reply 202, created 201");
+    }
+}
+
+#[test]
+fn draining_or_removing_one_backend_of_an_address_leaves_the_other() {
+    let [one, other] = shared_address();
+    let mut gateway = Gateway::with_service(&Setup::default(), &service(&[one.clone(), other.clone()]));
+    let before = selected_ports(&mut gateway, 1000..1100);
+    let usage = |gateway: &Gateway, port: u16| {
+        let snapshot = gateway.builder.snapshot();
+        let service = snapshot.policy.services().next().unwrap();
+        let backend = service.v4.frontends[1].backends.iter().find(|it| it.port == port).unwrap();
+        (backend.usage.sessions() as usize, backend.usage.opened() as usize)
+    };
+    for port in [5353, 5354] {
+        assert_eq!(usage(&gateway, port), (count_of(&before, port), count_of(&before, port)));
+    }
+    let draining = BackendSpec { state: BackendState::Terminating, external: false, internal: false, ..one };
+    gateway.set_service(&service(&[draining, other.clone()]));
+    assert_eq!(selected_ports(&mut gateway, 1000..1100), before, "open sessions stay");
+    assert_eq!(count_of(&selected_ports(&mut gateway, 2000..2010), 5354), 10, "new ones go to the other backend");
+    assert_eq!(usage(&gateway, 5353).0, count_of(&before, 5353));
+    gateway.set_service(&service(&[other]));
+    assert_eq!(count_of(&selected_ports(&mut gateway, 1000..1100), 5354), 100, "datagrams move");
+    assert_eq!(usage(&gateway, 5354), (110, 110));
+    let moved = count_of(&before, 5353);
+    gateway.assert_delta(&format!("inbound 310, ended policy {moved}, created {}", 110 + moved));
+}
+
+#[test]
+fn client_affinity_keeps_the_backend_of_a_shared_address_at_all_service_ports() {
+    let [one, other] = shared_address();
+    let sticky = |backends: &[BackendSpec]| ServiceSpec { affinity: Some(60), ..service(backends) };
+    let mut gateway = Gateway::with_service(&Setup::default(), &sticky(&[one.clone(), other.clone()]));
+    let first = selected_ports(&mut gateway, 1000..1001)[0];
+    assert_eq!(count_of(&selected_ports(&mut gateway, 1001..1010), first), 9);
+    // Lower and higher ports of the same address come, with most of the table.
+    let with_ports = |port: u16| BackendSpec { ports: vec![port; 3], weight: 50, ..one.clone() };
+    gateway.set_service(&sticky(&[one.clone(), other, with_ports(1000), with_ports(10_000)]));
+    assert_eq!(count_of(&selected_ports(&mut gateway, 2000..2010), first), 10);
+    let connection = gateway.client_sends(&packet(Protocol::Tcp, client(3000), vip(80)));
+    assert_eq!(connection.port() - 8080, first - 5353, "the same backend at another Service port");
+    gateway.assert_delta("inbound 21, created 21");
 }
 
 #[test]

@@ -13,7 +13,9 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use prost::Message;
 use thiserror::Error;
-use vipgate_dataplane::policy::limits::MAX_CLUSTER_PREFIXES;
+use vipgate_dataplane::policy::limits::{
+    MAX_ADDRESSES_OF_POLICY, MAX_CLUSTER_PREFIXES, MAX_NAME_BYTES, MAX_PREFIXES_OF_POLICY, MAX_TEXT_BYTES,
+};
 use vipgate_dataplane::policy::spec::{
     AddressSelection, Announce, EgressSpec, EndpointSpec, Limits, NodeSpec, OnExhaustion, ShardMapSpec, VipSpec,
 };
@@ -25,12 +27,9 @@ use super::super::proto;
 use super::slices::{BackendSlice, ServiceResource};
 use super::{CLUSTER, Kind, SETTINGS, printable};
 
-/// Maximum number of entries of a list: VIPs of an endpoint, prefixes of a policy, shards of a VIP.
+/// Maximum number of entries of lists that the limits of a policy don't name: shards of a VIP, remarks of an endpoint,
+/// prefixes of a node, backends of a slice, hints of a backend.
 const MAX_ENTRIES: usize = 4096;
-/// Maximum length of a resource name, bytes: more than kind, namespace and name of a Kubernetes object need.
-const MAX_NAME_BYTES: usize = 1024;
-/// Maximum length of other texts, bytes: a VIP lists all Services that share it.
-const MAX_TEXT_BYTES: usize = 64 << 10;
 
 /// A decoded resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,10 +132,6 @@ fn check_name(value: &str, name: &str) -> Result<(), ResourceError> {
     if name.is_empty() { Err(field_error("name", "is empty")) } else { Ok(()) }
 }
 
-fn check_entry_count<T>(entries: &[T], field: &str) -> Result<(), ResourceError> {
-    check_len(entries, field, MAX_ENTRIES)
-}
-
 fn check_len<T>(entries: &[T], field: &str, max: usize) -> Result<(), ResourceError> {
     if entries.len() <= max {
         return Ok(());
@@ -146,8 +141,8 @@ fn check_len<T>(entries: &[T], field: &str, max: usize) -> Result<(), ResourceEr
 
 fn egress_policy(name: &str, message: &proto::EgressPolicy) -> Result<EgressSpec, ResourceError> {
     check_name(&message.name, name)?;
-    check_entry_count(&message.destinations, "destinations")?;
-    check_entry_count(&message.excluded, "excluded")?;
+    check_len(&message.destinations, "destinations", MAX_PREFIXES_OF_POLICY)?;
+    check_len(&message.excluded, "excluded", MAX_PREFIXES_OF_POLICY)?;
     let limits = Limits {
         sessions: parse_limit(message.sessions),
         new_sessions_per_second: parse_limit(message.new_sessions_per_second),
@@ -204,7 +199,7 @@ fn parse_address(field: &str, text: &str) -> Result<IpAddr, ResourceError> {
 
 fn vip(name: &str, message: &proto::Vip) -> Result<VipSpec, ResourceError> {
     check_key(&message.address, "address", name)?;
-    check_entry_count(&message.shares, "shares")?;
+    check_len(&message.shares, "shares", MAX_ENTRIES)?;
     let mut reserved_ports: Vec<u16> = Vec::new();
     for (i, &number) in message.reserved_ports.iter().enumerate() {
         let field = || format!("reserved_ports[{i}]");
@@ -231,7 +226,7 @@ fn vip(name: &str, message: &proto::Vip) -> Result<VipSpec, ResourceError> {
 
 fn endpoint(name: &str, message: &proto::Endpoint) -> Result<EndpointSpec, ResourceError> {
     check_key(&message.address, "address", name)?;
-    check_entry_count(&message.vips, "vips")?;
+    check_len(&message.vips, "vips", MAX_ADDRESSES_OF_POLICY)?;
     let own = parse_address("address", &message.address)?;
     let mut vips = Vec::with_capacity(message.vips.len());
     for (i, vip) in message.vips.iter().enumerate() {
@@ -247,7 +242,7 @@ fn endpoint(name: &str, message: &proto::Endpoint) -> Result<EndpointSpec, Resou
     }
     let policy = parse_text("policy", &message.policy)?;
     let gateway = (!message.gateway.is_empty()).then(|| parse_text("gateway", &message.gateway)).transpose()?;
-    check_entry_count(&message.remarks, "remarks")?;
+    check_len(&message.remarks, "remarks", MAX_ENTRIES)?;
     let remarks = message.remarks.iter().enumerate().map(|(i, remark)| parse_text(&format!("remarks[{i}]"), remark));
     let remarks = remarks.collect::<Result<_, _>>()?;
     let slot = placement::slot(message)?;
@@ -308,7 +303,7 @@ fn uncovered(number: i32) -> Result<Option<UncoveredAction>, ResourceError> {
 
 fn overlay_node(name: &str, message: &proto::OverlayNode) -> Result<NodeSpec, ResourceError> {
     check_name(&message.name, name)?;
-    check_entry_count(&message.prefixes, "prefixes")?;
+    check_len(&message.prefixes, "prefixes", MAX_ENTRIES)?;
     let port = u16::try_from(message.port).ok().filter(|port| *port > 0);
     let port = port.ok_or_else(|| field_error("port", format!("{} is not a port", message.port)))?;
     if message.vni >= 1 << 24 {

@@ -1,8 +1,13 @@
 //! Backend slices: the backends of a large Service, divided by address, so that one changed backend changes one slice.
+//!
+//! A Service's resource and slices have two lists of backends: the first one of each address, and further ones.
+//! Gateways of versions that expect each address once read the first list alone. Its backends are assigned to slices by
+//! address, further ones by their first target port, too, since an address may have more of them than a slice.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use vipgate_dataplane::policy::spec::{first_target, repeated_target};
 use vipgate_policy::compiler::{PlacedBackend, PlacedService};
 use vipgate_policy::fingerprint::mix;
 
@@ -31,8 +36,10 @@ pub struct BackendSlice {
     pub service: Arc<str>,
     /// Number of the slice.
     pub number: u32,
-    /// The backends, by address.
+    /// The first backends of addresses, by address.
     pub backends: Vec<PlacedBackend>,
+    /// Further backends, by address and ports.
+    pub more_backends: Vec<PlacedBackend>,
 }
 
 /// The key of a slice.
@@ -56,23 +63,65 @@ pub fn slice_count(backends: usize) -> u32 {
 /// The backends of a Service by slice.
 pub fn backend_slices(service: &PlacedService) -> Vec<BackendSlice> {
     let count = slice_count(service.backends.len());
-    let slice = |number| BackendSlice { service: service.name.clone(), number, backends: Vec::new() };
+    let slice = |number| BackendSlice {
+        service: service.name.clone(),
+        number,
+        backends: Vec::new(),
+        more_backends: Vec::new(),
+    };
     let mut slices: Vec<BackendSlice> = (0..count).map(slice).collect();
     if count > 0 {
-        for backend in &service.backends {
-            slices[slice_of(backend.address, count) as usize].backends.push(backend.clone());
+        let (first, further) = divide(&service.backends);
+        for backend in first {
+            slices[slice_of(hash(backend.address), count) as usize].backends.push(backend.clone());
+        }
+        for backend in further {
+            slices[slice_of(further_hash(backend), count) as usize].more_backends.push(backend.clone());
         }
     }
     slices
 }
 
-/// The slice of an address. Linear hashing: with one slice more, one of the others is divided, and all addresses of the
-/// rest stay.
-fn slice_of(address: IpAddr, count: u32) -> u32 {
-    let hash = match address {
+/// The first backend of each address, and the others; `backends`: in the order of a Service.
+pub(super) fn divide(backends: &[PlacedBackend]) -> (Vec<&PlacedBackend>, Vec<&PlacedBackend>) {
+    let (mut first, mut further) = (Vec::with_capacity(backends.len()), Vec::new());
+    for of_address in backends.chunk_by(|one, other| one.address == other.address) {
+        first.extend(&of_address[..1]);
+        further.extend(&of_address[1..]);
+    }
+    (first, further)
+}
+
+/// Sorts the backends of both lists as a Service has them.
+///
+/// # Errors
+/// The backend that is there twice: its address, or its address and the target port that another one has, too.
+pub(in crate::xds) fn sort_backends(backends: &mut [PlacedBackend]) -> Result<(), String> {
+    backends.sort_by(|one, other| one.key().cmp(&other.key()));
+    if let Some(pair) = backends.windows(2).find(|pair| pair[0].key() == pair[1].key()) {
+        return Err(pair[0].address.to_string());
+    }
+    match repeated_target(backends.iter().map(PlacedBackend::key)) {
+        None => Ok(()),
+        Some((at, port)) => Err(SocketAddr::new(backends[at].address, backends[at].ports[port]).to_string()),
+    }
+}
+
+fn hash(address: IpAddr) -> u64 {
+    match address {
         IpAddr::V4(v4) => mix(v4.to_bits().into()),
         IpAddr::V6(v6) => mix(mix((v6.to_bits() >> 64) as u64) ^ v6.to_bits() as u64),
-    };
+    }
+}
+
+fn further_hash(backend: &PlacedBackend) -> u64 {
+    let (number, port) = first_target(&backend.ports);
+    mix(hash(backend.address) ^ u64::from(number) << 16 ^ u64::from(port))
+}
+
+/// The slice of a hash. Linear hashing: with one slice more, one of the others is divided, and all backends of the rest
+/// stay.
+fn slice_of(hash: u64, count: u32) -> u32 {
     let level = count.next_power_of_two();
     // Fits: less than `level`.
     let number = (hash & u64::from(level - 1)) as u32;

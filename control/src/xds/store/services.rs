@@ -4,10 +4,11 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use vipgate_dataplane::policy::limits::MAX_BACKENDS_OF_SERVICE;
 use vipgate_policy::compiler::PlacedService;
 
 use super::{ResourceStore, StageError, StoredResource, decode};
-use crate::xds::resource::slices::{BackendSlice, ServiceResource, parse_name, slice_key};
+use crate::xds::resource::slices::{BackendSlice, ServiceResource, parse_name, slice_key, sort_backends};
 use crate::xds::resource::{Decoded, Key, Kind, field_error};
 
 impl ResourceStore {
@@ -58,22 +59,24 @@ impl ResourceStore {
                 return Err(StageError::Inconsistent { key, reason });
             };
             let ports = service.ports.len();
-            if let Some(i) = slice.backends.iter().position(|backend| backend.ports.len() != ports) {
-                let reason =
-                    format!("has {} entries, but the Service has {ports} ports", slice.backends[i].ports.len());
-                let error = field_error(format!("backends[{i}].ports"), reason);
-                return Err(StageError::InvalidResource { key, error });
+            let BackendSlice { backends, more_backends, .. } = slice.into_owned();
+            for (field, backends) in [("backends", backends), ("more_backends", more_backends)] {
+                if let Some(i) = backends.iter().position(|backend| backend.ports.len() != ports) {
+                    let reason = format!("has {} entries, but the Service has {ports} ports", backends[i].ports.len());
+                    let error = field_error(format!("{field}[{i}].ports"), reason);
+                    return Err(StageError::InvalidResource { key, error });
+                }
+                service.backends.extend(backends);
             }
-            service.backends.extend(slice.into_owned().backends);
         }
-        service.backends.sort_by_key(|backend| backend.address);
+        let twice = sort_backends(&mut service.backends);
         let key = || Key { kind: Kind::Service, name: service.name.clone() };
-        if let Some(pair) = service.backends.windows(2).find(|pair| pair[0].address == pair[1].address) {
-            let reason = format!("backend {} is in two slices", pair[0].address);
+        if let Err(backend) = twice {
+            let reason = format!("backend {backend} is in two slices");
             return Err(StageError::Inconsistent { key: key(), reason });
         }
-        if service.backends.len() > PlacedService::MAX_BACKENDS {
-            let (count, max) = (service.backends.len(), PlacedService::MAX_BACKENDS);
+        if service.backends.len() > MAX_BACKENDS_OF_SERVICE {
+            let (count, max) = (service.backends.len(), MAX_BACKENDS_OF_SERVICE);
             return Err(StageError::Inconsistent {
                 key: key(),
                 reason: format!("has {count} backends, the maximum is {max}"),

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use foldhash::{HashSet, HashSetExt};
 use ipnet::IpNet;
 
 /// A Service.
@@ -14,7 +15,8 @@ pub struct ServiceSpec {
     pub vips: Vec<IpAddr>,
     /// Its ports; each one is a frontend at every VIP.
     pub ports: Vec<ServicePortSpec>,
-    /// Its backends, sorted by address, each once.
+    /// Its backends, sorted by address and ports. Several may have one address, as host-network pods of a node do:
+    /// then their ports for a Service port differ, see [`repeated_target`].
     pub backends: Vec<BackendSpec>,
     /// Source ranges of external clients; empty: all.
     pub source_ranges: Vec<IpNet>,
@@ -76,6 +78,34 @@ impl BackendSpec {
     pub fn is_eligible(&self, is_external: bool) -> bool {
         self.weight > 0 && if is_external { self.external } else { self.internal }
     }
+}
+
+/// The first Service port for which a backend has a target port, by its number, and that target port. Together with the
+/// address, it identifies the backend in its Service.
+pub fn first_target(ports: &[u16]) -> (u16, u16) {
+    ports.iter().zip(0..).find(|(port, _)| **port != 0).map_or((0, 0), |(port, number)| (number, *port))
+}
+
+/// The first backend that has the address and the target port of another one, for the same Service port: its index, and
+/// that of the Service port. `backends`: addresses and ports, sorted by address.
+pub fn repeated_target<'a>(backends: impl IntoIterator<Item = (IpAddr, &'a [u16])>) -> Option<(usize, usize)> {
+    let mut targets = HashSet::new();
+    let mut previous: Option<(IpAddr, &[u16])> = None;
+    for (i, (address, ports)) in backends.into_iter().enumerate() {
+        let used = |ports: &'a [u16]| ports.iter().copied().enumerate().filter(|(_, port)| *port != 0);
+        // Nearly all addresses occur once.
+        match previous.filter(|(other, _)| *other == address) {
+            None => targets.clear(),
+            Some((_, others)) => {
+                targets.extend(used(others));
+                if let Some((number, _)) = used(ports).find(|target| targets.contains(target)) {
+                    return Some((i, number));
+                }
+            }
+        }
+        previous = Some((address, ports));
+    }
+    None
 }
 
 /// State of a backend.

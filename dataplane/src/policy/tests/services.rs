@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
 use super::{ip, is_fresh, vip};
-use crate::flow::address::V6;
+use crate::flow::address::{Address, V6};
 use crate::flow::ids::FrontendId;
 use crate::flow::listener::Listener;
 use crate::policy::build::Builder;
@@ -24,11 +24,13 @@ const BACKENDS: [&str; 5] = ["10.0.0.1", "10.0.10.25", "10.0.0.4", "fd00::1", "f
 const FRONTENDS: [(u8, u16); 3] = [(6, 80), (17, 80), (6, 81)];
 const OWN_PORTS: [u16; 2] = [8080, 9090];
 
-/// A random Service.
-type Shape = (u8, u8, Vec<(usize, usize, u16, bool)>, bool, Option<u16>);
+/// A random Service. Its backends: address, target port of the first Service port and of the others, weight, and
+/// whether it is eligible for external clients.
+type Shape = (u8, u8, Vec<(usize, [usize; 2], u16, bool)>, bool, Option<u16>);
 
 fn shape() -> impl Strategy<Value = Shape> {
-    let backend = (0..BACKENDS.len(), 0..=OWN_PORTS.len(), 0_u16..3, any::<bool>());
+    let port = || 0..=OWN_PORTS.len();
+    let backend = (0..BACKENDS.len(), [port(), port()], 0_u16..3, any::<bool>());
     (1_u8..8, 1_u8..8, prop::collection::vec(backend, 0..6), any::<bool>(), prop::option::of(Just(30_000)))
 }
 
@@ -47,25 +49,20 @@ fn services(shapes: &BTreeMap<usize, Shape>) -> Vec<ServiceSpec> {
                 .map(|(protocol, port)| ServicePortSpec { name: "".into(), protocol, port })
                 .collect();
             let health = health.filter(|&port| is_free(6, port));
-            let backend = |&(at, port, weight, takes): &(usize, usize, u16, bool)| {
-                let port = OWN_PORTS.get(port).copied().unwrap_or(0);
-                let spec = BackendSpec {
-                    address: ip(BACKENDS[at]),
-                    name: "".into(),
-                    ports: vec![port; ports.len()],
-                    weight,
-                    state: BackendState::Ready,
-                    external: takes,
-                    internal: true,
-                };
-                (spec.address, spec)
+            let backend = |&(at, own, weight, takes): &(usize, [usize; 2], u16, bool)| BackendSpec {
+                address: ip(BACKENDS[at]),
+                name: "".into(),
+                ports: (0..ports.len()).map(|n| OWN_PORTS.get(own[n.min(1)]).copied().unwrap_or(0)).collect(),
+                weight,
+                state: BackendState::Ready,
+                external: takes,
+                internal: true,
             };
-            let backends: BTreeMap<IpAddr, BackendSpec> = backends.iter().map(backend).collect();
             ServiceSpec {
                 name: NAMES[name].into(),
                 vips,
+                backends: distinct(backends.iter().map(backend)),
                 ports,
-                backends: backends.into_values().collect(),
                 source_ranges: if *ranged { vec!["198.51.100.0/24".parse().unwrap()] } else { vec![] },
                 affinity: None,
                 table_size: 7,
@@ -75,6 +72,22 @@ fn services(shapes: &BTreeMap<usize, Shape>) -> Vec<ServiceSpec> {
             }
         })
         .collect()
+}
+
+/// The backends in order, without those that have the address and a target port of an earlier one, or only its address.
+fn distinct(backends: impl Iterator<Item = BackendSpec>) -> Vec<BackendSpec> {
+    let mut all: Vec<BackendSpec> = Vec::new();
+    for backend in backends {
+        let is_other = |it: &BackendSpec| {
+            it.address != backend.address
+                || it.ports != backend.ports && it.ports.iter().zip(&backend.ports).all(|(a, b)| a != b || *a == 0)
+        };
+        if all.iter().all(is_other) {
+            all.push(backend);
+        }
+    }
+    all.sort_by(|one, other| (one.address, &one.ports).cmp(&(other.address, &other.ports)));
+    all
 }
 
 fn set(services: &[ServiceSpec]) -> PolicySet {
@@ -111,7 +124,8 @@ fn observable_state<A: Family>(policy: &Policy) -> String {
             let choices = half.frontends.iter().map(|frontend| {
                 let of = |external| {
                     let choose = |n: u64| frontend.table(external).select(n << 60, 0);
-                    (0..16).map(|n| choose(n).map(|at| frontend.backends[usize::from(at)].address)).collect::<Vec<_>>()
+                    let target = |at: u16| &frontend.backends[usize::from(at)];
+                    (0..16).map(|n| choose(n).map(target).map(|it| (it.address, it.port))).collect::<Vec<_>>()
                 };
                 (of(true), of(false))
             });
@@ -184,7 +198,7 @@ proptest! {
 
 #[test]
 fn an_inconsistent_service_is_rejected_and_the_existing_one_keeps_its_frontend() {
-    let shape = |name| BTreeMap::from([(name, (1, 1, vec![(0, 0, 1, true)], false, None))]);
+    let shape = |name| BTreeMap::from([(name, (1, 1, vec![(0, [0, 0], 1, true)], false, None))]);
     let (one, two) = (services(&shape(0)).remove(0), services(&shape(1)).remove(0));
     let mut builder = Builder::new(NetworkSpec::default());
     builder.with_policy(&set(std::slice::from_ref(&one))).unwrap();
@@ -205,9 +219,17 @@ fn an_inconsistent_service_is_rejected_and_the_existing_one_keeps_its_frontend()
     let come = PolicyChange { vips: vec![vip(ip(BACKENDS[0]))], ..PolicyChange::default() };
     let error = builder.with_change(&come).unwrap_err();
     assert!(matches!(&error, BuildError::BackendIsVip { service, .. } if *service == one.name), "{error}");
+    let two_ports = [one.ports[0].clone(), ServicePortSpec { port: 81, ..one.ports[0].clone() }].to_vec();
+    let with_ports = |ports: [[u16; 2]; 2]| {
+        ports.map(|ports| BackendSpec { ports: ports.into(), ..one.backends[0].clone() }).to_vec()
+    };
     for broken in [
         ServiceSpec { table_size: 8, ..one.clone() },
         ServiceSpec { backends: vec![one.backends[0].clone(); 2], ..one.clone() },
+        ServiceSpec { ports: two_ports.clone(), backends: with_ports([[8081, 0], [8080, 0]]), ..one.clone() },
+        ServiceSpec { ports: two_ports.clone(), backends: with_ports([[8080, 1], [8080, 2]]), ..one.clone() },
+        ServiceSpec { ports: two_ports.clone(), backends: with_ports([[8080, 2], [8081, 2]]), ..one.clone() },
+        ServiceSpec { ports: two_ports, backends: with_ports([[0, 0], [0, 0]]), ..one.clone() },
         ServiceSpec { ports: vec![], ..one.clone() },
     ] {
         assert!(matches!(builder.with_change(&change(vec![broken])), Err(BuildError::InvalidService { .. })));
@@ -225,4 +247,54 @@ fn an_inconsistent_service_is_rejected_and_the_existing_one_keeps_its_frontend()
     let moved = ServiceSpec { vips: vec![ip(VIPS[1])], ..two.clone() };
     let policy = builder.with_change(&change(vec![one.clone(), moved])).unwrap().policy;
     assert_eq!(named(&policy, policy.frontend(&at).unwrap()).0, one.name);
+}
+
+/// A Service of one port, `table_size` slots, and these backends.
+fn with_backends(backends: &[(&str, u16)]) -> ServiceSpec {
+    let one = services(&BTreeMap::from([(0, (1, 1, vec![(0, [0, 0], 1, true)], false, None))])).remove(0);
+    let backend = |&(address, port)| BackendSpec { address: ip(address), ports: vec![port], ..one.backends[0].clone() };
+    ServiceSpec { backends: distinct(backends.iter().map(backend)), table_size: 2039, ..one.clone() }
+}
+
+/// The backend of each slot of the Service's table.
+fn slots(backends: &[(&str, u16)]) -> Vec<(IpAddr, u16)> {
+    let mut builder = Builder::new(NetworkSpec::default());
+    let policy = builder.with_policy(&set(&[with_backends(backends)])).unwrap().policy;
+    let frontend = &policy.services().next().unwrap().v4.frontends[0];
+    let of_slot = |slot: u64| frontend.table(true).select((slot << 32).div_ceil(2039) << 32, 0).unwrap();
+    let target = |slot| &frontend.backends[usize::from(of_slot(slot))];
+    (0..2039).map(|slot| (target(slot).address.to_ip(), target(slot).port)).collect()
+}
+
+/// Gateways of all versions, and restarted ones, select the same backends.
+#[test]
+fn a_table_of_unique_addresses_depends_on_no_port_and_never_changes() {
+    let all = slots(&[("10.0.0.1", 8080), ("10.0.0.2", 8080), ("10.0.0.3", 8081)]);
+    let last = |slot: &(IpAddr, u16)| slot.0.to_string().pop().unwrap();
+    assert_eq!(all[..48].iter().map(last).collect::<String>(), "223222212133131323311312232211331311112232223231");
+    let other_ports = slots(&[("10.0.0.1", 1), ("10.0.0.2", 9090), ("10.0.0.3", 65_535)]);
+    assert!(all.iter().zip(&other_ports).all(|(one, other)| one.0 == other.0));
+}
+
+#[test]
+fn one_more_backend_of_an_address_moves_few_slots() {
+    let others: Vec<String> = (1..8).map(|n| format!("10.0.0.{n}")).collect();
+    let others = others.iter().map(|address| (&**address, 8080));
+    let with = |ports: &[u16]| -> Vec<(&str, u16)> {
+        others.clone().chain(ports.iter().map(|port| ("10.0.1.1", *port))).collect()
+    };
+    let moved = |before: &[u16], after: &[u16]| {
+        let (before, after) = (slots(&with(before)), slots(&with(after)));
+        before.iter().zip(&after).filter(|(one, other)| one != other).count()
+    };
+    let count = |ports: &[u16], port: u16| slots(&with(ports)).iter().filter(|slot| slot.1 == port).count();
+    for (fewer, more, newcomer) in [(&[8001][..], &[8001, 8002][..], 8002), (&[8001, 8002], &[8001, 8002, 8003], 8003)]
+    {
+        let necessary = count(more, newcomer);
+        assert!((2039 / (7 + more.len())).abs_diff(necessary) < 3, "each has its part: {necessary}");
+        assert!(2 * moved(fewer, more) <= 3 * necessary, "{} moved, {necessary} necessary", moved(fewer, more));
+    }
+    // A new first one takes the address's permutation over, which moves the former first one.
+    let necessary = count(&[8001, 8002], 8001);
+    assert!(2 * moved(&[8002], &[8001, 8002]) <= 2 * 3 * necessary);
 }

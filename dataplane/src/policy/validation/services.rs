@@ -10,15 +10,12 @@ use crate::flow::ids::FrontendId;
 use crate::flow::listener::Listener;
 use crate::policy::change::PolicyChange;
 use crate::policy::compiled::Policy;
-use crate::policy::limits::MAX_BACKEND_PORTS;
+use crate::policy::limits::{MAX_BACKEND_PORTS, MAX_BACKENDS_OF_SERVICE, MAX_PORTS_OF_SERVICE};
 use crate::policy::maglev::is_valid_size;
 use crate::policy::references::References;
-use crate::policy::spec::ServiceSpec;
+use crate::policy::spec::{ServiceSpec, repeated_target};
 use crate::policy::validation::BuildError;
 use crate::wire::protocol;
-
-/// Limit of ports, and of backends, of a Service: they are numbered with 16 bits.
-const MAX_PORTS_OR_BACKENDS: usize = u16::MAX as usize;
 
 pub(super) fn check(
     policy: &Policy,
@@ -100,12 +97,14 @@ fn frontend_at(policy: &Policy, vip: IpAddr, port: u16, protocol: u8) -> Option<
 fn check_service(service: &ServiceSpec) -> Result<(), BuildError> {
     let reason = if !is_valid_size(service.table_size) {
         "the table size is not a prime from 7 to 131071"
-    } else if service.ports.len() >= MAX_PORTS_OR_BACKENDS || service.backends.len() > MAX_PORTS_OR_BACKENDS {
+    } else if service.ports.len() > MAX_PORTS_OF_SERVICE || service.backends.len() > MAX_BACKENDS_OF_SERVICE {
         "too many ports or backends"
     } else if service.backends.iter().any(|backend| backend.ports.len() != service.ports.len()) {
         "a backend doesn't have exactly one port per Service port"
-    } else if !service.backends.is_sorted_by(|one, other| one.address < other.address) {
-        "the backends are not sorted by address, each once"
+    } else if !service.backends.is_sorted_by(|one, other| (one.address, &one.ports) < (other.address, &other.ports)) {
+        "the backends are not sorted by address and ports, each once"
+    } else if repeated_target(service.backends.iter().map(|backend| (backend.address, &*backend.ports))).is_some() {
+        "two backends have the same address and port for one Service port"
     } else {
         return Ok(());
     };

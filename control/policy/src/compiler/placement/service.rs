@@ -1,6 +1,7 @@
 //! Inbound Services of all gateways, and the eligible backends per gateway: kube-proxy's rules for traffic policies,
 //! topology hints and terminating endpoints.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -19,7 +20,8 @@ pub struct PlacedService {
     pub vips: Vec<IpAddr>,
     /// Its ports; protocol and number are unique.
     pub ports: Vec<ServicePortSpec>,
-    /// Its backends, by address, each once.
+    /// Its backends, by address and ports, ascending. Several may have one address, as host-network pods of a node do:
+    /// then their ports for a Service port differ.
     pub backends: Vec<PlacedBackend>,
     /// External client prefixes that may reach it, ascending, without host bits; empty: all.
     pub source_ranges: Vec<IpNet>,
@@ -57,12 +59,6 @@ pub struct PlacedBackend {
 }
 
 impl PlacedService {
-    /// Maximum number of backends of a Service.
-    pub const MAX_BACKENDS: usize = 65_535;
-    /// Maximum number of ports of a Service.
-    pub const MAX_PORTS: usize = 4096;
-    /// Maximum number of source ranges of a Service.
-    pub const MAX_SOURCE_RANGES: usize = 65_535;
     /// Maximum of [`Self::encoded_size`]: gateways accept gRPC messages of up to 4 MiB.
     pub const MAX_ENCODED_SIZE: usize = 3 << 20;
 
@@ -111,16 +107,16 @@ impl PlacedService {
         self.backends.iter().filter(of_family)
     }
 
-    /// Number of pods on the gateway's node that accept new sessions; a pod with several addresses counts once.
+    /// Number of addresses on the gateway's node that accept new sessions, of the family that has more. As in
+    /// kube-proxy's `getLocalReadyEndpointIPs`, backends of one address count once, whatever their ports.
     fn count_local(&self, gateway: &GatewayLocality) -> u32 {
-        let is_counted =
-            |it: &&PlacedBackend| it.accepts_sessions() && it.state == BackendState::Ready && it.is_on(gateway);
-        let (named, unnamed): (Vec<_>, Vec<_>) =
-            self.backends.iter().filter(is_counted).partition(|backend| !backend.name.is_empty());
-        let mut names: Vec<&str> = named.iter().map(|backend| &*backend.name).collect();
-        names.sort_unstable();
-        names.dedup();
-        u32::try_from(names.len() + unnamed.len()).unwrap_or(u32::MAX)
+        let is_counted = |it: &&PlacedBackend| it.state == BackendState::Ready && it.is_on(gateway);
+        let addresses = |family| {
+            let counted = self.candidates(family).filter(is_counted);
+            counted.map(|it| it.address).collect::<BTreeSet<_>>().len()
+        };
+        let count = Family::ALL.map(addresses).into_iter().max().unwrap_or(0);
+        u32::try_from(count).unwrap_or(u32::MAX)
     }
 }
 
@@ -128,6 +124,11 @@ impl PlacedBackend {
     /// Whether it can get new sessions: it has a weight and a port.
     pub fn accepts_sessions(&self) -> bool {
         self.weight > 0 && self.ports.iter().any(|port| *port > 0)
+    }
+
+    /// What backends are sorted by.
+    pub fn key(&self) -> (IpAddr, &[u16]) {
+        (self.address, &self.ports)
     }
 
     fn is_on(&self, gateway: &GatewayLocality) -> bool {

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use vipgate_dataplane::policy::spec::{BackendState, HealthSpec, Scope, ServicePortSpec};
+use vipgate_dataplane::policy::spec::{BackendSpec, BackendState, HealthSpec, Scope, ServicePortSpec};
 
 use super::{GatewayLocality, PlacedBackend, PlacedService};
 use crate::compiler::Cluster;
@@ -60,7 +60,7 @@ fn eligible(backends: &[PlacedBackend], gateway: &GatewayLocality) -> (Vec<u8>, 
         IpAddr::V4(v4) => v4.octets()[3],
         IpAddr::V6(v6) => v6.octets()[15],
     };
-    let filtered = |is_eligible: fn(&vipgate_dataplane::policy::spec::BackendSpec) -> bool| {
+    let filtered = |is_eligible: fn(&BackendSpec) -> bool| {
         spec.backends.iter().filter(|it| is_eligible(it)).map(|it| last(it.address)).collect()
     };
     (filtered(|it| it.external), filtered(|it| it.internal))
@@ -117,7 +117,17 @@ fn each_address_family_is_evaluated_separately() {
 }
 
 #[test]
-fn a_health_check_counts_each_pod_on_the_node_once() {
+fn backends_of_one_address_are_eligible_each_by_itself() {
+    let at_port = |port: u16, state, node| PlacedBackend { ports: [port].into(), ..backend(1, state, node) };
+    let all = [at_port(8080, NOT_READY, "n1"), at_port(8081, READY, "n2"), at_port(8082, TERMINATING, "n1")];
+    let spec = service(Scope::Local, Scope::Cluster, all.to_vec()).for_gateway(&local());
+    let eligible = |it: &BackendSpec| (it.ports[0], it.external, it.internal);
+    let expected = [(8080, false, false), (8081, false, true), (8082, true, false)];
+    assert_eq!(spec.backends.iter().map(eligible).collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn a_health_check_counts_each_address_on_the_node_once() {
     let count = |backends: Vec<PlacedBackend>| {
         service(Scope::Local, Scope::Cluster, backends).for_gateway(&local()).health.unwrap()
     };
@@ -130,6 +140,8 @@ fn a_health_check_counts_each_pod_on_the_node_once() {
         PlacedBackend { name: "".into(), ..backend(5, READY, "n1") },
         PlacedBackend { name: "".into(), ..backend(6, READY, "n1") },
         at([0xfd00, 0, 0, 0, 0, 0, 0, 1], backend(1, READY, "n1")),
+        // As for kube-proxy, two ports of one address are one endpoint.
+        PlacedBackend { ports: [8081].into(), name: "a/p9".into(), ..backend(6, READY, "n1") },
     ]);
     assert_eq!(got, HealthSpec { port: 30_000, local_endpoints: 3 });
     assert_eq!(

@@ -3,15 +3,18 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use vipgate_dataplane::policy::limits::{
+    MAX_BACKENDS_OF_SERVICE, MAX_PORTS_OF_SERVICE, MAX_SOURCE_RANGES_OF_SERVICE, MAX_VIPS_OF_SERVICE,
+};
 use vipgate_dataplane::policy::maglev;
 use vipgate_dataplane::policy::spec::{BackendState, Scope, ServicePortSpec};
 use vipgate_policy::compiler::{PlacedBackend, PlacedService};
 use vipgate_policy::manifest::{Hints, MAX_WEIGHT, Protocol};
 
 use super::super::super::proto;
-use super::super::slices::{BackendSlice, MAX_SLICES, ServiceResource, parse_name};
+use super::super::slices::{BackendSlice, MAX_SLICES, ServiceResource, parse_name, sort_backends};
 use super::{
-    ResourceError, check_entry_count, check_len, check_name, field_error, parse_address, parse_enum, parse_limit,
+    MAX_ENTRIES, ResourceError, check_len, check_name, field_error, parse_address, parse_enum, parse_limit,
     parse_prefixes, parse_text,
 };
 
@@ -22,13 +25,15 @@ pub(super) fn service(name: &str, message: &proto::Service) -> Result<ServiceRes
         let reason = format!("is {}, the maximum is {MAX_SLICES}", message.backend_slices);
         return Err(field_error("backend_slices", reason));
     }
-    if message.backend_slices > 0 && !message.backends.is_empty() {
-        return Err(field_error("backends", "isn't empty, but the Service has backend slices"));
+    let lists = [("backends", &message.backends), ("more_backends", &message.more_backends)];
+    if let Some((field, _)) = lists.iter().find(|(_, backends)| message.backend_slices > 0 && !backends.is_empty()) {
+        return Err(field_error(*field, "isn't empty, but the Service has backend slices"));
     }
-    check_entry_count(&message.vips, "vips")?;
-    check_len(&message.ports, "ports", PlacedService::MAX_PORTS)?;
-    check_len(&message.backends, "backends", PlacedService::MAX_BACKENDS)?;
-    check_len(&message.source_ranges, "source_ranges", PlacedService::MAX_SOURCE_RANGES)?;
+    check_len(&message.vips, "vips", MAX_VIPS_OF_SERVICE)?;
+    check_len(&message.ports, "ports", MAX_PORTS_OF_SERVICE)?;
+    check_len(&message.backends, "backends", MAX_BACKENDS_OF_SERVICE)?;
+    check_len(&message.more_backends, "more_backends", MAX_BACKENDS_OF_SERVICE - message.backends.len())?;
+    check_len(&message.source_ranges, "source_ranges", MAX_SOURCE_RANGES_OF_SERVICE)?;
     if !maglev::is_valid_size(message.table_size) {
         return Err(field_error("table_size", format!("{} is not a prime from 7 to 131071", message.table_size)));
     }
@@ -36,14 +41,15 @@ pub(super) fn service(name: &str, message: &proto::Service) -> Result<ServiceRes
         .map_err(|_| field_error("health_check_port", format!("{} is not a port", message.health_check_port)))?;
     let vips = message.vips.iter().enumerate().map(|(i, vip)| parse_address(&format!("vips[{i}]"), vip));
     let ports = ports(&message.ports)?;
-    let backends = message.backends.iter().enumerate();
-    let backends: Vec<_> = backends.map(|(i, it)| backend(i, it, ports.len())).collect::<Result<_, _>>()?;
-    let backend = |i: usize| format!("backends[{i}].address");
+    let count = |_: &proto::Backend| ports.len();
+    let mut backends = first_backends(&message.backends, count)?;
+    backends.extend(more_backends(&message.more_backends, count)?);
+    check_targets(&mut backends)?;
     let service = PlacedService {
         name: parse_text("name", name)?,
         vips: ascending(vips.collect::<Result<_, _>>()?, |vip: &IpAddr| *vip, |i| format!("vips[{i}]"))?,
         ports,
-        backends: ascending(backends, |it: &PlacedBackend| it.address, backend)?,
+        backends,
         source_ranges: ascending(
             parse_prefixes("source_ranges", &message.source_ranges)?,
             |net| *net,
@@ -67,15 +73,42 @@ pub(super) fn slice(name: &str, message: &proto::BackendSlice) -> Result<Backend
     if message.service != service {
         return Err(field_error("service", format!("is `{}`, but the resource is of `{service}`", message.service)));
     }
-    check_entry_count(&message.backends, "backends")?;
-    for (i, it) in message.backends.iter().enumerate() {
-        check_len(&it.ports, &format!("backends[{i}].ports"), PlacedService::MAX_PORTS)?;
+    for (field, backends) in [("backends", &message.backends), ("more_backends", &message.more_backends)] {
+        check_len(backends, field, MAX_ENTRIES)?;
+        for (i, it) in backends.iter().enumerate() {
+            check_len(&it.ports, &format!("{field}[{i}].ports"), MAX_PORTS_OF_SERVICE)?;
+        }
     }
-    let backends = message.backends.iter().enumerate();
-    let backends: Vec<_> = backends.map(|(i, it)| backend(i, it, it.ports.len())).collect::<Result<_, _>>()?;
-    let address = |i: usize| format!("backends[{i}].address");
-    let backends = ascending(backends, |it: &PlacedBackend| it.address, address)?;
-    Ok(BackendSlice { service: parse_text("service", service)?, number, backends })
+    let count = |it: &proto::Backend| it.ports.len();
+    let backends = first_backends(&message.backends, count)?;
+    let more_backends = more_backends(&message.more_backends, count)?;
+    // A backend with the same address may be in another slice, so they are checked together once more.
+    check_targets(&mut [&backends[..], &more_backends].concat())?;
+    Ok(BackendSlice { service: parse_text("service", service)?, number, backends, more_backends })
+}
+
+/// The first backend of each address. `ports`: how many ports a backend must have.
+fn first_backends(
+    messages: &[proto::Backend],
+    ports: impl Fn(&proto::Backend) -> usize,
+) -> Result<Vec<PlacedBackend>, ResourceError> {
+    let all = messages.iter().enumerate().map(|(i, it)| backend(&format!("backends[{i}]"), it, ports(it)));
+    ascending(all.collect::<Result<_, _>>()?, |it: &PlacedBackend| it.address, |i| format!("backends[{i}].address"))
+}
+
+/// Further backends of addresses.
+fn more_backends(
+    messages: &[proto::Backend],
+    ports: impl Fn(&proto::Backend) -> usize,
+) -> Result<Vec<PlacedBackend>, ResourceError> {
+    let all = messages.iter().enumerate().map(|(i, it)| backend(&format!("more_backends[{i}]"), it, ports(it)));
+    let key = |it: &PlacedBackend| (it.address, it.ports.clone());
+    ascending(all.collect::<Result<_, _>>()?, key, |i| format!("more_backends[{i}].address"))
+}
+
+/// Sorts the backends, and checks that target ports of backends with one address differ.
+fn check_targets(backends: &mut [PlacedBackend]) -> Result<(), ResourceError> {
+    sort_backends(backends).map_err(|twice| field_error("more_backends", format!("backend {twice} is there twice")))
 }
 
 /// Checks for strictly ascending order, so without duplicates.
@@ -107,8 +140,8 @@ fn ports(messages: &[proto::ServicePort]) -> Result<Vec<ServicePortSpec>, Resour
     messages.iter().enumerate().map(port).collect()
 }
 
-fn backend(i: usize, message: &proto::Backend, ports: usize) -> Result<PlacedBackend, ResourceError> {
-    let field = |name: &str| format!("backends[{i}].{name}");
+fn backend(field: &str, message: &proto::Backend, ports: usize) -> Result<PlacedBackend, ResourceError> {
+    let field = |name: &str| format!("{field}.{name}");
     if message.ports.len() != ports {
         let reason = format!("has {} entries, but the Service has {ports} ports", message.ports.len());
         return Err(field_error(field("ports"), reason));
@@ -120,7 +153,7 @@ fn backend(i: usize, message: &proto::Backend, ports: usize) -> Result<PlacedBac
         .ok_or_else(|| field_error(field("weight"), format!("is {}, the maximum is {}", message.weight, MAX_WEIGHT)))?;
     let optional = |name: &str, value: &str| (!value.is_empty()).then(|| parse_text(&field(name), value)).transpose();
     let names = |name: &str, names: &[String]| -> Result<Vec<Arc<str>>, ResourceError> {
-        check_entry_count(names, &field(name))?;
+        check_len(names, &field(name), MAX_ENTRIES)?;
         let names = names.iter().map(|it| parse_text(&field(name), it)).collect::<Result<_, _>>()?;
         ascending(names, Arc::clone, |at| field(&format!("{name}[{at}]")))
     };

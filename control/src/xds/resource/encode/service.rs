@@ -7,7 +7,7 @@ use vipgate_dataplane::policy::spec::{BackendState, Scope, ServicePortSpec};
 use vipgate_policy::compiler::{PlacedBackend, PlacedService};
 
 use super::super::super::proto;
-use super::super::slices::{BackendSlice, ServiceResource, backend_slices, slice_count, slice_key};
+use super::super::slices::{BackendSlice, ServiceResource, backend_slices, divide, slice_count, slice_key};
 use super::super::{Content, Key, Kind};
 use super::resource;
 
@@ -37,16 +37,18 @@ pub fn backend_slice(slice: &BackendSlice) -> (Key, Content) {
     let message = proto::BackendSlice {
         service: slice.service.to_string(),
         backends: slice.backends.iter().map(backend).collect(),
+        more_backends: slice.more_backends.iter().map(backend).collect(),
     };
     resource(Kind::BackendSlice, slice_key(&slice.service, slice.number).name, &message)
 }
 
 fn encode(service: &PlacedService, backends: &[PlacedBackend], slices: u32) -> (Key, Content) {
+    let (first, further) = divide(backends);
     let message = proto::Service {
         name: service.name.to_string(),
         vips: service.vips.iter().map(IpAddr::to_string).collect(),
         ports: service.ports.iter().map(port).collect(),
-        backends: backends.iter().map(backend).collect(),
+        backends: first.into_iter().map(backend).collect(),
         source_ranges: service.source_ranges.iter().map(ToString::to_string).collect(),
         affinity_seconds: service.affinity.unwrap_or(0),
         table_size: service.table_size,
@@ -54,6 +56,7 @@ fn encode(service: &PlacedService, backends: &[PlacedBackend], slices: u32) -> (
         internal_traffic_policy: traffic_policy(service.internal).into(),
         health_check_port: service.health_port.unwrap_or(0).into(),
         backend_slices: slices,
+        more_backends: further.into_iter().map(backend).collect(),
     };
     resource(Kind::Service, service.name.clone(), &message)
 }

@@ -26,8 +26,9 @@ fn a_small_service_has_its_backends_and_a_large_one_has_slices() {
                 (Some(("Service a/s", slice.number)), true)
             );
             backends.extend(slice.backends);
+            backends.extend(slice.more_backends);
         }
-        backends.sort_by_key(|backend| backend.address);
+        sort_backends(&mut backends).unwrap();
         assert_eq!(backends, service.backends);
         let (key, Content { body, .. }) = encode::whole_service(&service);
         let Ok(Decoded::Service(whole)) = decode(Kind::Service, &key.name, &body) else { panic!("{key}") };
@@ -41,7 +42,7 @@ fn one_slice_more_divides_one_slice() {
     for count in 1..200 {
         let mut divided = BTreeSet::new();
         for address in &addresses {
-            let (before, after) = (slice_of(*address, count), slice_of(*address, count + 1));
+            let (before, after) = (slice_of(hash(*address), count), slice_of(hash(*address), count + 1));
             assert!(before < count);
             if before != after {
                 assert_eq!(after, count);
@@ -57,7 +58,7 @@ fn invalid_slices_and_their_services_are_rejected_with_field_and_reason() {
     let backend = |address: &str| proto::Backend { address: address.to_owned(), ports: vec![80], ..Default::default() };
     let slice = |service: &str, backends: &[&str]| {
         let backends = backends.iter().map(|address| backend(address)).collect();
-        proto::BackendSlice { service: service.to_owned(), backends }.encode_to_vec()
+        proto::BackendSlice { service: service.to_owned(), backends, ..Default::default() }.encode_to_vec()
     };
     let error = |kind, name: &str, body: &[u8]| decode(kind, name, body).unwrap_err().to_string();
     for name in ["s", "s#", "s#-1", "s#01", "s#4096", "#1"] {
@@ -67,6 +68,15 @@ fn invalid_slices_and_their_services_are_rejected_with_field_and_reason() {
     assert_eq!(error(Kind::BackendSlice, "s#1", &slice("t", &[])), "service: is `t`, but the resource is of `s`");
     let unordered = slice("s", &["10.0.0.2", "10.0.0.1"]);
     assert_eq!(error(Kind::BackendSlice, "s#1", &unordered), "backends[1].address: is not in ascending order");
+    let further = |number: u32, ports: &[u32]| {
+        let backend = |port: &u32| proto::Backend { ports: vec![*port], ..backend("10.0.0.1") };
+        let more_backends = ports.iter().map(backend).collect();
+        let slice = proto::BackendSlice { service: "s".to_owned(), backends: vec![backend(&80)], more_backends };
+        error(Kind::BackendSlice, &format!("s#{number}"), &slice.encode_to_vec())
+    };
+    assert_eq!(further(1, &[82, 81]), "more_backends[1].address: is not in ascending order");
+    assert_eq!(further(1, &[79, 80]), "more_backends: backend 10.0.0.1 is there twice");
+    assert_eq!(further(1, &[1; 4097]), "more_backends: has 4097 entries, the maximum is 4096");
     let many: Vec<String> = (0..4097_u16).map(|n| format!("10.0.{}.{}", n >> 8, n & 255)).collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
     assert_eq!(error(Kind::BackendSlice, "s#1", &slice("s", &many)), "backends: has 4097 entries, the maximum is 4096");
@@ -78,4 +88,68 @@ fn invalid_slices_and_their_services_are_rejected_with_field_and_reason() {
     assert_eq!(error(Kind::Service, "s", &service(4097, vec![])), "backend_slices: is 4097, the maximum is 4096");
     let both = service(1, vec![backend("10.0.0.1")]);
     assert_eq!(error(Kind::Service, "s", &both), "backends: isn't empty, but the Service has backend slices");
+}
+
+/// A Service with this many backends, all of them at three addresses.
+fn shared_addresses(backends: u16) -> PlacedService {
+    let service = large_service(3);
+    let backend = |n: u16| PlacedBackend {
+        ports: [1 + n / 3].into(),
+        weight: 1 + n % 7,
+        ..service.backends[usize::from(n % 3)].clone()
+    };
+    let mut backends: Vec<_> = (0..backends).map(backend).collect();
+    sort_backends(&mut backends).unwrap();
+    PlacedService { backends, ..service }
+}
+
+#[test]
+fn backends_of_one_address_survive_in_a_service_and_in_slices_of_all_sizes() {
+    for count in [2, 4, 256, 257, 5000, 65_535] {
+        let service = shared_addresses(count);
+        let slices = backend_slices(&service);
+        let mut backends = Vec::new();
+        for (slice, (key, content)) in slices.into_iter().zip(encode::slices(&service)) {
+            assert_eq!(decode(Kind::BackendSlice, &key.name, &content.body), Ok(Decoded::BackendSlice(slice.clone())));
+            assert!(slice.more_backends.len() < 200, "{count}: {} in one slice", slice.more_backends.len());
+            backends.extend([slice.backends, slice.more_backends].concat());
+        }
+        sort_backends(&mut backends).unwrap();
+        assert_eq!(backends.is_empty(), count <= 256);
+        assert!(backends.is_empty() || backends == service.backends);
+        let (key, Content { body, .. }) = encode::whole_service(&service);
+        let Ok(Decoded::Service(whole)) = decode(Kind::Service, &key.name, &body) else { panic!("{key}") };
+        assert_eq!(whole, ServiceResource { service, slices: 0 });
+    }
+}
+
+/// Gateways of older versions reject a Service with an address that is there twice, and with it the whole update.
+#[test]
+fn clients_that_know_addresses_only_once_get_each_once_in_ascending_order() {
+    let is_ascending = |backends: &[proto::Backend]| backends.is_sorted_by(|one, other| one.address < other.address);
+    let service = shared_addresses(200);
+    let message = proto::Service::decode(&*encode::service(&service).1.body).unwrap();
+    assert_eq!((message.backends.len(), message.more_backends.len()), (3, 197));
+    assert!(is_ascending(&message.backends));
+    let unique = proto::Service::decode(&*encode::service(&large_service(200)).1.body).unwrap();
+    assert_eq!((unique.backends.len(), unique.more_backends.len()), (200, 0));
+    let messages = encode::slices(&shared_addresses(3000));
+    let messages = messages.iter().map(|(_, content)| proto::BackendSlice::decode(&*content.body).unwrap());
+    assert_eq!(messages.map(|message| message.backends.len()).sum::<usize>(), 3);
+}
+
+#[test]
+fn a_changed_backend_changes_one_slice_and_another_one_of_its_address_none_but_its_own() {
+    let slices = |backends: Vec<PlacedBackend>| backend_slices(&PlacedService { backends, ..large_service(0) });
+    let all = shared_addresses(3000).backends;
+    let changed = |change: &dyn Fn(&mut Vec<PlacedBackend>)| {
+        let mut after = all.clone();
+        change(&mut after);
+        slices(all.clone()).iter().zip(&slices(after)).filter(|(one, other)| one != other).count()
+    };
+    for at in [0, 7, 999, 1000, 2999] {
+        assert_eq!(changed(&|backends| backends[at].weight = 200), 1);
+    }
+    // In place of another one, so that their number stays the same: both slices change.
+    assert!(changed(&|backends| backends[7].ports = [9000].into()) <= 2);
 }

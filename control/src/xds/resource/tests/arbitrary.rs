@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
-use vipgate_dataplane::policy::spec::{NodeSpec, PrivateAddressSpec, SLOTS, ShardMapRef, ShardMapSpec, SlotRef};
+use vipgate_dataplane::policy::spec::{
+    NodeSpec, PrivateAddressSpec, SLOTS, ShardMapRef, ShardMapSpec, SlotRef, repeated_target,
+};
 use vipgate_policy::manifest::{MAX_WEIGHT, unusable_address};
 
 use super::*;
@@ -147,6 +149,17 @@ fn backend(address: IpAddr, ports: usize) -> impl Strategy<Value = PlacedBackend
     )
 }
 
+/// Backends in order, without those that have the address and a target port of another one, or only its address.
+fn distinct(by_address: Vec<Vec<PlacedBackend>>) -> Vec<PlacedBackend> {
+    let mut all = by_address.concat();
+    all.sort_by(|one, other| one.key().cmp(&other.key()));
+    all.dedup_by(|one, other| one.key() == other.key());
+    while let Some((at, _)) = repeated_target(all.iter().map(PlacedBackend::key)) {
+        all.remove(at);
+    }
+    all
+}
+
 fn scope() -> impl Strategy<Value = Scope> {
     prop::sample::select(vec![Scope::Cluster, Scope::Local])
 }
@@ -162,7 +175,8 @@ fn service(name: Arc<str>) -> impl Strategy<Value = PlacedService> {
         let count = ports.len();
         let vips = prop::collection::btree_set(address(), 0..3);
         let ranges = prop::collection::btree_set(net(), 0..3);
-        let backends = each(address(), move |address| backend(address, count));
+        let backends = each(address(), move |address| prop::collection::vec(backend(address, count), 1..4));
+        let backends = backends.prop_map(distinct);
         let numbers = (limit(), prop::sample::select(vec![7_u32, 2039, 131_071]), prop::option::of(1..=u16::MAX));
         (vips, ranges, backends, numbers, scope(), scope()).prop_map(
             move |(vips, ranges, backends, (affinity, table_size, health_port), external, internal)| PlacedService {

@@ -20,6 +20,11 @@ fn backend(address: &str) -> proto::Backend {
     }
 }
 
+/// Backends with the address of the first one, and these ports.
+fn further(ports: [[u32; 2]; 2]) -> Vec<proto::Backend> {
+    ports.map(|ports| proto::Backend { ports: ports.into(), ..backend("10.0.0.1") }).into()
+}
+
 fn service() -> proto::Service {
     proto::Service {
         name: "s".to_owned(),
@@ -63,7 +68,7 @@ const CASES: &[Case] = &[
     ),
     (|it| it.vips.reverse(), "vips[1]: is not in ascending order"),
     (|it| it.vips[1] = it.vips[0].clone(), "vips[1]: is not in ascending order"),
-    (|it| it.vips = vec![String::new(); 4097], "vips: has 4097 entries, the maximum is 4096"),
+    (|it| it.vips = vec![String::new(); 65], "vips: has 65 entries, the maximum is 64"),
     (|it| it.ports[0].protocol = 1, "ports[0].protocol: 1 has no ports"),
     (|it| it.ports[0].protocol = 256 + 6, "ports[0].protocol: 262 has no ports"),
     (|it| it.ports[1].port = 0, "ports[1].port: 0 is not a port"),
@@ -74,6 +79,25 @@ const CASES: &[Case] = &[
     (|it| it.backends = vec![backend(""); 65_536], "backends: has 65536 entries, the maximum is 65535"),
     (|it| it.backends.reverse(), "backends[1].address: is not in ascending order"),
     (|it| it.backends[1] = it.backends[0].clone(), "backends[1].address: is not in ascending order"),
+    (|it| it.more_backends = vec![backend(""); 65_534], "more_backends: has 65534 entries, the maximum is 65533"),
+    (|it| it.more_backends = further([[81, 0], [80, 0]]), "more_backends[1].address: is not in ascending order"),
+    (|it| it.more_backends = further([[80, 0], [80, 0]]), "more_backends[1].address: is not in ascending order"),
+    (|it| it.more_backends = further([[80, 1], [80, 2]]), "more_backends: backend 10.0.0.1:80 is there twice"),
+    (|it| it.more_backends = further([[80, 0], [8080, 1]]), "more_backends: backend 10.0.0.1:8080 is there twice"),
+    (|it| it.more_backends = further([[0, 1], [8080, 0]]), "more_backends: backend 10.0.0.1 is there twice"),
+    (|it| it.more_backends = vec![backend("fd00::1")], "more_backends: backend fd00::1 is there twice"),
+    (
+        |it| it.more_backends = vec![proto::Backend { ports: vec![8080, 1], ..backend("fd00::1") }],
+        "more_backends: backend [fd00::1]:8080 is there twice",
+    ),
+    (
+        |it| it.more_backends = vec![proto::Backend { ports: vec![1], ..backend("fd00::1") }],
+        "more_backends[0].ports: has 1 entries, but the Service has 2 ports",
+    ),
+    (
+        |it| (it.backend_slices, it.backends, it.more_backends) = (1, vec![], further([[80, 0], [81, 0]])),
+        "more_backends: isn't empty, but the Service has backend slices",
+    ),
     (|it| it.backends[0].address = "127.0.0.1".to_owned(), "backends[0].address: 127.0.0.1 is a loopback address"),
     (|it| it.backends[1].ports.truncate(1), "backends[1].ports: has 1 entries, but the Service has 2 ports"),
     (|it| it.backends[1].ports.push(1), "backends[1].ports: has 3 entries, but the Service has 2 ports"),

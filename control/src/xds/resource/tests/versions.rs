@@ -225,6 +225,8 @@ fn every_field_of_a_service_is_in_its_version() {
             with(&base, |it| it.backends[0].address = ip("10.0.0.2")),
             with(&base, |it| it.backends[0].name = "".into()),
             with(&base, |it| it.backends[0].ports = [8081].into()),
+            with(&base, |it| it.backends.push(PlacedBackend { ports: [8081].into(), ..base.backends[0].clone() })),
+            with(&base, |it| it.backends.push(PlacedBackend { ports: [8082].into(), ..base.backends[0].clone() })),
             with(&base, |it| it.backends[0].weight = 0),
             with(&base, |it| it.backends[0].state = BackendState::Terminating),
             with(&base, |it| it.backends[0].state = BackendState::NotReady),
