@@ -16,6 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import chart_rules
+
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "charts/vipgate"
 COPIES = {
@@ -24,6 +26,7 @@ COPIES = {
     "conf/monitoring/dashboard.json": "files/dashboard.json",
 }
 INSTALL = ROOT / "conf/kubernetes/install.yaml"
+GATEWAY = ROOT / "conf/kubernetes/gateway.yaml"
 ADMISSION = ROOT / "conf/kubernetes/admission-policies.yaml"
 # The oldest and the newest version that the chart is for.
 KUBERNETES = ("1.25", "1.37")
@@ -31,19 +34,12 @@ KUBERNETES = ("1.25", "1.37")
 SINCE = {"ValidatingAdmissionPolicy": "1.30", "ValidatingAdmissionPolicyBinding": "1.30"}
 # Objects of other projects: without a schema here.
 FOREIGN = {"cert-manager.io/v1", "monitoring.coreos.com/v1"}
-# Rights that policyd may have.
-READING = {"get", "list", "watch"}
-KINDS = ("egresspolicies", "clusteregresspolicies", "vipgateways", "addresspools", "overlaynodes")
-WRITING = {
-    "services/status": {"patch"},
-    "tokenreviews": {"create"},
-    "events": {"create", "patch"},
-    "leases": {"get", "create", "update"},
-    "configmaps": {"get", "create", "update"},
-    **{f"{kind}/status": {"patch"} for kind in KINDS},
-}
-# Arguments of `vipgate certificates` with the names of Secrets.
-SECRET_FLAGS = ("--ca", "--server", "--gateways", "--nodes", "--tunnels")
+# The chart's `tls.mode`.
+TLS_MODES = {"job", "helm", "certManager", "secret", "none"}
+# Values that the chart refuses, and what it says.
+REFUSED = [
+    (["tls.mode=secret", "tls.secret.gateways=vipgate-gateway-tls"], "give their names with {name} in it, such as vipgate-gateway-tls-{name}"),
+]
 
 HEADER = """\
 # vipgate in a cluster without Helm: CustomResourceDefinitions, policy server, gateways, agents of nodes, and the Job that makes their
@@ -55,23 +51,21 @@ HEADER = """\
 #      the tunnels of nodes end, is the node's own address there, if it is on an inside interface;
 #    - in the ConfigMap vipgate-node, `pod_cidrs`: the prefixes of all pods;
 #    - in the ConfigMap vipgate-certificates, the gateways: names of their nodes, such as "node-1,node-2". The policy server accepts a
-#      gateway only with a certificate of its node's name.
+#      gateway only with a certificate of its node's name;
+#    - in gateway.yaml beside it, the image.
 #
 # 2. kubectl apply -f install.yaml
 #
-# 3. For each gateway: its VipGateway, with the node's name, and the node's label:
+# 3. For each gateway: gateway.yaml with the node's name and address, and the node's label. The Job for certificates is tried again until all are there:
 #
-#      kubectl apply -f - <<EOF
-#      apiVersion: vipgate.io/v1alpha1
-#      kind: VipGateway
-#      metadata: {name: node-1}
-#      spec: {node: node-1, peerAddress: 192.0.2.11}
-#      EOF
-#      kubectl label node node-1 vipgate.io/gateway=
+#      sed 's/node-1/NODE/g; s/192.0.2.11/ADDRESS/g' gateway.yaml | kubectl apply -f -
+#      kubectl label node NODE vipgate.io/gateway=
 #
-# Another gateway: add it to the ConfigMap vipgate-certificates, make its certificate now instead of tomorrow, then step 3:
+# Another gateway: add it to the ConfigMap vipgate-certificates, step 3, and make its certificate now instead of tomorrow:
 #
 #      kubectl -n vipgate create job --from=cronjob/vipgate-certificates certificates-node-3
+#
+# A gateway less: take it out of the ConfigMap, and `kubectl delete` what step 3 has applied: its Secret goes with it.
 #
 # To apply this file again with another image, delete the Job first, which can't be changed: its Secrets stay.
 #
@@ -85,6 +79,12 @@ metadata:
   labels:
     # Required for host network and capabilities.
     pod-security.kubernetes.io/enforce: privileged
+"""
+
+
+GATEWAY_HEADER = """\
+# One gateway, beside install.yaml, whose head has the steps: replace node-1 and 192.0.2.11 by its node's name and address, and the image.
+# Made by `make chart` from charts/vipgate; change the chart instead.
 """
 
 
@@ -140,6 +140,12 @@ def admission_yaml(helm):
     return f"{ADMISSION_HEADER}{without_helm(rendered)}\n"
 
 
+def gateway_yaml(helm):
+    values = ["--set", "gateways[0].name=node-1,gateways[0].peerAddress=192.0.2.11"]
+    shown = [word for name in ("vipgateways", "gateway-certificates") for word in ("--show-only", f"templates/{name}.yaml")]
+    return f"{GATEWAY_HEADER}{without_helm(template(helm, *values, *shown))}\n"
+
+
 def values_table():
     """The table of values, from the comments `# -- ` of values.yaml."""
     import yaml
@@ -185,6 +191,7 @@ def readme():
 
 def render(helm, write):
     yield from generated(INSTALL, install_yaml(helm).encode(), write, "make chart")
+    yield from generated(GATEWAY, gateway_yaml(helm).encode(), write, "make chart")
     yield from generated(ADMISSION, admission_yaml(helm).encode(), write, "make chart")
     yield from generated(CHART / "README.md", readme().encode(), write, "make chart")
 
@@ -231,67 +238,6 @@ def validator():
     return validate
 
 
-def pod_templates(documents):
-    """Each workload with its pod's spec."""
-    for workload in documents:
-        if workload["kind"] in ("DaemonSet", "Deployment", "Job"):
-            yield workload, workload["spec"]["template"]["spec"]
-        elif workload["kind"] == "CronJob":
-            yield workload, workload["spec"]["jobTemplate"]["spec"]["template"]["spec"]
-
-
-def made_secrets(documents):
-    """Names of the Secrets that Jobs make, with the Job's kind."""
-    for workload, spec in pod_templates(documents):
-        for container in spec["containers"]:
-            flags = [it.partition("=") for it in container.get("args", [])]
-            yield from ((workload["kind"], value) for flag, _, value in flags if flag in SECRET_FLAGS)
-
-
-def references(documents):
-    """What objects of the chart refer to, and isn't there."""
-    there = {(it["kind"], it["metadata"]["name"]) for it in documents}
-    made = set(made_secrets(documents))
-    there |= {("Secret", name) for _, name in made}
-    has_secrets = any(kind == "Secret" for kind, _ in there)
-    for workload, spec in pod_templates(documents):
-        wanted = [("ServiceAccount", spec["serviceAccountName"])]
-        volumes = spec.get("volumes", [])
-        wanted += [("ConfigMap", it["configMap"]["name"]) for it in volumes if "configMap" in it]
-        wanted += [("Secret", it["secret"]["secretName"]) for it in volumes if "secret" in it and has_secrets]
-        containers = spec["containers"] + spec.get("initContainers", [])
-        sources = [it.get("valueFrom", {}).get("configMapKeyRef") for container in containers for it in container.get("env", [])]
-        wanted += [("ConfigMap", it["name"]) for it in sources if it]
-        yield from (f"{workload['kind']}: no {kind} {name}" for kind, name in wanted if (kind, name) not in there)
-        names = {it["name"] for it in volumes}
-        for container in containers:
-            mounts = {it["name"] for it in container.get("volumeMounts", [])}
-            yield from (f"{workload['kind']}: no volume {name}" for name in sorted(mounts - names))
-    if {name for kind, name in made if kind == "Job"} != {name for kind, name in made if kind == "CronJob"}:
-        yield "Job and CronJob make other Secrets"
-
-
-def rights(documents):
-    made = {name for _, name in made_secrets(documents)}
-    for role in documents:
-        for rule in role.get("rules", []) if role["kind"] in ("Role", "ClusterRole") else []:
-            if role["metadata"]["labels"]["app.kubernetes.io/component"] == "certificates":
-                if not may_make_certificates(rule, role, made):
-                    yield f"{role['kind']}: more than making certificates needs: {rule}"
-                continue
-            allowed = [WRITING.get(resource, READING) for resource in rule["resources"]]
-            if not all(set(rule["verbs"]) <= verbs for verbs in allowed) or "*" in rule["resources"] + rule["apiGroups"] or "secrets" in rule["resources"]:
-                yield f"{role['kind']}: more than the policy server may do: {rule}"
-
-
-def may_make_certificates(rule, role, made):
-    """Whether a rule allows no more than to create Secrets, to read and update those that are made, and to read their owner."""
-    names, verbs = set(rule.get("resourceNames", [])), set(rule["verbs"])
-    secrets = rule["resources"] == ["secrets"] and (verbs == {"create"} or (names == made and verbs <= {"get", "update"}))
-    owner = rule["resources"] == ["configmaps"] and names == {role["metadata"]["name"]} and verbs == {"get"}
-    return role["kind"] == "Role" and rule["apiGroups"] == [""] and (secrets or owner)
-
-
 def configuration(vipgate, key, text):
     """What `vipgate check` finds in a configuration file, except that certificates aren't here."""
     with tempfile.TemporaryDirectory() as folder:
@@ -306,7 +252,7 @@ def configuration(vipgate, key, text):
         yield f"vipgate check: {stderr}"
 
 
-def examine(name, text, validate, vipgate):
+def examine(name, text, validate, vipgate, mode=None):
     import yaml
 
     documents = [document for document in yaml.safe_load_all(text) if document]
@@ -324,7 +270,7 @@ def examine(name, text, validate, vipgate):
                 yield f"{where}: {key} is no object"
             if vipgate and key.endswith(".yaml"):
                 yield from (f"{where}: {problem}" for problem in configuration(vipgate, key, value))
-    yield from (f"{name}: {problem}" for problem in [*references(documents), *rights(documents)])
+    yield from (f"{name}: {problem}" for problem in chart_rules.problems(documents, mode))
 
 
 def schema_is_whole():
@@ -343,19 +289,34 @@ def schema_is_whole():
 
 
 def check(helm, vipgate):
+    import yaml
+
     yield from copies(False)
     yield from render(helm, False)
     yield from schema_is_whole()
     validate = validator()
-    yield from examine("install.yaml", install_yaml(helm), validate, vipgate)
+    # The names in the ConfigMap as somebody writes them who follows the steps.
+    installed = install_yaml(helm).replace('\n  gateways: ""\n', '\n  gateways: "node-1"\n')
+    yield from examine("install.yaml with gateway.yaml", f"{installed}---\n{gateway_yaml(helm)}", validate, vipgate, "job")
     yield from examine("admission-policies.yaml", admission_yaml(helm), validate, vipgate)
+    values, seen = yaml.safe_load((CHART / "values.yaml").read_text()), set()
     for path in [None, *sorted((CHART / "ci").glob("*.yaml"))]:
         name, arguments = (path.name, ["--values", str(path)]) if path else ("default values", [])
         code, stdout, stderr = run(helm, "lint", "--strict", str(CHART), "--namespace", "vipgate", *arguments)
         if code:
             yield f"{name}: helm lint: {stdout}{stderr}"
             continue
-        yield from examine(name, template(helm, *arguments), validate, vipgate)
+        own = yaml.safe_load(path.read_text()) if path else {}
+        mode = own.get("tls", values["tls"]).get("mode", values["tls"]["mode"])
+        if len(own.get("gateways", [])) > 1:
+            seen.add(mode)
+        yield from examine(name, template(helm, *arguments), validate, vipgate, mode)
+    if seen != TLS_MODES:
+        yield f"charts/vipgate/ci has two gateways with tls.mode {sorted(seen)} only"
+    for settings, message in REFUSED:
+        code, _, stderr = run(helm, "template", "vipgate", str(CHART), *(word for it in settings for word in ("--set", it)))
+        if not code or message not in stderr:
+            yield f"{' '.join(settings)}: not refused with `{message}`: {stderr}"
 
 
 def main():

@@ -27,7 +27,7 @@ use std::time::{Duration, SystemTime};
 
 use self::api::SecretApi;
 use self::error::CertificatesError;
-pub(crate) use self::names::{DnsName, GatewayName, GatewayNames};
+pub(crate) use self::names::{DnsName, GatewayNames, NamePattern};
 use self::secret::Subjects;
 
 /// Which certificates there are to be, and in which Secrets.
@@ -37,8 +37,8 @@ pub(crate) struct Specification {
     pub(crate) ca: String,
     /// Secret of the policy server, and its names.
     pub(crate) server: Option<(String, Vec<DnsName>)>,
-    /// Secret of the gateways, and their names.
-    pub(crate) gateways: Option<(String, Vec<GatewayName>)>,
+    /// Those of the gateways.
+    pub(crate) gateways: Option<Gateways>,
     /// Secret of the agents of nodes: the CA's certificate alone.
     pub(crate) nodes: Option<String>,
     /// Secret with the tunnels' secret.
@@ -47,6 +47,21 @@ pub(crate) struct Specification {
     pub(crate) validity: Duration,
     /// How long before their end they are renewed.
     pub(crate) renew_before: Duration,
+    /// ConfigMap that owns the Secrets: the API server deletes them with it.
+    pub(crate) owner: Option<String>,
+}
+
+/// The gateways' Secrets, one each: a Secret that a node can read has no other gateway's key.
+#[derive(Clone, Debug)]
+pub(crate) struct Gateways {
+    /// Their names.
+    pub(crate) secrets: NamePattern,
+    /// DaemonSets that own them in place of the ConfigMap, so that a Secret goes with its gateway.
+    pub(crate) owners: Option<NamePattern>,
+    /// Secret that had the keys of all of them: deleted when each has its own.
+    pub(crate) former: Option<String>,
+    /// Names of the gateways.
+    pub(crate) names: Vec<DnsName>,
 }
 
 /// Where the Secrets are.
@@ -54,27 +69,51 @@ pub(crate) struct Specification {
 pub(crate) struct Location {
     /// Their namespace. Default: that of the pod, or of the kubeconfig's context.
     pub(crate) namespace: Option<String>,
-    /// ConfigMap that owns them: the API server deletes them with it.
-    pub(crate) owner: Option<String>,
     /// kubeconfig file. Default: the service account of the pod.
     pub(crate) kubeconfig: Option<PathBuf>,
 }
 
+/// A Secret that there is to be, besides that of the CA.
+struct Wanted<'a> {
+    name: String,
+    subjects: Subjects<'a>,
+    owner: Option<Owner>,
+}
+
+/// An object that owns a Secret.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Owner {
+    ConfigMap(String),
+    DaemonSet(String),
+}
+
 impl Specification {
     /// The name of a Secret that two of them would have.
-    pub(crate) fn ambiguous_secret(&self) -> Option<&str> {
-        let mut names: Vec<&str> = self.secrets().map(|(name, _)| name).chain([&*self.ca]).collect();
+    pub(crate) fn ambiguous_secret(&self) -> Option<String> {
+        let former = self.gateways.iter().filter_map(|it| it.former.clone());
+        let mut names: Vec<String> = self.secrets().map(|it| it.name).chain([self.ca.clone()]).chain(former).collect();
         names.sort_unstable();
-        names.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0])
+        names.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0].clone())
+    }
+
+    fn owner(&self) -> Option<Owner> {
+        self.owner.clone().map(Owner::ConfigMap)
     }
 
     /// The Secrets besides that of the CA.
-    fn secrets(&self) -> impl Iterator<Item = (&str, Subjects<'_>)> {
-        let server = self.server.iter().map(|(secret, names)| (&**secret, Subjects::Server(names)));
-        let gateways = self.gateways.iter().map(|(secret, names)| (&**secret, Subjects::Gateways(names)));
-        let nodes = self.nodes.iter().map(|secret| (&**secret, Subjects::Nodes));
-        let tunnels = self.tunnels.iter().map(|secret| (&**secret, Subjects::Tunnels));
-        server.chain(gateways).chain(nodes).chain(tunnels)
+    fn secrets(&self) -> impl Iterator<Item = Wanted<'_>> {
+        let server = self.server.iter().map(|(secret, names)| (secret, Subjects::Server(names)));
+        let nodes = self.nodes.iter().map(|secret| (secret, Subjects::Nodes));
+        let tunnels = self.tunnels.iter().map(|secret| (secret, Subjects::Tunnels));
+        let others = server.chain(nodes).chain(tunnels);
+        let others = others.map(|(name, subjects)| Wanted { name: name.clone(), subjects, owner: self.owner() });
+        others.chain(self.gateways.iter().flat_map(|gateways| {
+            gateways.names.iter().map(|gateway| Wanted {
+                name: gateways.secrets.name_of(gateway),
+                subjects: Subjects::Gateway(gateway),
+                owner: gateways.owners.as_ref().map_or(self.owner(), |it| Some(Owner::DaemonSet(it.name_of(gateway)))),
+            })
+        }))
     }
 }
 

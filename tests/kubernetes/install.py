@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests charts/vipgate and conf/kubernetes/install.yaml at a real API server, Kubernetes 1.20.2: make chart-install; needs root.
+"""Tests charts/vipgate and conf/kubernetes at a real API server, Kubernetes 1.20.2: make chart-install; needs root.
 
 Helm installs, upgrades, rolls back and uninstalls; the API server validates every object of every file in charts/vipgate/ci; and the policy server
 and a gateway run as their pods would, with what was installed: arguments, ConfigMaps, Secrets, service account, capabilities.
@@ -34,8 +34,12 @@ GATEWAYS = "gateways:\n" + "".join(f"  - {{name: {name}, peerAddress: {address}}
 THREE_GATEWAYS = f"{GATEWAYS}  - {{name: node-3, peerAddress: 192.0.2.13}}\n"
 # Values with certificates of Helm, not of the Job.
 BY_HELM = "tls: {mode: helm}\n"
-# Secrets with certificates: those of the policy server and the gateways, and the CA's.
-SECRETS = ("vipgate-ca", "vipgate-policyd-tls", "vipgate-gateway-tls", "vipgate-node-tls")
+# Secrets with certificates: the CA's, those of the policy server and of each gateway, and that of agents with the CA's certificate alone.
+GATEWAY_SECRETS = {name: f"vipgate-gateway-{name}-tls" for name in ("node-1", "node-2", "node-3")}
+SECRETS = ("vipgate-ca", "vipgate-policyd-tls", "vipgate-node-tls", *(GATEWAY_SECRETS[name] for name, _ in NODES))
+# That of an earlier version, with the keys of all gateways.
+FORMER = "vipgate-gateway-tls"
+PAIR = ("ca.crt", "tls.crt", "tls.key")
 # The other one: for the MAC addresses in nodes' tunnels.
 TUNNELS = "vipgate-node-tunnels"
 ALL_SECRETS = (*SECRETS, TUNNELS)
@@ -127,7 +131,8 @@ def certificate(secret, key):
 
 def secrets():
     """All certificates and keys of the release."""
-    return {(name, key): value for name in ALL_SECRETS for key, value in api.get("secret", name, NAMESPACE)["data"].items()}
+    there = {it["metadata"]["name"]: it["data"] for it in api.get("secret", namespace=NAMESPACE)["items"] if it["metadata"]["name"].startswith("vipgate-")}
+    return {(name, key): value for name, data in there.items() for key, value in data.items()}
 
 
 def delete_secrets():
@@ -156,7 +161,7 @@ def run_job(kind="job", changes=()):
 
 def collect_garbage():
     """Deletes the Secrets whose owner is gone, as the API server's garbage collector does; their names."""
-    there = {it["metadata"]["uid"] for it in api.get("configmap", namespace=NAMESPACE)["items"]}
+    there = {it["metadata"]["uid"] for kind in ("configmap", "daemonset") for it in api.get(kind, namespace=NAMESPACE)["items"]}
     collected = set()
     for secret in api.get("secret", namespace=NAMESPACE)["items"]:
         owners = {owner["uid"] for owner in secret["metadata"].get("ownerReferences", [])}
@@ -204,10 +209,11 @@ class Validation(unittest.TestCase):
                 seen |= skipped
         self.assertEqual(seen, FOREIGN | NEWER, "a kind that nothing renders any more")
 
-    def test_the_server_accepts_install_yaml(self):
-        count, skipped = self.dry_run((ROOT / "conf/kubernetes/install.yaml").read_text())
-        self.assertEqual(skipped, set())
-        self.assertGreaterEqual(count, 10)
+    def test_the_server_accepts_the_manifests_without_helm(self):
+        for name, least in (("install.yaml", 10), ("gateway.yaml", 4)):
+            count, skipped = self.dry_run((ROOT / "conf/kubernetes" / name).read_text())
+            self.assertEqual(skipped, set())
+            self.assertGreaterEqual(count, least)
 
     def test_the_server_rejects_what_is_wrong(self):
         """The dry run is one that can fail: a field of the wrong type, and one that doesn't exist."""
@@ -238,6 +244,7 @@ class Releases(unittest.TestCase):
             ("ConfigMap", NAMESPACE, "vipgate-certificates"), ("ServiceAccount", NAMESPACE, "vipgate-certificates"),
             ("Role", NAMESPACE, "vipgate-certificates"), ("RoleBinding", NAMESPACE, "vipgate-certificates"),
             ("CronJob", NAMESPACE, "vipgate-certificates"), ("Job", NAMESPACE, job_pod().name),
+            *((kind, NAMESPACE, f"vipgate-certificate-{name}") for kind in ("DaemonSet", "Role", "RoleBinding") for name, _ in NODES),
             ("Secret", NAMESPACE, "sh.helm.release.v1.vipgate.v1"),
             ("DaemonSet", NAMESPACE, "vipgate-node"), ("ConfigMap", NAMESPACE, "vipgate-node"), ("ServiceAccount", NAMESPACE, "vipgate-node"),
             ("ClusterRole", "<none>", "vipgate-policyd"), ("ClusterRoleBinding", "<none>", "vipgate-policyd"),
@@ -284,14 +291,14 @@ class Releases(unittest.TestCase):
         first = secrets()
         ca = certificate("vipgate-ca", "tls.crt")
         self.assertTrue(is_signed(ca, certificate("vipgate-policyd-tls", "tls.crt"), "vipgate-policyd.vipgate.svc"))
-        self.assertTrue(is_signed(ca, certificate("vipgate-gateway-tls", "node-1.crt"), "node-1"))
-        self.assertFalse(is_signed(ca, certificate("vipgate-gateway-tls", "node-1.crt"), "node-2"))
+        self.assertTrue(is_signed(ca, certificate(GATEWAY_SECRETS["node-1"], "tls.crt"), "node-1"))
+        self.assertFalse(is_signed(ca, certificate(GATEWAY_SECRETS["node-1"], "tls.crt"), "node-2"))
 
         helm("upgrade", values=f"{BY_HELM}image: {{tag: newer}}\n{THREE_GATEWAYS}")
         second = secrets()
         self.assertEqual({key: second[key] for key in first}, first, "an upgrade keeps each certificate and key")
-        self.assertEqual(second.keys() - first.keys(), {("vipgate-gateway-tls", "node-3.crt"), ("vipgate-gateway-tls", "node-3.key")})
-        self.assertTrue(is_signed(ca, certificate("vipgate-gateway-tls", "node-3.crt"), "node-3"))
+        self.assertEqual(second.keys() - first.keys(), {(GATEWAY_SECRETS["node-3"], key) for key in PAIR})
+        self.assertTrue(is_signed(ca, certificate(GATEWAY_SECRETS["node-3"], "tls.crt"), "node-3"))
 
         # To the version before, which had no third gateway.
         api.helm("rollback", "vipgate", "1", "--namespace", NAMESPACE)
@@ -332,7 +339,7 @@ class Certificates(unittest.TestCase):
     def tearDown(self):
         if api.helm("list", "--namespace", NAMESPACE, "--short").strip():
             uninstall()
-        api.kubectl("delete", "secret", "--ignore-not-found", *ALL_SECRETS, "-n", NAMESPACE)
+        api.kubectl("delete", "secret", "--ignore-not-found", *ALL_SECRETS, GATEWAY_SECRETS["node-3"], FORMER, "-n", NAMESPACE)
 
     def assert_signed(self, nodes):
         """Each certificate is valid for its names, and for no other gateway's."""
@@ -341,12 +348,9 @@ class Certificates(unittest.TestCase):
             self.assertTrue(is_signed(ca, certificate("vipgate-policyd-tls", "tls.crt"), name), name)
         for node in nodes:
             for name in nodes:
-                self.assertEqual(is_signed(ca, certificate("vipgate-gateway-tls", f"{node}.crt"), name), name == node, f"{node} as {name}")
-        expected = {("vipgate-gateway-tls", f"{node}.{ending}") for node in nodes for ending in ("crt", "key")}
-        expected |= {("vipgate-ca", "tls.crt"), ("vipgate-ca", "tls.key")}
-        expected |= {("vipgate-policyd-tls", "tls.crt"), ("vipgate-policyd-tls", "tls.key")}
-        expected |= {(name, "ca.crt") for name in SECRETS[1:]}
-        expected |= {(TUNNELS, "secret")}
+                self.assertEqual(is_signed(ca, certificate(GATEWAY_SECRETS[node], "tls.crt"), name), name == node, f"{node} as {name}")
+        expected = {(name, key) for name in ("vipgate-policyd-tls", *(GATEWAY_SECRETS[node] for node in nodes)) for key in PAIR}
+        expected |= {("vipgate-ca", "tls.crt"), ("vipgate-ca", "tls.key"), ("vipgate-node-tls", "ca.crt"), (TUNNELS, "secret")}
         self.assertEqual(secrets().keys(), expected)
 
     def test_they_are_made_once_and_upgrades_and_rollbacks_keep_them(self):
@@ -359,7 +363,7 @@ class Certificates(unittest.TestCase):
         first, written = secrets(), versions()
 
         # The other one has the same inputs.
-        self.assertRegex(run_job("cronjob"), r"\Akept CA (.*\nkept certificate){3} .*\nkept `secret` of Secret vipgate-node-tunnels\n\Z")
+        self.assertRegex(run_job("cronjob"), r"\Akept CA .*\nkept certificate of the policy server .*\nkept `secret` of Secret vipgate-node-tunnels\n(kept certificate of node-[12] .*\n){2}\Z")
         self.assertEqual(versions(), written, "nothing is written when nothing changes")
 
         job = job_pod().name
@@ -370,13 +374,14 @@ class Certificates(unittest.TestCase):
         output = run_job()
         second = secrets()
         self.assertEqual({key: second[key] for key in first}, first, "each certificate and key is kept")
-        self.assertEqual(second.keys() - first.keys(), {("vipgate-gateway-tls", "node-3.crt"), ("vipgate-gateway-tls", "node-3.key")})
+        self.assertEqual(second.keys() - first.keys(), {(GATEWAY_SECRETS["node-3"], key) for key in PAIR})
         self.assertEqual([line.split(" until ")[0] for line in output.splitlines() if not line.startswith("kept")], ["made certificate of node-3"])
         self.assert_signed(["node-1", "node-2", "node-3"])
 
         api.helm("rollback", "vipgate", "1", "--namespace", NAMESPACE)
         self.assertEqual(job_pod().name, job)
-        self.assertIn("removed certificate of node-3\n", run_job())
+        self.assertEqual(collect_garbage(), {GATEWAY_SECRETS["node-3"]}, "it goes with its gateway")
+        run_job()
         self.assertEqual(secrets(), first)
 
         # Each of them is due.
@@ -386,6 +391,20 @@ class Certificates(unittest.TestCase):
         same = {key for key in first if first[key] == third[key]}
         self.assertEqual(same, {("vipgate-ca", "tls.crt"), ("vipgate-ca", "tls.key"), (TUNNELS, "secret"), *((it, "ca.crt") for it in SECRETS[1:])})
         self.assert_signed(["node-1", "node-2"])
+
+    def test_the_secret_with_all_keys_of_an_earlier_version_is_deleted(self):
+        metadata = {"name": FORMER, "namespace": NAMESPACE, "labels": {"app.kubernetes.io/managed-by": "vipgate"}}
+        former = {"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": metadata, "data": {"node-1.key": "eA=="}}
+        api.apply(former)
+        helm("install")
+        self.assertIn(f"deleted Secret {FORMER}, which had the keys of all gateways\n", run_job())
+        self.assert_signed(["node-1", "node-2"])
+
+        # Not somebody else's.
+        former["metadata"] = {"name": FORMER, "namespace": NAMESPACE}
+        api.apply(former)
+        self.assertIn(f"left Secret {FORMER}, which isn't managed by vipgate", run_job())
+        self.assertIn((FORMER, "node-1.key"), secrets())
 
     def test_two_at_once_agree(self):
         for _ in range(3):
@@ -408,10 +427,12 @@ class Certificates(unittest.TestCase):
         helm("install")
         run_job()
         first = secrets()
-        owners = [api.get("secret", name, NAMESPACE)["metadata"]["ownerReferences"] for name in ALL_SECRETS]
-        uid = api.get("configmap", "vipgate-certificates", NAMESPACE)["metadata"]["uid"]
-        expected = [{"apiVersion": "v1", "kind": "ConfigMap", "name": "vipgate-certificates", "uid": uid}]
-        self.assertEqual(owners, [expected] * len(ALL_SECRETS))
+        owner = dict.fromkeys(ALL_SECRETS, ("v1", "ConfigMap", "vipgate-certificates"))
+        owner |= {GATEWAY_SECRETS[name]: ("apps/v1", "DaemonSet", f"vipgate-certificate-{name}") for name, _ in NODES}
+        for secret, (version, kind, name) in owner.items():
+            uid = api.get(kind.lower(), name, NAMESPACE)["metadata"]["uid"]
+            expected = [{"apiVersion": version, "kind": kind, "name": name, "uid": uid}]
+            self.assertEqual(api.get("secret", secret, NAMESPACE)["metadata"]["ownerReferences"], expected)
         self.assertEqual(collect_garbage(), set())
 
         # Installed again before they are gone.
@@ -446,7 +467,7 @@ class Certificates(unittest.TestCase):
         helm("install")
         run_job()
         for patch, problem in (
-            ('{"data": {"tls.key": "%s"}}' % api.get("secret", "vipgate-gateway-tls", NAMESPACE)["data"]["node-1.key"], "isn't the certificate's key"),
+            ('{"data": {"tls.key": "%s"}}' % api.get("secret", GATEWAY_SECRETS["node-1"], NAMESPACE)["data"]["tls.key"], "isn't the certificate's key"),
             ('{"data": {"tls.crt": "eA=="}}', "is no certificate in PEM"),
         ):
             api.kubectl("patch", "secret", "vipgate-ca", "-n", NAMESPACE, "-p", patch)
@@ -458,14 +479,14 @@ class Certificates(unittest.TestCase):
     def test_outside_of_a_pod(self):
         """As somebody without the chart runs it: with a kubeconfig, and without a policy server or an owner."""
         command = [os.environ["VIPGATE_BINARY"], "certificates", "--kubeconfig", api.kubeconfig, "--namespace", "tenant-b"]
-        command += ["--ca", "authority", "--gateways", "nodes", "--gateway", "10.0.0.1,node-1.example"]
+        command += ["--ca", "authority", "--gateways", "{name}.node", "--gateway", "10.0.0.1,node-1.example"]
         with self.assertRaisesRegex(AssertionError, "vipgate: ConfigMap absent doesn't exist"):
             run(*command, "--owner", "absent")
         run(*command)
-        self.addCleanup(api.kubectl, "delete", "secret", "authority", "nodes", "-n", "tenant-b")
-        found = api.get("secret", "nodes", "tenant-b")["data"]
-        self.assertEqual(found.keys(), {"ca.crt", "10.0.0.1.crt", "10.0.0.1.key", "node-1.example.crt", "node-1.example.key"})
-        ca, node = (base64.b64decode(found[key]).decode() for key in ("ca.crt", "node-1.example.crt"))
+        self.addCleanup(api.kubectl, "delete", "secret", "authority", "10.0.0.1.node", "node-1.example.node", "-n", "tenant-b")
+        found = api.get("secret", "node-1.example.node", "tenant-b")["data"]
+        self.assertEqual(found.keys(), set(PAIR))
+        ca, node = (base64.b64decode(found[key]).decode() for key in ("ca.crt", "tls.crt"))
         self.assertTrue(is_signed(ca, node, "node-1.example"))
         self.assertRegex(run(*command), r"\A(kept .*\n){3}\Z")
         with self.assertRaisesRegex(AssertionError, "vipgate: --kubeconfig /absent: .*"):
@@ -474,44 +495,52 @@ class Certificates(unittest.TestCase):
     def test_each_right_is_needed(self):
         helm("install")
         account = f"system:serviceaccount:{NAMESPACE}:vipgate-certificates"
-        role = api.get("role", "vipgate-certificates", NAMESPACE)
-        rights = [(number, verb, name) for number, rule in enumerate(role["rules"]) for verb in rule["verbs"] for name in rule.get("resourceNames", [None])]
-        resources = {(role["rules"][number]["resources"][0], verb) for number, verb, _ in rights}
-        self.assertEqual(resources, {("secrets", "get"), ("secrets", "update"), ("secrets", "create"), ("configmaps", "get")})
+        # One for each gateway, besides.
+        roles = {f"vipgate-certificate{suffix}": None for suffix in ("s", "-node-1", "-node-2")}
+        roles = {name: api.get("role", name, NAMESPACE)["rules"] for name in roles}
+        rights = [(role, number, verb, name) for role, rules in roles.items() for number, rule in enumerate(rules)
+                  for verb in rule["verbs"] for name in rule.get("resourceNames", [None])]
+        resources = {(roles[role][number]["resources"][0], verb) for role, number, verb, _ in rights}
+        expected = {("secrets", verb) for verb in ("get", "update", "create", "delete")} | {("configmaps", "get"), ("daemonsets", "get")}
+        self.assertEqual(resources, expected)
 
-        def set_rules(rules):
-            path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/roles/vipgate-certificates"
+        def set_rules(role, rules):
+            path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/roles/{role}"
             status, body = api.request(path, "PATCH", {"rules": rules}, "application/merge-patch+json")
             self.assertEqual(status, 200, body)
 
-        def is_allowed(verb, resource, name):
-            attributes = {"verb": verb, "resource": resource, "name": name or "", "namespace": NAMESPACE}
+        def is_allowed(verb, rule, name):
+            attributes = {"verb": verb, "resource": rule["resources"][0], "group": rule["apiGroups"][0], "name": name or "", "namespace": NAMESPACE}
             review = {"spec": {"user": account, "groups": ["system:serviceaccounts"], "resourceAttributes": attributes}}
             return api.request("/apis/authorization.k8s.io/v1/subjectaccessreviews", "POST", review)[1]["status"]["allowed"]
 
-        for number, verb, name in rights:
-            resource = role["rules"][number]["resources"][0]
+        for role, number, verb, name in rights:
+            granted = roles[role][number]
+            resource = granted["resources"][0]
             with self.subTest(verb=verb, resource=resource, name=name):
                 # What needs the right to update: all certificates are due, and this Secret has lost its owner.
                 if verb == "update":
                     run_job()
                     api.kubectl("patch", "secret", name, "-n", NAMESPACE, "-p", '{"metadata": {"ownerReferences": null}}')
+                if verb == "delete":
+                    metadata = {"name": name, "namespace": NAMESPACE, "labels": {"app.kubernetes.io/managed-by": "vipgate"}}
+                    api.apply({"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": metadata})
                 rules = []
-                for at, rule in enumerate(role["rules"]):
+                for at, rule in enumerate(roles[role]):
                     for one in rule["verbs"]:
                         names = [it for it in rule.get("resourceNames", []) if (at, one, it) != (number, verb, name)]
                         if rule.get("resourceNames") and names:
                             rules.append({**rule, "verbs": [one], "resourceNames": names})
                         elif not rule.get("resourceNames") and (at, one, None) != (number, verb, name):
                             rules.append({**rule, "verbs": [one]})
-                set_rules(rules)
-                wait_for("the right is gone", lambda: not is_allowed(verb, resource, name))
+                set_rules(role, rules)
+                wait_for("the right is gone", lambda: not is_allowed(verb, granted, name))
                 refused = rf'vipgate: cannot {verb} \w+ [\w-]+ in namespace {NAMESPACE}: .*cannot {verb} resource "{resource}"'
                 with self.assertRaisesRegex(AssertionError, refused):
                     run_job("job", [("--renew-before=30", "--renew-before=365")])
-                set_rules(role["rules"])
-                wait_for("the right is back", lambda: is_allowed(verb, resource, name))
-                api.kubectl("delete", "secret", "--ignore-not-found", *ALL_SECRETS, "-n", NAMESPACE)
+                set_rules(role, roles[role])
+                wait_for("the right is back", lambda: is_allowed(verb, granted, name))
+                api.kubectl("delete", "secret", "--ignore-not-found", *ALL_SECRETS, FORMER, "-n", NAMESPACE)
         run_job()
         self.assert_signed(["node-1", "node-2"])
 
@@ -560,16 +589,20 @@ class Running(unittest.TestCase):
         return policyd
 
     def start_gateway(self):
+        """The gateway's pod on node-1, beside the one that brings its certificate: that pod, too."""
+        certificate = Pod(api, api.get("daemonset", "vipgate-certificate-node-1", NAMESPACE), NAMESPACE, "node-1", "192.0.2.11")
+        self.addCleanup(certificate.stop)
+        certificate.start("certificate")
         workload = api.get("daemonset", "vipgate-gateway", NAMESPACE)
         gateway = Pod(api, workload, NAMESPACE, "node-1", "192.0.2.11", [f"vipgate-policyd.{NAMESPACE}.svc"])
+        # The same directory of the node.
+        gateway.volumes["tls"] = certificate.volumes["certificate"]
         self.addCleanup(gateway.stop)
         gateway.run("configure")
-        written = gateway.volumes["configuration"]
-        self.assertRegex((written / "gateway.yaml").read_text(), r"(?m)^name: '?node-1'?$")
-        directory = written / (written / "tls").readlink().name
-        self.assertEqual({it.name for it in directory.iterdir()}, {"ca.crt", "tls.crt", "tls.key"}, "no other node's key")
+        self.assertRegex((gateway.volumes["configuration"] / "gateway.yaml").read_text(), r"(?m)^name: '?node-1'?$")
+        self.assertEqual({it.name for it in (gateway.volumes["tls"] / "current").iterdir()}, set(PAIR))
         gateway.start("gateway").wait_until("ready", lambda: gateway.is_ready("gateway"))
-        return gateway
+        return gateway, certificate
 
     def apply_policy(self, policyd):
         """A policy, its pod, and a Service that gets an address."""
@@ -605,28 +638,28 @@ class Running(unittest.TestCase):
         before = api.objects()
         helm("install")
         run_job()
-        policyd, gateway = self.serve()
-        self.renew_certificates(policyd, gateway)
-        self.replace_certificates(policyd, gateway, lambda: run_job("cronjob"))
-        self.end(policyd, gateway, before)
+        pods = self.serve()
+        self.renew_certificates(*pods)
+        self.replace_certificates(*pods, lambda: run_job("cronjob"))
+        self.end(*pods, before)
 
     def test_certificates_of_helm_can_be_replaced(self):
         before = api.objects()
         helm("install", values=BY_HELM + GATEWAYS)
-        policyd, gateway = self.serve()
-        self.replace_certificates(policyd, gateway, lambda: helm("upgrade", values=BY_HELM + GATEWAYS))
-        self.end(policyd, gateway, before)
+        pods = self.serve()
+        self.replace_certificates(*pods, lambda: helm("upgrade", values=BY_HELM + GATEWAYS))
+        self.end(*pods, before)
 
     def serve(self):
         policyd = self.start_server()
         self.apply_policy(policyd)
-        gateway = self.start_gateway()
+        gateway, certificate = self.start_gateway()
         self.wait_in_sync(policyd, gateway)
-        gateway.start("certificate")
-        return policyd, gateway
+        return policyd, gateway, certificate
 
-    def end(self, policyd, gateway, before):
-        self.assertEqual(gateway.stop(), [0, 0])
+    def end(self, policyd, gateway, certificate, before):
+        self.assertEqual(gateway.stop(), [0])
+        self.assertEqual(certificate.stop(), [0])
         self.assertEqual(policyd.stop(), [0])
         uninstall()
         collect_garbage()
@@ -637,33 +670,33 @@ class Running(unittest.TestCase):
             ("ConfigMap", NAMESPACE, "vipgate-policyd-membership"),
         })
 
-    def take_up(self, policyd, gateway):
+    def take_up(self, policyd, certificates):
         """Kubelet updates the files, and both take up what is new while they run."""
-        follower = gateway.processes["certificate"]
-        times = follower.log().count("the certificate of node-1 was renewed") + 1
+        copier, copied = certificates.processes["certificate"], "the certificate of this node's gateway is copied"
+        times = copier.log().count(copied) + 1
         policyd.update_volumes()
-        gateway.update_volumes()
-        follower.wait_until("the new certificate", lambda: follower.log().count("the certificate of node-1 was renewed") == times)
+        certificates.update_volumes()
+        copier.wait_until("the new certificate", lambda: copier.log().count(copied) == times)
         new = ssl.PEM_cert_to_DER_cert(certificate("vipgate-policyd-tls", "tls.crt"))
         wait_for("the server's new certificate", lambda: ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate(("127.0.0.1", 18000))) == new,
                  log=policyd.processes["policyd"].log)
 
-    def renew_certificates(self, policyd, gateway):
+    def renew_certificates(self, policyd, gateway, certificates):
         """Certificates of the same CA: connections from before go on, and new ones are accepted throughout."""
         before = secrets()
         run_job("cronjob", [("--renew-before=30", "--renew-before=365")])
         changed = {key for key, value in secrets().items() if before[key] != value}
-        self.assertEqual({name for name, _ in changed}, {"vipgate-policyd-tls", "vipgate-gateway-tls"})
-        self.take_up(policyd, gateway)
+        self.assertEqual({name for name, _ in changed}, {"vipgate-policyd-tls", *(GATEWAY_SECRETS[name] for name, _ in NODES)})
+        self.take_up(policyd, certificates)
         self.wait_status(policyd, r"^node-1 +in sync\b", seconds=60)
 
-    def replace_certificates(self, policyd, gateway, replace):
+    def replace_certificates(self, policyd, gateway, certificates, replace):
         """Both take up certificates of another CA while they run, as docs/kubernetes.md says."""
         before = secrets()
         delete_secrets()
         replace()
         self.assertFalse(before.items() & secrets().items())
-        self.take_up(policyd, gateway)
+        self.take_up(policyd, certificates)
         # The command line has the new ones, so the server does.
         self.wait_status(policyd, "^server ", seconds=60)
         # A connection from before would go on: the gateway's next one is to another process.
@@ -734,7 +767,7 @@ class Running(unittest.TestCase):
         self.assertFalse(other.is_ready("node"))
 
     def test_a_gateway_waits_for_its_certificate(self):
-        """Its pod may start before the Secret has its node's."""
+        """Its pod may start before there is one for its node."""
         helm("install", values="gateways: [{name: node-2, peerAddress: 192.0.2.12}]\n")
         run_job()
         gateway = Pod(api, api.get("daemonset", "vipgate-gateway", NAMESPACE), NAMESPACE, "node-1", "192.0.2.11")
@@ -745,10 +778,12 @@ class Running(unittest.TestCase):
         helm("upgrade")
         self.assertEqual(api.get("daemonset", "vipgate-gateway", NAMESPACE)["spec"]["template"], template, "a new gateway restarts no others")
         run_job()
-        gateway.update_volumes()
+        copier = Pod(api, api.get("daemonset", "vipgate-certificate-node-1", NAMESPACE), NAMESPACE, "node-1", "192.0.2.11")
+        copier.volumes["certificate"] = gateway.volumes["tls"]
+        self.addCleanup(copier.stop)
+        copier.start("certificate")
         self.assertEqual(configure.process.wait(30), 0, configure.log())
-        (copy,) = gateway.volumes["configuration"].glob("tls.*/tls.crt")
-        self.assertEqual(copy.read_text(), certificate("vipgate-gateway-tls", "node-1.crt"))
+        self.assertEqual((gateway.volumes["tls"] / "current/tls.crt").read_text(), certificate(GATEWAY_SECRETS["node-1"], "tls.crt"))
 
     def test_rights_in_two_namespaces_suffice(self):
         helm("install", values="policyd: {source: {namespaces: [tenant-a, tenant-b]}}\n")
@@ -779,12 +814,14 @@ class WithoutHelm(Running):
         manifests.write_text(text)
         # 1.20 doesn't know CEL rules.
         api.kubectl("apply", "--validate=ignore", "-f", manifests)
-        run_job()
+        gateway = (ROOT / "conf/kubernetes/gateway.yaml").read_text()
         for name, address in NODES:
-            api.apply({"apiVersion": "vipgate.io/v1alpha1", "kind": "VipGateway", "metadata": {"name": name}, "spec": {"node": name, "peerAddress": address}})
+            manifests.write_text(gateway.replace("node-1", name).replace("192.0.2.11", address))
+            api.kubectl("apply", "-f", manifests)
+        run_job()
         policyd = self.start_server()
         self.apply_policy(policyd)
-        self.wait_in_sync(policyd, self.start_gateway())
+        self.wait_in_sync(policyd, self.start_gateway()[0])
 
 
 if __name__ == "__main__":

@@ -17,6 +17,26 @@
 {{/* At most 52 characters, for a CronJob. */}}
 {{- define "vipgate.certificates" -}}{{ include "vipgate.fullname" . | trunc 39 | trimSuffix "-" }}-certificates{{- end -}}
 
+{{/* What brings a gateway's certificate to its node: (dict "root" $ "name" NAME). */}}
+{{- define "vipgate.gatewayCertificate" -}}{{ include "vipgate.gatewayCertificates" .root | replace "{name}" .name }}{{- end -}}
+{{- define "vipgate.gatewayCertificates" -}}{{ include "vipgate.fullname" . }}-certificate-{name}{{- end -}}
+
+{{/* A name as the value of a label. */}}
+{{- define "vipgate.labelValue" -}}
+{{- if le (len .) 63 }}{{ . }}{{ else }}{{ . | trunc 46 | trimAll "-." }}-{{ sha256sum . | trunc 16 }}{{ end -}}
+{{- end -}}
+
+{{/* Affinity to nodes without a gateway: root there can read what pods on the node can. */}}
+{{- define "vipgate.apartFromGateways" -}}
+preferredDuringSchedulingIgnoredDuringExecution:
+  - weight: 100
+    preference:
+      matchExpressions:
+        {{- range $label, $_ := .Values.gateway.nodeSelector }}
+        - {key: {{ $label }}, operator: DoesNotExist}
+        {{- end }}
+{{- end -}}
+
 {{- define "vipgate.serviceAccount" -}}
 {{- .Values.policyd.serviceAccount.name | default (ternary (include "vipgate.policyd" .) "default" .Values.policyd.serviceAccount.create) -}}
 {{- end -}}
@@ -48,10 +68,21 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{- define "vipgate.policydSecret" -}}
 {{- if eq .Values.tls.mode "secret" }}{{ .Values.tls.secret.policyd }}{{ else }}{{ include "vipgate.policyd" . }}-tls{{ end -}}
 {{- end -}}
+{{/* Of a gateway: (dict "root" $ "name" NAME). */}}
 {{- define "vipgate.gatewaySecret" -}}
-{{- if eq .Values.tls.mode "secret" }}{{ .Values.tls.secret.gateways }}{{ else }}{{ include "vipgate.gateway" . }}-tls{{ end -}}
+{{- include "vipgate.gatewaySecrets" .root | replace "{name}" .name -}}
 {{- end -}}
-
+{{/* Of all gateways, with `{name}` for the gateway's. */}}
+{{- define "vipgate.gatewaySecrets" -}}
+{{- $own := .Values.tls.secret.gateways -}}
+{{- if ne .Values.tls.mode "secret" -}}
+{{ include "vipgate.gateway" . }}-{name}-tls
+{{- else if contains "{name}" $own -}}
+{{ $own }}
+{{- else -}}
+{{ fail (printf "tls.secret.gateways: %s would be one Secret with the keys of all gateways: each has its own, with ca.crt, tls.crt and tls.key, so give their names with {name} in it, such as %s-{name}" $own $own) }}
+{{- end -}}
+{{- end -}}
 {{- define "vipgate.nodeSecret" -}}
 {{- if eq .Values.tls.mode "secret" }}{{ .Values.tls.secret.nodes }}{{ else }}{{ include "vipgate.node" . }}-tls{{ end -}}
 {{- end -}}
@@ -86,6 +117,8 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{- end -}}
 {{- end -}}
 
+{{- define "vipgate.isLoopback" -}}{{ or (hasPrefix "127." .) (eq . "::1") }}{{- end -}}
+
 {{/* node.yaml; @NODE@ and @HOST@ are replaced on each node. */}}
 {{- define "vipgate.nodeYaml" -}}
 {{- $node := .Values.node -}}
@@ -112,7 +145,7 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{/* `host: ADDRESS, ` of a probe if metrics are on the loopback: kubelet's default is the pod's address, the node's. */}}
 {{- define "vipgate.probeHost" -}}
 {{- $address := include "vipgate.metricsAddress" . -}}
-{{- ternary (printf "host: %s, " ($address | quote)) "" (or (hasPrefix "127." $address) (eq $address "::1")) -}}
+{{- if eq (include "vipgate.isLoopback" $address) "true" }}host: {{ $address | quote }}, {{ end -}}
 {{- end -}}
 
 {{/* An address in front of a port: IPv6 in brackets. */}}
@@ -125,7 +158,7 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{- $values := .root.Values -}}
 {{- $server := dict "url" (include "vipgate.serverUrl" .root) "cache" "/var/lib/vipgate/policy.cache" -}}
 {{- if ne $values.tls.mode "none" -}}
-{{- $_ := merge $server (dict "ca" "/etc/vipgate/tls/ca.crt" "cert" "/etc/vipgate/tls/tls.crt" "key" "/etc/vipgate/tls/tls.key") -}}
+{{- $_ := merge $server (dict "ca" "/etc/vipgate-tls/current/ca.crt" "cert" "/etc/vipgate-tls/current/tls.crt" "key" "/etc/vipgate-tls/current/tls.key") -}}
 {{- end -}}
 {{- $config := dict
   "name" "@NODE@"

@@ -1,15 +1,19 @@
 //! Secrets in the Kubernetes API, and the object that owns them.
 
+use std::fmt::Debug;
 use std::time::Duration;
 
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::PostParams;
-use kube::{Api, Client};
+use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::{Api, Client, Resource};
+use serde::de::DeserializeOwned;
 
-use super::Location;
 use super::error::CertificatesError;
 use super::pass::{SecretStore, WriteError};
+use super::{Location, Owner};
 use crate::config::KubernetesSource;
 use crate::source::kubernetes::{RequestError, client, request};
 
@@ -22,7 +26,6 @@ const FIELD_MANAGER: &str = "vipgate-certificates";
 pub(super) struct SecretApi {
     client: Client,
     namespace: String,
-    owner: Option<String>,
 }
 
 impl SecretApi {
@@ -30,11 +33,26 @@ impl SecretApi {
         let source = KubernetesSource { kubeconfig: location.kubeconfig.clone(), ..KubernetesSource::default() };
         let client = client(&source).await?;
         let namespace = location.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
-        Ok(Self { client, namespace, owner: location.owner.clone() })
+        Ok(Self { client, namespace })
     }
 
     fn secrets(&self) -> Api<Secret> {
         Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// A reference to an object that exists.
+    async fn reference<K>(&self, name: &str) -> Result<OwnerReference, CertificatesError>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
+    {
+        let kind = K::kind(&()).into_owned();
+        let title = format!("{kind} {name}");
+        let api: Api<K> = Api::namespaced(self.client.clone(), &self.namespace);
+        let found = request(REQUEST_TIMEOUT, api.get_opt(name)).await;
+        let found = found.map_err(|error| self.failed("get", &title, error))?;
+        let uid = found.and_then(|it| it.meta().uid.clone()).ok_or(CertificatesError::NoOwner(title))?;
+        let (api_version, name) = (K::api_version(&()).into_owned(), name.to_owned());
+        Ok(OwnerReference { api_version, kind, name, uid, ..OwnerReference::default() })
     }
 
     fn failed(&self, verb: &str, object: &str, error: RequestError) -> CertificatesError {
@@ -43,15 +61,11 @@ impl SecretApi {
 }
 
 impl SecretStore for SecretApi {
-    async fn owner(&mut self) -> Result<Option<OwnerReference>, CertificatesError> {
-        let Some(name) = self.owner.clone() else { return Ok(None) };
-        let title = format!("ConfigMap {name}");
-        let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.namespace);
-        let found = request(REQUEST_TIMEOUT, api.get_opt(&name)).await;
-        let found = found.map_err(|error| self.failed("get", &title, error))?;
-        let Some(uid) = found.and_then(|it| it.metadata.uid) else { return Err(CertificatesError::NoOwner(title)) };
-        let (api_version, kind) = ("v1".to_owned(), "ConfigMap".to_owned());
-        Ok(Some(OwnerReference { api_version, kind, name, uid, ..OwnerReference::default() }))
+    async fn owner(&mut self, owner: &Owner) -> Result<OwnerReference, CertificatesError> {
+        match owner {
+            Owner::ConfigMap(name) => self.reference::<ConfigMap>(name).await,
+            Owner::DaemonSet(name) => self.reference::<DaemonSet>(name).await,
+        }
     }
 
     async fn read(&mut self, name: &str) -> Result<Option<Secret>, CertificatesError> {
@@ -77,5 +91,23 @@ impl SecretStore for SecretApi {
                 WriteError::Failed(self.failed(verb, &super::secret::title(name), error))
             }
         })
+    }
+
+    async fn delete(&mut self, secret: &Secret) -> Result<(), WriteError> {
+        let name = secret.metadata.name.as_deref().unwrap_or_default();
+        let preconditions = Preconditions {
+            resource_version: secret.metadata.resource_version.clone(),
+            uid: secret.metadata.uid.clone(),
+        };
+        let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+        let response = request(REQUEST_TIMEOUT, async { self.secrets().delete(name, &parameters).await });
+        match response.await {
+            Ok(_) => Ok(()),
+            Err(error) => Err(match error.code() {
+                // Changed or deleted by somebody else.
+                Some(404 | 409) => WriteError::Conflict,
+                _ => WriteError::Failed(self.failed("delete", &super::secret::title(name), error)),
+            }),
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use super::names::{DnsName, GatewayName};
+use super::names::DnsName;
 
 pub(super) const DAY: Duration = Duration::from_hours(24);
 
@@ -12,9 +12,5 @@ pub(super) fn now() -> SystemTime {
 }
 
 pub(super) fn names(names: &[&str]) -> Vec<DnsName> {
-    names.iter().map(|name| name.parse().unwrap()).collect()
-}
-
-pub(super) fn gateways(names: &[&str]) -> Vec<GatewayName> {
     names.iter().map(|name| name.parse().unwrap()).collect()
 }

@@ -9,10 +9,8 @@ use vipgate_policy::manifest::is_object_name;
 /// Longest DNS name, and longest label of it (RFC 1035 section 2.3.4).
 const MAX_NAME: usize = 253;
 const MAX_LABEL: usize = 63;
-/// Longest key of a Secret, without the ending `.crt` or `.key`.
-const MAX_GATEWAY: usize = 253 - ".crt".len();
-/// Gateways' names whose files in a Secret have another meaning: the CA, and the certificate of all nodes.
-const RESERVED: [&str; 2] = ["ca", "tls"];
+/// What stands for a gateway's name in a pattern.
+const PLACEHOLDER: &str = "{name}";
 
 /// Why a name is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -23,22 +21,25 @@ pub(crate) enum NameError {
     /// It is too long.
     #[error("`{0}` is longer than {1} characters")]
     TooLong(String, usize),
-    /// It means something else in a Secret.
-    #[error("a gateway can't be named `{0}`: Secrets have other certificates by that name")]
-    Reserved(String),
+    /// All gateways would have the same.
+    #[error("`{0}` would be one object for all gateways: it must contain `{PLACEHOLDER}`, such as `{0}-{PLACEHOLDER}`")]
+    NoPlaceholder(String),
 }
 
 /// A DNS name in lower case.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct DnsName(String);
 
-/// A gateway's name: a DNS name that a Secret can have as a key.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct GatewayName(DnsName);
-
 /// Names of gateways, separated by commas. None are an empty text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct GatewayNames(pub(crate) Vec<GatewayName>);
+pub(crate) struct GatewayNames(pub(crate) Vec<DnsName>);
+
+/// Names of objects, one for each gateway, with its name at `{name}`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NamePattern {
+    before: String,
+    after: String,
+}
 
 impl DnsName {
     pub(super) fn as_str(&self) -> &str {
@@ -46,9 +47,9 @@ impl DnsName {
     }
 }
 
-impl GatewayName {
-    pub(super) fn as_dns(&self) -> &DnsName {
-        &self.0
+impl NamePattern {
+    pub(super) fn name_of(&self, gateway: &DnsName) -> String {
+        format!("{}{gateway}{}", self.before, self.after)
     }
 }
 
@@ -67,18 +68,14 @@ impl FromStr for DnsName {
     }
 }
 
-impl FromStr for GatewayName {
+impl FromStr for NamePattern {
     type Err = NameError;
 
     fn from_str(text: &str) -> Result<Self, NameError> {
-        let name: DnsName = text.parse()?;
-        if text.len() > MAX_GATEWAY {
-            return Err(NameError::TooLong(text.to_owned(), MAX_GATEWAY));
+        match text.split_once(PLACEHOLDER) {
+            Some((before, after)) => Ok(Self { before: before.to_owned(), after: after.to_owned() }),
+            None => Err(NameError::NoPlaceholder(text.to_owned())),
         }
-        if RESERVED.contains(&text) {
-            return Err(NameError::Reserved(text.to_owned()));
-        }
-        Ok(Self(name))
     }
 }
 
@@ -97,12 +94,6 @@ impl fmt::Display for DnsName {
     }
 }
 
-impl fmt::Display for GatewayName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -115,20 +106,28 @@ mod tests {
     }
 
     #[test]
-    fn names_are_those_of_dns_that_are_keys_of_secrets() {
-        for valid in ["node-1", "1", "a.b.example", "ip-10-0-0-1.eu-west-1.compute.internal", &long(249)] {
-            assert_eq!(valid.parse::<GatewayName>().unwrap().to_string(), valid);
+    fn names_are_those_of_dns() {
+        for valid in ["node-1", "1", "a.b.example", "ip-10-0-0-1.eu-west-1.compute.internal", &long(253)] {
+            assert_eq!(valid.parse::<DnsName>().unwrap().to_string(), valid);
         }
         let label = "x".repeat(64);
         for invalid in ["", "a..b", ".a", "a.", "-a", "a-", "a.-b", "A", "a_b", "a b", "*.a", "ä", "a/b", "a\n", &label]
         {
             assert_eq!(invalid.parse::<DnsName>(), Err(NameError::NotDns(invalid.to_owned())));
         }
-        assert!(long(253).parse::<DnsName>().is_ok());
         assert!(matches!(long(254).parse::<DnsName>(), Err(NameError::TooLong(_, 253))));
-        assert!(matches!(long(250).parse::<GatewayName>(), Err(NameError::TooLong(_, 249))));
-        for reserved in ["ca", "tls"] {
-            assert_eq!(reserved.parse::<GatewayName>(), Err(NameError::Reserved(reserved.to_owned())));
+    }
+
+    #[test]
+    fn each_gateway_has_an_object_of_its_own() {
+        let node = "node-1".parse().unwrap();
+        for (pattern, name) in
+            [("gateway-{name}-tls", "gateway-node-1-tls"), ("{name}", "node-1"), ("a.{name}", "a.node-1")]
+        {
+            assert_eq!(pattern.parse::<NamePattern>().unwrap().name_of(&node), name);
+        }
+        for without in ["gateway-tls", "", "{node}", "name"] {
+            assert_eq!(without.parse::<NamePattern>(), Err(NameError::NoPlaceholder(without.to_owned())));
         }
     }
 

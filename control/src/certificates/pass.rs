@@ -10,24 +10,27 @@ use std::time::SystemTime;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
-use super::Specification;
 use super::certificate::Requirements;
 use super::error::CertificatesError;
-use super::secret::{Slot, plan, plan_ca};
+use super::secret::{Slot, plan, plan_ca, title, why_former_stays};
+use super::{Owner, Specification};
 
 /// Attempts while somebody else writes.
 const MAX_ATTEMPTS: u32 = 8;
 
 /// Where the Secrets are.
 pub(super) trait SecretStore {
-    /// The object that is to own them.
-    async fn owner(&mut self) -> Result<Option<OwnerReference>, CertificatesError>;
+    /// A reference to an object that is to own Secrets.
+    async fn owner(&mut self, owner: &Owner) -> Result<OwnerReference, CertificatesError>;
 
     /// Reads a Secret with a quorum; `None`: there is none.
     async fn read(&mut self, name: &str) -> Result<Option<Secret>, CertificatesError>;
 
     /// Replaces the Secret of its resource version, or creates it if it has none.
     async fn write(&mut self, secret: &Secret) -> Result<(), WriteError>;
+
+    /// Deletes the Secret of its resource version.
+    async fn delete(&mut self, secret: &Secret) -> Result<(), WriteError>;
 }
 
 /// Why a write has failed.
@@ -74,21 +77,28 @@ async fn attempt(
     now: SystemTime,
     report: &mut impl FnMut(&str),
 ) -> Result<Vec<String>, WriteError> {
-    let owner = store.owner().await?;
-    let owner = owner.as_ref();
+    let common = specification.owner();
+    let common_reference = read_owner(store, common.as_ref()).await?;
     let mut found = Vec::new();
-    for (name, subjects) in specification.secrets() {
-        found.push((name, subjects, store.read(name).await?));
+    for wanted in specification.secrets() {
+        let owner = if wanted.owner == common {
+            common_reference.clone()
+        } else {
+            read_owner(store, wanted.owner.as_ref()).await?
+        };
+        let present = store.read(&wanted.name).await?;
+        found.push((wanted, owner, present));
     }
     let ca = store.read(&specification.ca).await?;
-    let slot = Slot { name: &specification.ca, present: ca.as_ref(), owner };
+    let slot = Slot { name: &specification.ca, present: ca.as_ref(), owner: common_reference.as_ref() };
     let (authority, revision) = plan_ca(slot, now)?;
     let Specification { validity, renew_before, .. } = *specification;
     let requirements = Requirements { authority: &authority, now, validity, renew_before };
     // Nothing is written if one of them must not be.
     let mut revisions = vec![revision];
-    for (name, subjects, present) in &found {
-        revisions.push(plan(Slot { name, present: present.as_ref(), owner }, *subjects, requirements)?);
+    for (wanted, owner, present) in &found {
+        let slot = Slot { name: &wanted.name, present: present.as_ref(), owner: owner.as_ref() };
+        revisions.push(plan(slot, wanted.subjects, requirements)?);
     }
     for revision in revisions.iter().filter(|revision| revision.is_changed) {
         store.write(&revision.secret).await?;
@@ -96,7 +106,35 @@ async fn attempt(
             report(line);
         }
     }
+    delete_former(store, specification, report).await?;
     Ok(revisions.into_iter().flat_map(|revision| revision.kept).collect())
+}
+
+async fn read_owner(
+    store: &mut impl SecretStore,
+    owner: Option<&Owner>,
+) -> Result<Option<OwnerReference>, CertificatesError> {
+    match owner {
+        Some(owner) => store.owner(owner).await.map(Some),
+        None => Ok(None),
+    }
+}
+
+/// Deletes the Secret with the keys of all gateways. Each has its own by now; pods that have mounted it keep its files.
+async fn delete_former(
+    store: &mut impl SecretStore,
+    specification: &Specification,
+    report: &mut impl FnMut(&str),
+) -> Result<(), WriteError> {
+    let Some(name) = specification.gateways.as_ref().and_then(|it| it.former.as_deref()) else { return Ok(()) };
+    let Some(secret) = store.read(name).await? else { return Ok(()) };
+    if let Some(line) = why_former_stays(name, &secret) {
+        report(&line);
+        return Ok(());
+    }
+    store.delete(&secret).await?;
+    report(&format!("deleted {}, which had the keys of all gateways", title(name)));
+    Ok(())
 }
 
 #[cfg(test)]

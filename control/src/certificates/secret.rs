@@ -1,6 +1,6 @@
 //! What becomes of the Secrets: pure, with the Secrets that are there and the time as arguments.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use k8s_openapi::ByteString;
@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use super::authority::Authority;
 use super::certificate::{CertificatePair, Defect, Requirements, day};
 use super::error::{BrokenAuthority, CertificatesError, GenerationError};
-use super::names::{DnsName, GatewayName};
+use super::names::DnsName;
 
 /// Keys of a Secret: the CA's certificate, a certificate, a key.
 const CA: &str = "ca.crt";
@@ -33,8 +33,8 @@ const CERT_MANAGER: &str = "cert-manager.io/certificate-name";
 pub(super) enum Subjects<'a> {
     /// One of the policy server, with these names.
     Server(&'a [DnsName]),
-    /// One for each of these gateways.
-    Gateways(&'a [GatewayName]),
+    /// One of this gateway.
+    Gateway(&'a DnsName),
     /// The CA's alone, for agents of nodes: every node can read it.
     Nodes,
     /// None, but a secret of the policy servers, from which they derive the MAC addresses in nodes' tunnels.
@@ -83,7 +83,7 @@ pub(super) fn plan_ca(slot: Slot<'_>, now: SystemTime) -> Result<(Authority, Rev
         Some(verb) => draft.changes.push(format!("{verb} {name}")),
         None => draft.kept.push(format!("kept {name}")),
     }
-    draft.store(CERTIFICATE, KEY, authority.pem.clone());
+    draft.store(authority.pem.clone());
     Ok((authority, draft.finish()))
 }
 
@@ -94,8 +94,8 @@ pub(super) fn plan(
     requirements: Requirements<'_>,
 ) -> Result<Revision, CertificatesError> {
     let secret_type = match subjects {
-        Subjects::Server(_) => TLS,
-        Subjects::Gateways(_) | Subjects::Nodes | Subjects::Tunnels => OPAQUE,
+        Subjects::Server(_) | Subjects::Gateway(_) => TLS,
+        Subjects::Nodes | Subjects::Tunnels => OPAQUE,
     };
     let mut draft = Draft::new(slot, secret_type)?;
     if !matches!(subjects, Subjects::Tunnels) {
@@ -106,17 +106,20 @@ pub(super) fn plan(
         Subjects::Tunnels => draft.ensure_random(TUNNEL_SECRET)?,
         Subjects::Server(names) => {
             let names: Vec<&DnsName> = names.iter().collect();
-            draft.ensure("the policy server", [CERTIFICATE, KEY], &names, requirements)?;
+            draft.ensure("the policy server", &names, requirements)?;
         }
-        Subjects::Gateways(gateways) => {
-            for gateway in gateways {
-                let [certificate, key] = ["crt", "key"].map(|ending| format!("{gateway}.{ending}"));
-                draft.ensure(&gateway.to_string(), [&certificate, &key], &[gateway.as_dns()], requirements)?;
-            }
-            draft.remove_others(gateways);
-        }
+        Subjects::Gateway(gateway) => draft.ensure(gateway.as_str(), &[gateway], requirements)?,
     }
     Ok(draft.finish())
+}
+
+/// Why the Secret that had the keys of all gateways must not be deleted, a line; `None`: it may be.
+pub(super) fn why_former_stays(name: &str, secret: &Secret) -> Option<String> {
+    if secret.metadata.deletion_timestamp.is_some() {
+        return Some(format!("{} is being deleted", title(name)));
+    }
+    let problem = foreign(secret, OPAQUE)?;
+    Some(format!("left {}, which {problem}; nothing here uses it", title(name)))
 }
 
 /// A Secret while it is changed.
@@ -162,21 +165,20 @@ impl<'a> Draft<'a> {
         }
     }
 
-    fn store(&mut self, certificate: &str, key: &str, pair: CertificatePair) {
-        self.data.insert(certificate.to_owned(), ByteString(pair.certificate));
-        self.data.insert(key.to_owned(), ByteString(pair.key));
+    fn store(&mut self, pair: CertificatePair) {
+        self.data.insert(CERTIFICATE.to_owned(), ByteString(pair.certificate));
+        self.data.insert(KEY.to_owned(), ByteString(pair.key));
     }
 
     /// Replaces a certificate and its key if they have a defect.
     fn ensure(
         &mut self,
         subject: &str,
-        [certificate, key]: [&str; 2],
         names: &[&DnsName],
         requirements: Requirements<'_>,
     ) -> Result<(), CertificatesError> {
         let part = |key| self.data.get(key).map(|value: &ByteString| &*value.0);
-        let defect: Defect = match requirements.examine(part(certificate), part(key), names) {
+        let defect: Defect = match requirements.examine(part(CERTIFICATE), part(KEY), names) {
             Ok(until) => {
                 self.kept.push(format!("kept certificate of {subject} until {}", day(until)));
                 return Ok(());
@@ -185,7 +187,7 @@ impl<'a> Draft<'a> {
         };
         let Requirements { authority, now, validity, .. } = requirements;
         let until = (now + validity).min(authority.validity.until);
-        self.store(certificate, key, authority.sign(names, now, validity)?);
+        self.store(authority.sign(names, now, validity)?);
         self.changes.push(format!("made certificate of {subject} until {}: {defect}", day(until)));
         Ok(())
     }
@@ -203,19 +205,6 @@ impl<'a> Draft<'a> {
         self.data.insert(key.to_owned(), ByteString(text.into_bytes()));
         self.changes.push(format!("made `{key}` of {title}"));
         Ok(())
-    }
-
-    /// Removes certificates and keys of other gateways. What else is in the Secret isn't ours.
-    fn remove_others(&mut self, gateways: &[GatewayName]) {
-        let listed: BTreeSet<&str> = gateways.iter().map(|it| it.as_dns().as_str()).collect();
-        let mut removed = BTreeSet::new();
-        self.data.retain(|name, _| {
-            let owner = name.strip_suffix(".crt").or_else(|| name.strip_suffix(".key"));
-            let Some(owner) = owner.filter(|owner| name != CA && !listed.contains(owner)) else { return true };
-            removed.insert(owner.to_owned());
-            false
-        });
-        self.changes.extend(removed.iter().map(|name| format!("removed certificate of {name}")));
     }
 
     fn finish(self) -> Revision {
@@ -243,21 +232,27 @@ fn check(name: &str, secret: &Secret, secret_type: &str) -> Result<(), Certifica
     if secret.metadata.deletion_timestamp.is_some() {
         return Err(CertificatesError::BeingDeleted(title(name)));
     }
+    match foreign(secret, secret_type) {
+        Some(problem) => Err(CertificatesError::Foreign { secret: title(name), problem }),
+        None => Ok(()),
+    }
+}
+
+/// Why a Secret is somebody else's, if it is.
+fn foreign(secret: &Secret, secret_type: &str) -> Option<String> {
     let (label, value) = MANAGED_BY;
     let manager = secret.metadata.labels.as_ref().and_then(|labels| labels.get(label));
     let annotations = secret.metadata.annotations.as_ref();
     let found_type = secret.type_.as_deref().unwrap_or_default();
-    let problem = if annotations.is_some_and(|annotations| annotations.contains_key(CERT_MANAGER)) {
-        "is managed by cert-manager".to_owned()
-    } else {
-        match manager {
-            Some(manager) if manager == value && found_type == secret_type => return Ok(()),
-            Some(manager) if manager == value => format!("has type {found_type}, not {secret_type}"),
-            Some(manager) => format!("is managed by {manager}"),
-            None => format!("isn't managed by vipgate (label {label}: {value})"),
-        }
-    };
-    Err(CertificatesError::Foreign { secret: title(name), problem })
+    if annotations.is_some_and(|annotations| annotations.contains_key(CERT_MANAGER)) {
+        return Some("is managed by cert-manager".to_owned());
+    }
+    match manager {
+        Some(manager) if manager == value && found_type == secret_type => None,
+        Some(manager) if manager == value => Some(format!("has type {found_type}, not {secret_type}")),
+        Some(manager) => Some(format!("is managed by {manager}")),
+        None => Some(format!("isn't managed by vipgate (label {label}: {value})")),
+    }
 }
 
 #[cfg(test)]

@@ -6,13 +6,13 @@ use std::time::{Duration, SystemTime};
 use clap::Args;
 
 use super::show::block_on;
-use crate::certificates::{DnsName, GatewayName, GatewayNames, Location, Specification};
+use crate::certificates::{DnsName, GatewayNames, Gateways, Location, NamePattern, Specification};
 use crate::command_error::CommandError;
 use crate::output;
 
 /// The example in its help.
 pub(super) const EXAMPLE: &str =
-    "Example:\n  vipgate certificates --ca vipgate-ca --gateways vipgate-gateway-tls --gateway node-1,node-2";
+    "Example:\n  vipgate certificates --ca vipgate-ca --gateways 'vipgate-gateway-{name}-tls' --gateway node-1,node-2";
 
 /// Arguments of `vipgate certificates`.
 #[derive(Clone, Debug, Args)]
@@ -29,12 +29,18 @@ pub(super) struct Certificates {
     /// DNS names of the policy server
     #[arg(long = "server-name", value_name = "NAMES", value_delimiter = ',', requires = "server")]
     server_names: Vec<DnsName>,
-    /// Secret of the gateways: `ca.crt`, and `NAME.crt` and `NAME.key` of each
-    #[arg(long, value_name = "SECRET")]
-    gateways: Option<String>,
-    /// Names of the gateways, which are their nodes'; certificates of others are removed. May be empty
+    /// Secrets of the gateways, one each, with the gateway's name at `{name}`: `ca.crt`, `tls.crt` and `tls.key`
+    #[arg(long, value_name = "SECRETS")]
+    gateways: Option<NamePattern>,
+    /// Names of the gateways, which are their nodes'. May be empty
     #[arg(long = "gateway", value_name = "NAMES", requires = "gateways")]
     gateway_names: Vec<GatewayNames>,
+    /// DaemonSets that own the gateways' Secrets in place of the ConfigMap, with the gateway's name at `{name}`
+    #[arg(long, value_name = "DAEMONSETS", requires = "gateways")]
+    gateway_owners: Option<NamePattern>,
+    /// Secret with the keys of all gateways, which earlier versions made: deleted when each gateway has its own
+    #[arg(long, value_name = "SECRET", requires = "gateways")]
+    former_gateways: Option<String>,
     /// Secret of the agents of nodes: `ca.crt`
     #[arg(long, value_name = "SECRET")]
     nodes: Option<String>,
@@ -57,8 +63,7 @@ pub(super) struct Certificates {
 
 pub(super) fn run(args: &Certificates) -> Result<(), CommandError> {
     let specification = specification(args)?;
-    let location =
-        Location { namespace: args.namespace.clone(), owner: args.owner.clone(), kubeconfig: args.kubeconfig.clone() };
+    let location = Location { namespace: args.namespace.clone(), kubeconfig: args.kubeconfig.clone() };
     block_on(async {
         // A log of it that ends early is no reason to end early.
         let mut report = |line: &str| drop(output::print(&format!("{line}\n")));
@@ -69,17 +74,19 @@ pub(super) fn run(args: &Certificates) -> Result<(), CommandError> {
 
 fn specification(args: &Certificates) -> Result<Specification, CommandError> {
     let days = |days: u16| Duration::from_hours(24 * u64::from(days));
-    let mut gateways: Vec<GatewayName> = args.gateway_names.iter().flat_map(|names| names.0.clone()).collect();
-    gateways.sort_unstable();
-    gateways.dedup();
+    let mut names: Vec<DnsName> = args.gateway_names.iter().flat_map(|names| names.0.clone()).collect();
+    names.sort_unstable();
+    names.dedup();
+    let (owners, former) = (args.gateway_owners.clone(), args.former_gateways.clone());
     let specification = Specification {
         ca: args.ca.clone(),
         server: args.server.clone().map(|secret| (secret, args.server_names.clone())),
-        gateways: args.gateways.clone().map(|secret| (secret, gateways)),
+        gateways: args.gateways.clone().map(|secrets| Gateways { secrets, owners, former, names }),
         nodes: args.nodes.clone(),
         tunnels: args.tunnels.clone(),
         validity: days(args.days),
         renew_before: days(args.renew_before),
+        owner: args.owner.clone(),
     };
     match specification.ambiguous_secret() {
         Some(name) => Err(CommandError::usage(format!("{name}: the Secrets must be different ones"))),
@@ -104,10 +111,10 @@ mod tests {
     #[test]
     fn an_empty_list_of_gateways_is_one() {
         // As a pod has it, whose variable is empty.
-        let parsed = parse("vipgate certificates --ca a --gateways b --gateway=").unwrap();
-        assert_eq!(parsed.gateways, Some(("b".to_owned(), Vec::new())));
-        let parsed = parse("vipgate certificates --ca a --gateways b --gateway=n-2,n-1 --gateway=n-1").unwrap();
-        let names: Vec<String> = parsed.gateways.unwrap().1.iter().map(ToString::to_string).collect();
+        let parsed = parse("vipgate certificates --ca a --gateways b-{name} --gateway=").unwrap();
+        assert_eq!(parsed.gateways.unwrap().names, []);
+        let parsed = parse("vipgate certificates --ca a --gateways b-{name} --gateway=n-2,n-1 --gateway=n-1").unwrap();
+        let names: Vec<String> = parsed.gateways.unwrap().names.iter().map(ToString::to_string).collect();
         assert_eq!(names, ["n-1", "n-2"]);
     }
 
@@ -117,10 +124,13 @@ mod tests {
             ("--ca a --server b", "--server-name"),
             ("--ca a --server-name b", "--server"),
             ("--ca a --gateway b", "--gateways"),
-            ("--ca a --gateways b --gateway ca", "can't be named"),
-            ("--ca a --gateways b --gateway node_1", "no DNS name"),
+            ("--ca a --gateways vipgate-gateway-tls --gateway b", "such as `vipgate-gateway-tls-{name}`"),
+            ("--ca a --gateways {name} --gateway-owners b", "must contain `{name}`"),
+            ("--ca a --former-gateways b", "--gateways"),
+            ("--ca a --gateways {name} --gateway node_1", "no DNS name"),
             ("--ca a --renew-before 366", "366"),
-            ("--ca a --gateways a", "different"),
+            ("--ca a --gateways {name} --gateway a", "different"),
+            ("--ca a --gateways {name} --gateway b --former-gateways b", "different"),
             ("--ca a --nodes b --tunnels b", "different"),
         ] {
             let error = parse(&format!("vipgate certificates {line}")).unwrap_err();

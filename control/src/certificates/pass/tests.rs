@@ -8,7 +8,8 @@ use std::task::{Context, Poll, Waker};
 
 use proptest::prelude::*;
 
-use super::super::fixtures::{DAY, gateways, names, now};
+use super::super::Gateways;
+use super::super::fixtures::{DAY, names, now};
 use super::*;
 
 /// Secrets by name.
@@ -24,9 +25,13 @@ struct Contents {
 struct FakeStore(Rc<RefCell<Contents>>);
 
 impl SecretStore for FakeStore {
-    async fn owner(&mut self) -> Result<Option<OwnerReference>, CertificatesError> {
+    async fn owner(&mut self, owner: &Owner) -> Result<OwnerReference, CertificatesError> {
         tokio::task::yield_now().await;
-        Ok(None)
+        let (kind, name) = match owner {
+            Owner::ConfigMap(name) => ("ConfigMap", name),
+            Owner::DaemonSet(name) => ("DaemonSet", name),
+        };
+        Ok(OwnerReference { kind: kind.to_owned(), name: name.clone(), ..OwnerReference::default() })
     }
 
     async fn read(&mut self, name: &str) -> Result<Option<Secret>, CertificatesError> {
@@ -37,16 +42,31 @@ impl SecretStore for FakeStore {
     async fn write(&mut self, secret: &Secret) -> Result<(), WriteError> {
         tokio::task::yield_now().await;
         let mut contents = self.0.borrow_mut();
-        let name = secret.metadata.name.clone().unwrap();
-        let version = |secret: &Secret| secret.metadata.resource_version.clone();
-        if contents.secrets.get(&name).and_then(version) != version(secret) {
-            return Err(WriteError::Conflict);
-        }
+        let name = contents.expect(secret)?;
         contents.version += 1;
         let mut secret = secret.clone();
         secret.metadata.resource_version = Some(contents.version.to_string());
         contents.secrets.insert(name, secret);
         Ok(())
+    }
+
+    async fn delete(&mut self, secret: &Secret) -> Result<(), WriteError> {
+        tokio::task::yield_now().await;
+        let mut contents = self.0.borrow_mut();
+        let name = contents.expect(secret)?;
+        contents.version += 1;
+        contents.secrets.remove(&name);
+        Ok(())
+    }
+}
+
+impl Contents {
+    /// The name of a Secret, if that version of it is there.
+    fn expect(&self, secret: &Secret) -> Result<String, WriteError> {
+        let name = secret.metadata.name.clone().unwrap();
+        let version = |secret: &Secret| secret.metadata.resource_version.clone();
+        let is_current = self.secrets.get(&name).and_then(version) == version(secret);
+        if is_current { Ok(name) } else { Err(WriteError::Conflict) }
     }
 }
 
@@ -55,7 +75,7 @@ impl FakeStore {
         self.0.borrow().version
     }
 
-    fn delete(&self, name: &str) {
+    fn lose(&self, name: &str) {
         self.0.borrow_mut().secrets.remove(name);
     }
 }
@@ -64,11 +84,17 @@ fn specification() -> Specification {
     Specification {
         ca: "ca".to_owned(),
         server: Some(("server".to_owned(), names(&["policyd"]))),
-        gateways: Some(("gateways".to_owned(), gateways(&["node-1"]))),
+        gateways: Some(Gateways {
+            secrets: "gateway-{name}".parse().unwrap(),
+            owners: Some("certificate-{name}".parse().unwrap()),
+            former: Some("gateways".to_owned()),
+            names: names(&["node-1", "node-2"]),
+        }),
         nodes: None,
         tunnels: None,
         validity: 90 * DAY,
         renew_before: 30 * DAY,
+        owner: Some("certificates".to_owned()),
     }
 }
 
@@ -104,18 +130,60 @@ fn run_alone(store: &FakeStore) -> Vec<String> {
 fn a_second_run_writes_nothing() {
     let store = FakeStore::default();
     let first = run_alone(&store);
-    assert_eq!(first.iter().filter(|line| line.starts_with("made ")).count(), 3, "{first:?}");
-    assert_eq!(store.version(), 3);
+    assert_eq!(first.iter().filter(|line| line.starts_with("made ")).count(), 4, "{first:?}");
+    assert_eq!(store.version(), 4);
     let second = run_alone(&store);
-    assert_eq!(second.iter().filter(|line| line.starts_with("kept ")).count(), 3, "{second:?}");
-    assert_eq!(store.version(), 3);
+    assert_eq!(second.iter().filter(|line| line.starts_with("kept ")).count(), 4, "{second:?}");
+    assert_eq!(store.version(), 4);
+}
+
+#[test]
+fn a_gateways_secret_has_an_owner_of_its_own() {
+    let store = FakeStore::default();
+    run_alone(&store);
+    let contents = store.0.borrow();
+    let owner = |name: &str| {
+        let owners = contents.secrets[name].metadata.owner_references.clone().unwrap();
+        owners.into_iter().map(|it| format!("{} {}", it.kind, it.name)).collect::<Vec<_>>()
+    };
+    assert_eq!(owner("ca"), ["ConfigMap certificates"]);
+    assert_eq!(owner("server"), ["ConfigMap certificates"]);
+    assert_eq!(owner("gateway-node-1"), ["DaemonSet certificate-node-1"]);
+    assert_eq!(owner("gateway-node-2"), ["DaemonSet certificate-node-2"]);
+}
+
+/// An earlier version's Secret.
+fn put_former(store: &FakeStore) {
+    let mut former = Secret { type_: Some("Opaque".to_owned()), ..Secret::default() };
+    former.metadata.name = Some("gateways".to_owned());
+    former.metadata.resource_version = Some("former".to_owned());
+    let label = ("app.kubernetes.io/managed-by".to_owned(), "vipgate".to_owned());
+    former.metadata.labels = Some(BTreeMap::from([label]));
+    store.0.borrow_mut().secrets.insert("gateways".to_owned(), former);
+}
+
+#[test]
+fn the_secret_with_all_keys_is_deleted_once_each_gateway_has_its_own() {
+    let store = FakeStore::default();
+    put_former(&store);
+    let mut running = Some(start(&store));
+    let mut lines = None;
+    while running.is_some() {
+        lines = go_on(&mut running);
+        let contents = store.0.borrow();
+        let has = |name: &str| contents.secrets.contains_key(name);
+        assert!(has("gateways") || (has("gateway-node-1") && has("gateway-node-2")));
+    }
+    assert!(!store.0.borrow().secrets.contains_key("gateways"));
+    let line = "deleted Secret gateways, which had the keys of all gateways".to_owned();
+    assert!(lines.unwrap().contains(&line));
 }
 
 #[test]
 fn a_lost_secret_is_made_again_of_the_same_ca() {
     let store = FakeStore::default();
     run_alone(&store);
-    store.delete("server");
+    store.lose("server");
     let lines = run_alone(&store);
     let changes: Vec<&String> = lines.iter().filter(|line| !line.starts_with("kept ")).collect();
     assert_eq!(changes, ["made certificate of the policy server until 2027-02-25: there was none"]);
@@ -126,14 +194,14 @@ fn nothing_is_written_beside_a_secret_of_somebody_else() {
     let store = FakeStore::default();
     let mut foreign = Secret::default();
     foreign.metadata.resource_version = Some("x".to_owned());
-    store.0.borrow_mut().secrets.insert("gateways".to_owned(), foreign);
+    store.0.borrow_mut().secrets.insert("gateway-node-1".to_owned(), foreign);
     let mut running = start(&store);
     let error = loop {
         if let Poll::Ready(done) = running.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             break done.unwrap_err();
         }
     };
-    assert!(error.to_string().starts_with("Secret gateways isn't managed by vipgate"), "{error}");
+    assert!(error.to_string().starts_with("Secret gateway-node-1 isn't managed by vipgate"), "{error}");
     assert_eq!(store.version(), 0);
 }
 
@@ -149,7 +217,7 @@ enum Step {
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step =
         (0..3_usize, 0..12_u8).prop_map(|(run, dice)| if dice == 0 { Step::Kill(run) } else { Step::Continue(run) });
-    prop::collection::vec(step, 0..60)
+    prop::collection::vec(step, 0..80)
 }
 
 proptest! {
@@ -158,12 +226,15 @@ proptest! {
     /// Three runs at once, of which some are killed: those that end have made one CA and what it signs. After them
     /// nothing is left to do, unless one was killed; then the next run completes it.
     #[test]
-    fn runs_at_once_agree(steps in steps(), is_ca_lost in any::<bool>()) {
+    fn runs_at_once_agree(steps in steps(), is_ca_lost in any::<bool>(), is_upgrade in any::<bool>()) {
         let store = FakeStore::default();
+        if is_upgrade {
+            put_former(&store);
+        }
         if is_ca_lost {
             // By somebody who replaces everything.
             run_alone(&store);
-            store.delete("ca");
+            store.lose("ca");
         }
         let mut runs: Vec<Option<Running>> = (0..3).map(|_| Some(start(&store))).collect();
         let mut reported = Vec::new();
@@ -191,13 +262,14 @@ proptest! {
         let version = store.version();
         run_alone(&store);
         prop_assert_eq!(store.version(), version);
+        prop_assert!(!store.0.borrow().secrets.contains_key("gateways"));
     }
 
     /// The CA is deleted, with what it signed or without, while a run goes on. A run that begins after that ends with
     /// certificates of the new one, whatever the first one still writes.
     #[test]
     fn a_run_from_before_does_not_bring_a_deleted_ca_back(
-        before in 0..14_usize,
+        before in 0..20_usize,
         order in prop::collection::vec(any::<bool>(), 0..60),
         are_others_lost in any::<bool>(),
         is_all_new in any::<bool>(),
@@ -206,14 +278,15 @@ proptest! {
         if !is_all_new {
             run_alone(&store);
             // So that there is something to write.
-            store.delete("gateways");
+            store.lose("gateway-node-1");
         }
         let mut first = Some(start(&store));
         (0..before).for_each(|_| drop(go_on(&mut first)));
-        store.delete("ca");
+        store.lose("ca");
         if are_others_lost {
-            store.delete("server");
-            store.delete("gateways");
+            store.lose("server");
+            store.lose("gateway-node-1");
+            store.lose("gateway-node-2");
         }
         let mut second = Some(start(&store));
         for is_first in order {

@@ -1,6 +1,7 @@
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::super::fixtures::{DAY, gateways, names, now};
+use super::super::fixtures::{DAY, names, now};
 use super::*;
 
 fn owner(uid: &str) -> OwnerReference {
@@ -23,8 +24,9 @@ fn made_ca() -> (Authority, Secret) {
     (authority, revision.secret)
 }
 
-fn gateways_secret(authority: &Authority, present: Option<&Secret>, gateways: &[GatewayName]) -> Revision {
-    plan(slot("gateways", present), Subjects::Gateways(gateways), requirements(authority, now())).unwrap()
+fn gateway_secret(authority: &Authority, present: Option<&Secret>, gateway: &str) -> Revision {
+    let name = gateway.parse().unwrap();
+    plan(slot("gateway", present), Subjects::Gateway(&name), requirements(authority, now())).unwrap()
 }
 
 fn keys(secret: &Secret) -> Vec<&str> {
@@ -53,8 +55,7 @@ fn a_ca_is_made_once_and_kept() {
 #[test]
 fn a_ca_in_its_last_tenth_is_renewed_and_what_it_signed_stays_valid() {
     let (authority, secret) = made_ca();
-    let nodes = gateways(&["node-1"]);
-    let signed = gateways_secret(&authority, None, &nodes).secret;
+    let signed = gateway_secret(&authority, None, "node-1").secret;
     for late in [3290 * DAY, 3652 * DAY, 5000 * DAY] {
         let later = now() + late;
         let (renewed, revision) = plan_ca(slot("ca", Some(&secret)), later).unwrap();
@@ -64,12 +65,12 @@ fn a_ca_in_its_last_tenth_is_renewed_and_what_it_signed_stays_valid() {
         assert_eq!(renewed.validity.until, later + super::super::authority::VALIDITY);
         assert!(!renewed.is_due(later));
         // What was signed before: only the CA's certificate beside it is another one.
-        let kept = gateways_secret(&renewed, Some(&signed), &nodes);
+        let kept = gateway_secret(&renewed, Some(&signed), "node-1");
         assert_eq!(changed(&signed, &kept.secret), ["ca.crt"]);
-        assert_eq!(kept.changes, ["changed certificate of the CA in Secret gateways"]);
+        assert_eq!(kept.changes, ["changed certificate of the CA in Secret gateway"]);
         // What is signed now has the same issuer: also those who still have the former certificate accept it.
-        let new = gateways_secret(&renewed, None, &nodes).secret;
-        assert_eq!(changed(&new, &gateways_secret(&authority, Some(&new), &nodes).secret), ["ca.crt"]);
+        let new = gateway_secret(&renewed, None, "node-1").secret;
+        assert_eq!(changed(&new, &gateway_secret(&authority, Some(&new), "node-1").secret), ["ca.crt"]);
     }
 }
 
@@ -101,27 +102,25 @@ fn a_broken_ca_is_an_error_that_says_what_to_do() {
 }
 
 #[test]
-fn each_gateway_has_its_certificate_and_those_of_others_are_removed() {
+fn a_gateways_secret_has_its_certificate_alone() {
     let (authority, _) = made_ca();
-    let first = gateways_secret(&authority, None, &gateways(&["node-1", "node-2"]));
-    assert_eq!(first.secret.type_.as_deref(), Some("Opaque"));
-    assert_eq!(keys(&first.secret), ["ca.crt", "node-1.crt", "node-1.key", "node-2.crt", "node-2.key"]);
-    assert_eq!(first.changes[0], "made certificate of node-1 until 2027-02-25: there was none");
+    let first = gateway_secret(&authority, None, "node-1");
+    assert_eq!(first.secret.type_.as_deref(), Some("kubernetes.io/tls"));
+    assert_eq!(keys(&first.secret), ["ca.crt", "tls.crt", "tls.key"]);
+    assert_eq!(first.changes, ["made certificate of node-1 until 2027-02-25: there was none"]);
 
-    let again = gateways_secret(&authority, Some(&first.secret), &gateways(&["node-1", "node-2"]));
+    let again = gateway_secret(&authority, Some(&first.secret), "node-1");
     assert!(!again.is_changed);
-    assert_eq!(again.kept[1], "kept certificate of node-2 until 2027-02-25");
+    assert_eq!(again.kept, ["kept certificate of node-1 until 2027-02-25"]);
 
+    // What else is in it isn't ours.
     let mut more = first.secret.clone();
     more.data.as_mut().unwrap().insert("notes".to_owned(), ByteString(b"x".to_vec()));
-    let second = gateways_secret(&authority, Some(&more), &gateways(&["node-2", "node-3"]));
-    assert_eq!(changed(&more, &second.secret), ["node-1.crt", "node-1.key", "node-3.crt", "node-3.key"]);
-    assert_eq!(keys(&second.secret), ["ca.crt", "node-2.crt", "node-2.key", "node-3.crt", "node-3.key", "notes"]);
-    assert_eq!(second.changes[1..], ["removed certificate of node-1"]);
+    assert!(!gateway_secret(&authority, Some(&more), "node-1").is_changed);
 
-    // All of them.
-    let none = gateways_secret(&authority, Some(&second.secret), &[]);
-    assert_eq!(keys(&none.secret), ["ca.crt", "notes"]);
+    // Another gateway's is made anew.
+    let other = gateway_secret(&authority, Some(&first.secret), "node-2");
+    assert_eq!(changed(&first.secret, &other.secret), ["tls.crt", "tls.key"]);
 }
 
 /// Whatever is broken in a Secret: what has a defect is made anew, and nothing else changes.
@@ -129,36 +128,35 @@ fn each_gateway_has_its_certificate_and_those_of_others_are_removed() {
 fn what_is_broken_is_made_anew_and_everything_else_is_kept() {
     let (authority, _) = made_ca();
     let (foreign, _) = made_ca();
-    let nodes = gateways(&["node-1", "node-2", "node-3"]);
-    let good = gateways_secret(&authority, None, &nodes).secret;
-    let from_other_ca = gateways_secret(&foreign, None, &nodes).secret;
+    let good = gateway_secret(&authority, None, "node-2").secret;
+    let others = gateway_secret(&authority, None, "node-1").secret;
+    let from_other_ca = gateway_secret(&foreign, None, "node-2").secret;
     let value = |secret: &Secret, key: &str| secret.data.as_ref().unwrap()[key].clone();
-    // Each of the values that may stand for a certificate or a key of node-2.
-    let choices = |ending: &str| {
-        let name = format!("node-2.{ending}");
+    // Each of the values that may stand for the certificate or the key.
+    let choices = |key: &str| {
         [
             None,
             Some(ByteString(Vec::new())),
             Some(ByteString(b"-----BEGIN CERTIFICATE-----\n".to_vec())),
-            Some(value(&good, &format!("node-1.{ending}"))),
-            Some(value(&from_other_ca, &name)),
-            Some(value(&good, &name)),
+            Some(value(&others, key)),
+            Some(value(&from_other_ca, key)),
+            Some(value(&good, key)),
         ]
     };
-    for crt in choices("crt") {
-        for key in choices("key") {
-            let is_good = crt == Some(value(&good, "node-2.crt")) && key == Some(value(&good, "node-2.key"));
+    for crt in choices("tls.crt") {
+        for key in choices("tls.key") {
+            let is_good = crt == Some(value(&good, "tls.crt")) && key == Some(value(&good, "tls.key"));
             let mut broken = good.clone();
-            for (name, value) in [("node-2.crt", crt.clone()), ("node-2.key", key.clone())] {
+            for (name, value) in [("tls.crt", crt.clone()), ("tls.key", key.clone())] {
                 let data = broken.data.as_mut().unwrap();
                 data.remove(name);
                 data.extend(value.map(|value| (name.to_owned(), value)));
             }
-            let repaired = gateways_secret(&authority, Some(&broken), &nodes);
-            let expected: &[&str] = if is_good { &[] } else { &["node-2.crt", "node-2.key"] };
+            let repaired = gateway_secret(&authority, Some(&broken), "node-2");
+            let expected: &[&str] = if is_good { &[] } else { &["tls.crt", "tls.key"] };
             assert_eq!(changed(&good, &repaired.secret), expected);
             assert_eq!(repaired.is_changed, !is_good);
-            assert!(!gateways_secret(&authority, Some(&repaired.secret), &nodes).is_changed);
+            assert!(!gateway_secret(&authority, Some(&repaired.secret), "node-2").is_changed);
         }
     }
 }
@@ -203,19 +201,24 @@ fn an_owner_of_the_same_name_is_replaced_and_others_stay() {
 #[test]
 fn secrets_of_others_are_refused() {
     let (authority, ca) = made_ca();
-    let own = gateways_secret(&authority, None, &[]).secret;
+    let plan_nodes =
+        |present: Option<&Secret>| plan(slot("x", present), Subjects::Nodes, requirements(&authority, now()));
+    let own = plan_nodes(None).unwrap().secret;
+    assert_eq!(why_former_stays("x", &own), None);
     let refused = |change: &dyn Fn(&mut Secret), message: &str| {
         let mut secret = own.clone();
         change(&mut secret);
-        let result = plan(slot("x", Some(&secret)), Subjects::Gateways(&[]), requirements(&authority, now()));
-        assert_eq!(result.err().unwrap().to_string(), message);
+        assert_eq!(plan_nodes(Some(&secret)).err().unwrap().to_string(), message);
+        // Nor is it deleted.
+        why_former_stays("x", &secret).unwrap()
     };
     let label = |secret: &mut Secret, value: &str| {
         let labels = BTreeMap::from([("app.kubernetes.io/managed-by".to_owned(), value.to_owned())]);
         secret.metadata.labels = Some(labels);
     };
     let hint = "delete it so that another one is made";
-    refused(&|it| label(it, "Helm"), &format!("Secret x is managed by Helm: {hint}"));
+    let left = refused(&|it| label(it, "Helm"), &format!("Secret x is managed by Helm: {hint}"));
+    assert_eq!(left, "left Secret x, which is managed by Helm; nothing here uses it");
     refused(
         &|it| it.metadata.labels = None,
         &format!("Secret x isn't managed by vipgate (label app.kubernetes.io/managed-by: vipgate): {hint}"),
@@ -225,10 +228,11 @@ fn secrets_of_others_are_refused() {
         &format!("Secret x is managed by cert-manager: {hint}"),
     );
     refused(&|it| it.type_.clone_from(&ca.type_), &format!("Secret x has type kubernetes.io/tls, not Opaque: {hint}"));
-    refused(
+    let left = refused(
         &|it| it.metadata.deletion_timestamp = Some(serde_json::from_str("\"2026-11-27T00:00:00Z\"").unwrap()),
         "Secret x is being deleted: run this again when it is gone",
     );
+    assert_eq!(left, "Secret x is being deleted");
 }
 
 #[test]

@@ -1,0 +1,166 @@
+"""Rules for what the Helm chart renders, beyond schemas: references, rights, who can read which key.
+
+Each function takes the objects of one rendering, and yields what is wrong.
+"""
+
+# Rights that policyd may have.
+READING = {"get", "list", "watch"}
+KINDS = ("egresspolicies", "clusteregresspolicies", "vipgateways", "addresspools", "overlaynodes")
+WRITING = {
+    "services/status": {"patch"},
+    "tokenreviews": {"create"},
+    "events": {"create", "patch"},
+    "leases": {"get", "create", "update"},
+    "configmaps": {"get", "create", "update"},
+    **{f"{kind}/status": {"patch"} for kind in KINDS},
+}
+# Arguments of `vipgate certificates` with the names of Secrets.
+SECRET_FLAGS = ("--ca", "--server", "--gateways", "--nodes", "--tunnels")
+
+
+def problems(documents, mode):
+    """Of all rules; those for keys apply to a whole release, whose `tls.mode` is known."""
+    yield from references(documents)
+    yield from rights(documents)
+    yield from bindings(documents)
+    if mode:
+        yield from keys(documents, mode)
+
+
+def pod_templates(documents):
+    """Each workload with its pod's spec."""
+    for workload in documents:
+        if workload["kind"] in ("DaemonSet", "Deployment", "Job"):
+            yield workload, workload["spec"]["template"]["spec"]
+        elif workload["kind"] == "CronJob":
+            yield workload, workload["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+
+
+def made_secrets(documents, flags=SECRET_FLAGS):
+    """Names of the Secrets that Jobs make, or that other arguments name, with the Job's kind."""
+    lists = [it["data"]["gateways"] for it in documents if it["kind"] == "ConfigMap" and "gateways" in it["data"]]
+    gateways = [name for it in lists for name in it.split(",") if name]
+    for workload, spec in pod_templates(documents):
+        for container in spec["containers"]:
+            for flag, _, value in (it.partition("=") for it in container.get("args", [])):
+                if flag in flags:
+                    names = [value.replace("{name}", name) for name in gateways] if "{name}" in value else [value]
+                    yield from ((workload["kind"], name) for name in names)
+
+
+def mounted_secrets(spec):
+    """Each Secret that a pod can read, with the keys; none are all."""
+    for volume in spec.get("volumes", []):
+        sources = [volume["secret"]] if "secret" in volume else []
+        sources += [it["secret"] for it in volume.get("projected", {}).get("sources", []) if "secret" in it]
+        yield from ((it.get("secretName", it.get("name")), {item["key"] for item in it.get("items", [])}) for it in sources)
+        if volume.keys() & {"csi", "flexVolume"}:
+            yield (f"volume {volume['name']}", set())
+    for container in spec["containers"] + spec.get("initContainers", []):
+        variables = [it["valueFrom"]["secretKeyRef"] for it in container.get("env", []) if "secretKeyRef" in it.get("valueFrom", {})]
+        yield from ((it["name"], {it["key"]}) for it in variables)
+        yield from ((it["secretRef"]["name"], set()) for it in container.get("envFrom", []) if "secretRef" in it)
+
+
+def node_of(workload, spec):
+    """The only node that a DaemonSet can have pods on, by the node's name: labels are no proof, since a kubelet may change its node's."""
+    required = spec.get("affinity", {}).get("nodeAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution", {})
+    match required.get("nodeSelectorTerms"):
+        case [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}] if workload["kind"] == "DaemonSet":
+            return node
+    return None
+
+
+def keys(documents, mode):
+    """A node, and so who has taken it over, can read the Secrets of its pods: a gateway's key is on its node alone, and nobody's on all."""
+    gateways = {it["metadata"]["name"] for it in documents if it["kind"] == "VipGateway"}
+    runs_gateways = any(it["kind"] == "DaemonSet" and it["metadata"]["labels"]["app.kubernetes.io/component"] == "gateway" for it in documents)
+    there, brought = {}, {}
+    for workload, spec in pod_templates(documents):
+        name, node = f"{workload['kind']} {workload['metadata']['name']}", node_of(workload, spec)
+        for secret, items in mounted_secrets(spec):
+            if items == {"ca.crt"}:
+                continue
+            if workload["kind"] == "DaemonSet" and node is None:
+                yield f"{name}: its pods on all nodes can read Secret {secret}"
+            if secret in there and there[secret] != name:
+                yield f"{name} and {there[secret]} can read Secret {secret}"
+            there[secret] = name
+            if node is not None:
+                brought.setdefault(node, []).append(secret)
+    expected = gateways if runs_gateways and mode != "none" else set()
+    if brought.keys() != expected or any(len(secrets) != 1 for secrets in brought.values()):
+        yield f"gateways {sorted(expected)} have the Secrets {brought}"
+    # The others' are not in it.
+    certificates = {it["spec"]["secretName"]: it["spec"].get("dnsNames") for it in documents if it["kind"] == "Certificate"}
+    secrets = {it["metadata"]["name"]: it["data"].keys() for it in documents if it["kind"] == "Secret"}
+    for node, (secret, *_) in brought.items():
+        if mode == "helm" and secrets.get(secret) != {"ca.crt", "tls.crt", "tls.key"}:
+            yield f"Secret {secret} has {secrets.get(secret)}"
+        if mode == "certManager" and certificates.get(secret) != [node]:
+            yield f"Certificate {secret} of node {node} is for {certificates.get(secret)}"
+        if sum(name in secret for name in gateways) != 1 or node not in secret:
+            yield f"node {node} has Secret {secret}"
+
+
+def references(documents):
+    """What objects of the chart refer to, and isn't there."""
+    there = {(it["kind"], it["metadata"]["name"]) for it in documents}
+    made = set(made_secrets(documents))
+    there |= {("Secret", name) for _, name in made}
+    has_secrets = any(kind == "Secret" for kind, _ in there)
+    for workload, spec in pod_templates(documents):
+        wanted = [("ServiceAccount", spec["serviceAccountName"])]
+        volumes = spec.get("volumes", [])
+        wanted += [("ConfigMap", it["configMap"]["name"]) for it in volumes if "configMap" in it]
+        wanted += [("Secret", it["secret"]["secretName"]) for it in volumes if "secret" in it and has_secrets]
+        containers = spec["containers"] + spec.get("initContainers", [])
+        sources = [it.get("valueFrom", {}).get("configMapKeyRef") for container in containers for it in container.get("env", [])]
+        wanted += [("ConfigMap", it["name"]) for it in sources if it]
+        yield from (f"{workload['kind']}: no {kind} {name}" for kind, name in wanted if (kind, name) not in there)
+        names = {it["name"] for it in volumes}
+        for container in containers:
+            mounts = {it["name"] for it in container.get("volumeMounts", [])}
+            yield from (f"{workload['kind']}: no volume {name}" for name in sorted(mounts - names))
+    if {name for kind, name in made if kind == "Job"} != {name for kind, name in made if kind == "CronJob"}:
+        yield "Job and CronJob make other Secrets"
+
+
+def rights(documents):
+    made, former = ({name for _, name in made_secrets(documents, flags)} for flags in (SECRET_FLAGS, ("--former-gateways",)))
+    for role in documents:
+        for rule in role.get("rules", []) if role["kind"] in ("Role", "ClusterRole") else []:
+            if role["metadata"]["labels"]["app.kubernetes.io/component"] == "certificates":
+                if not may_make_certificates(rule, role, made, former):
+                    yield f"{role['kind']}: more than making certificates needs: {rule}"
+                continue
+            if "secrets" in rule["resources"]:
+                yield f"{role['kind']} {role['metadata']['name']}: Secrets"
+            allowed = [WRITING.get(resource, READING) for resource in rule["resources"]]
+            if not all(set(rule["verbs"]) <= verbs for verbs in allowed) or "*" in rule["resources"] + rule["apiGroups"]:
+                yield f"{role['kind']}: more than the policy server may do: {rule}"
+
+
+def bindings(documents):
+    """The rights of a component are its own account's alone, and none are a gateway's or an agent's."""
+    accounts = {it["metadata"]["name"]: it["metadata"]["labels"]["app.kubernetes.io/component"] for it in documents if it["kind"] == "ServiceAccount"}
+    for binding in documents:
+        if binding["kind"] in ("RoleBinding", "ClusterRoleBinding"):
+            component = binding["metadata"]["labels"]["app.kubernetes.io/component"]
+            for subject in binding["subjects"]:
+                if subject["kind"] != "ServiceAccount" or accounts.get(subject["name"], component) != component or component not in ("policyd", "certificates"):
+                    yield f"{binding['kind']} {binding['metadata']['name']}: rights of {component} for {subject}"
+
+
+def may_make_certificates(rule, role, made, former):
+    """Whether a rule allows no more than to create Secrets, to read and update those that are made, to delete an earlier version's, and to read their owners."""
+    names, verbs = set(rule.get("resourceNames", [])), set(rule["verbs"])
+    match role["kind"], rule["apiGroups"], rule["resources"]:
+        case "Role", [""], ["secrets"]:
+            is_former = names == former and verbs <= {"get", "delete"}
+            return verbs == {"create"} or is_former or (names and names <= made and verbs <= {"get", "update"})
+        case "Role", [""], ["configmaps"]:
+            return names == {role["metadata"]["name"]} and verbs == {"get"}
+        case "Role", ["apps"], ["daemonsets"]:
+            return names == {role["metadata"]["name"]} and verbs == {"get"}
+    return False
