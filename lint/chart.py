@@ -39,6 +39,7 @@ TLS_MODES = {"job", "helm", "certManager", "secret", "none"}
 # Values that the chart refuses, and what it says.
 REFUSED = [
     (["tls.mode=secret", "tls.secret.gateways=vipgate-gateway-tls"], "give their names with {name} in it, such as vipgate-gateway-tls-{name}"),
+    (["monitoring.serviceMonitor.enabled=true"], "monitoring.serviceMonitor needs policyd.networkPolicy.metricsFrom"),
 ]
 
 HEADER = """\
@@ -313,6 +314,8 @@ def check(helm, vipgate):
         yield from examine(name, template(helm, *arguments), validate, vipgate, mode)
     if seen != TLS_MODES:
         yield f"charts/vipgate/ci has two gateways with tls.mode {sorted(seen)} only"
+    if "kind: NetworkPolicy" not in template(helm) or "listen: 127.0.0.1:9470" not in template(helm):
+        yield "default values: no NetworkPolicy, or metrics of the policy server are open"
     for settings, message in REFUSED:
         code, _, stderr = run(helm, "template", "vipgate", str(CHART), *(word for it in settings for word in ("--set", it)))
         if not code or message not in stderr:

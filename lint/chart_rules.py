@@ -1,4 +1,4 @@
-"""Rules for what the Helm chart renders, beyond schemas: references, rights, who can read which key.
+"""Rules for what the Helm chart renders, beyond schemas: references, rights, who can read which key, who reaches the policy server.
 
 Each function takes the objects of one rendering, and yields what is wrong.
 """
@@ -23,6 +23,7 @@ def problems(documents, mode):
     yield from references(documents)
     yield from rights(documents)
     yield from bindings(documents)
+    yield from network(documents)
     if mode:
         yield from keys(documents, mode)
 
@@ -101,6 +102,29 @@ def keys(documents, mode):
             yield f"Certificate {secret} of node {node} is for {certificates.get(secret)}"
         if sum(name in secret for name in gateways) != 1 or node not in secret:
             yield f"node {node} has Secret {secret}"
+
+
+def network(documents):
+    """Metrics of the policy server are for those that a NetworkPolicy names; without one, and by default, nobody connects to them."""
+    import yaml
+
+    for policyd in documents:
+        if policyd["kind"] != "Deployment":
+            continue
+        (config,) = [it["data"]["policyd.yaml"] for it in documents if it["kind"] == "ConfigMap" and "policyd.yaml" in it["data"]]
+        address = yaml.safe_load(config)["metrics"]["listen"].rpartition(":")[0]
+        (container,) = policyd["spec"]["template"]["spec"]["containers"]
+        ports = {it["containerPort"] for it in container["ports"]}
+        is_open = not address.startswith("127.")
+        if (9470 in ports) != is_open or any(("exec" in container[f"{probe}Probe"]) == is_open for probe in ("readiness", "liveness")):
+            yield f"Deployment: metrics at {address}, which ports {ports} or the probes don't match"
+        for policy in (it for it in documents if it["kind"] == "NetworkPolicy"):
+            labels = policyd["spec"]["template"]["metadata"]["labels"].items()
+            if not policy["spec"]["podSelector"]["matchLabels"].items() <= labels or policy["spec"]["policyTypes"] != ["Ingress"]:
+                yield f"NetworkPolicy {policy['metadata']['name']} isn't that of the policy server's ingress"
+            for rule in policy["spec"]["ingress"]:
+                if [it["port"] for it in rule["ports"]] != [18000] and not rule.get("from"):
+                    yield f"NetworkPolicy: everybody reaches {rule['ports']}"
 
 
 def references(documents):

@@ -245,7 +245,7 @@ class Releases(unittest.TestCase):
             ("Role", NAMESPACE, "vipgate-certificates"), ("RoleBinding", NAMESPACE, "vipgate-certificates"),
             ("CronJob", NAMESPACE, "vipgate-certificates"), ("Job", NAMESPACE, job_pod().name),
             *((kind, NAMESPACE, f"vipgate-certificate-{name}") for kind in ("DaemonSet", "Role", "RoleBinding") for name, _ in NODES),
-            ("Secret", NAMESPACE, "sh.helm.release.v1.vipgate.v1"),
+            ("NetworkPolicy", NAMESPACE, "vipgate-policyd"), ("Secret", NAMESPACE, "sh.helm.release.v1.vipgate.v1"),
             ("DaemonSet", NAMESPACE, "vipgate-node"), ("ConfigMap", NAMESPACE, "vipgate-node"), ("ServiceAccount", NAMESPACE, "vipgate-node"),
             ("ClusterRole", "<none>", "vipgate-policyd"), ("ClusterRoleBinding", "<none>", "vipgate-policyd"),
             ("Role", NAMESPACE, "vipgate-policyd-leader"), ("RoleBinding", NAMESPACE, "vipgate-policyd-leader"),

@@ -189,6 +189,12 @@ class Pod:
     def is_ready(self, name):
         """What kubelet's readiness probe of a container finds."""
         container = self.container(name)
+        if execute := container["readinessProbe"].get("exec"):
+            try:
+                self.execute(name, *execute["command"])
+            except AssertionError:
+                return False
+            return True
         probe = container["readinessProbe"]["httpGet"]
         port = {it["name"]: it["containerPort"] for it in container.get("ports", [])}.get(probe["port"], probe["port"])
         try:

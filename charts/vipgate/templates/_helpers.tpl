@@ -117,6 +117,31 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{- end -}}
 {{- end -}}
 
+{{/* Address of the policy server's metrics: the loopback, unless somebody is to read them. */}}
+{{- define "vipgate.policydMetricsAddress" -}}
+{{- $isRead := or .Values.monitoring.serviceMonitor.enabled .Values.policyd.networkPolicy.metricsFrom -}}
+{{- .Values.policyd.metrics.address | default (ternary .Values.policyd.bindAddress "127.0.0.1" (not (empty $isRead))) -}}
+{{- end -}}
+
+{{/* A probe of the policy server: (dict "root" $ "path" PATH). */}}
+{{- define "vipgate.policydProbe" -}}
+{{- $address := include "vipgate.policydMetricsAddress" .root -}}
+{{- if eq (include "vipgate.isLoopback" $address) "true" -}}
+# Kubelet doesn't reach the pod's loopback.
+exec:
+  command:
+    - /bin/bash
+    - -ec
+    - |
+      exec 3<>/dev/tcp/{{ $address }}/9470
+      printf 'GET {{ .path }} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n' >&3
+      read -r _ status _ <&3
+      [ "$status" = 200 ]
+{{- else -}}
+httpGet: {port: metrics, path: {{ .path }}}
+{{- end -}}
+{{- end -}}
+
 {{- define "vipgate.isLoopback" -}}{{ or (hasPrefix "127." .) (eq . "::1") }}{{- end -}}
 
 {{/* node.yaml; @NODE@ and @HOST@ are replaced on each node. */}}
