@@ -10,6 +10,8 @@
 mod client;
 mod collection;
 mod definition;
+#[cfg(test)]
+pub(super) mod fixtures;
 mod manifest;
 mod mirror;
 mod observed;

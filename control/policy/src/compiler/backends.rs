@@ -111,7 +111,9 @@ fn merge(entries: &mut [PlacedBackend], merged: &mut Vec<PlacedBackend>) {
         let taken: Vec<bool> = entry.ports.iter().enumerate().map(is_taken).collect();
         let ports = entry.ports.iter().zip(&taken).map(|(port, taken)| if *taken { 0 } else { *port });
         let ports: Arc<[u16]> = if taken.contains(&true) { ports.collect() } else { entry.ports.clone() };
-        if ports.iter().all(|port| *port == 0) && entry.ports.iter().any(|port| *port > 0) {
+        // Without a port left it is nobody's backend; the only entry of an address stays, to be shown.
+        let has_port = |ports: &[u16]| ports.iter().any(|port| *port > 0);
+        if !has_port(&ports) && (has_port(&entry.ports) || merged.len() > before) {
             continue;
         }
         match merged[before..].iter_mut().find(|it| is_same_endpoint(it, entry) && are_compatible(&it.ports, &ports)) {

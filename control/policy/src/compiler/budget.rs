@@ -102,12 +102,12 @@ impl SubAssign<&Usage> for Sum {
 
 /// What is taken, in all and by namespace. Objects without a namespace are the platform's: only the whole limits them.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Ledger {
+pub(super) struct Totals {
     total: Sum,
     namespaces: HashMap<Box<str>, Sum>,
 }
 
-impl Ledger {
+impl Totals {
     pub(super) fn add(&mut self, namespace: &str, usage: &Usage) {
         self.total += usage;
         if namespace.is_empty() {
@@ -157,7 +157,7 @@ pub(super) struct Excess<K> {
 
 /// The objects that don't fit. `oldest_first`: all that take part of a limit.
 pub(super) fn excess<'a, K>(oldest_first: impl Iterator<Item = Consumer<'a, K>>, share: Share) -> Vec<Excess<K>> {
-    let mut granted = Ledger::default();
+    let mut granted = Totals::default();
     let mut refused = Vec::new();
     for Consumer { key, namespace, usage, closed } in oldest_first {
         let Some(reason) = exceeded(&granted, namespace, &usage, share) else {
@@ -174,7 +174,7 @@ pub(super) fn excess<'a, K>(oldest_first: impl Iterator<Item = Consumer<'a, K>>,
 }
 
 /// Which limit an object would exceed.
-fn exceeded(granted: &Ledger, namespace: &str, usage: &Usage, share: Share) -> Option<String> {
+fn exceeded(granted: &Totals, namespace: &str, usage: &Usage, share: Share) -> Option<String> {
     let none = Sum::default();
     let own = granted.namespaces.get(namespace).unwrap_or(&none);
     let counts = usage.counts().into_iter().zip(own.0).zip(granted.total.0).zip(LIMITS);

@@ -186,12 +186,12 @@ impl<'a> Pods<'a> {
     fn decide(&mut self, address: IpAddr, others: Vec<Claimant<'a>>, diagnostics: &mut Vec<Diagnostic>) {
         let Some(first) = self.by_address.remove(&address) else { return };
         let is_older = |one: &Holder<'_>, other: &Holder<'_>| one.life.compare(other.life) == Some(Ordering::Less);
-        let beats_all = |at: usize| {
+        let precedes_all = |at: usize| {
             let one = if at == 0 { &first } else { &others[at - 1].holder };
             let all = std::iter::once(&first).chain(others.iter().map(|other| &other.holder)).enumerate();
             all.filter(|(other, _)| *other != at).all(|(_, other)| is_older(other, one))
         };
-        let winner = (0..=others.len()).find(|at| beats_all(*at));
+        let winner = (0..=others.len()).find(|at| precedes_all(*at));
         for Claimant { pod, field, holder } in &others {
             let effect = match winner {
                 None => "their manifests don't say which one has it now, so its traffic is dropped".to_owned(),

@@ -5,6 +5,7 @@
 //! namespace, or outside of the cluster.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use foldhash::HashSet;
 
@@ -17,9 +18,9 @@ use crate::diagnostic::{Code, Diagnostic};
 use crate::manifest::{EndpointSlice, SliceEndpoint};
 
 /// Whose an address of a slice is.
-enum Owner {
-    /// A pod that the slice may name.
-    Pod,
+enum Owner<'p> {
+    /// A pod that the slice may name: `namespace/pod`.
+    Pod(&'p Arc<str>),
     /// The node of the slice's pod, which is on the host network.
     Host,
     /// Nobody that is known.
@@ -61,7 +62,7 @@ impl<'a> Inputs<'a> {
     }
 
     /// Whose an endpoint's address is, unless it is ignored.
-    fn owner_of(&self, slice: &ObjectRef<'a, EndpointSlice>, endpoint: &SliceEndpoint) -> Result<Owner, Ignored> {
+    fn owner_of(&self, slice: &ObjectRef<'a, EndpointSlice>, endpoint: &SliceEndpoint) -> Result<Owner<'a>, Ignored> {
         let SliceEndpoint { address, pod, uid, .. } = endpoint;
         if self.vips.contains(address) {
             return Err(Ignored {
@@ -82,7 +83,7 @@ impl<'a> Inputs<'a> {
             if self.tenancy == Tenancy::Strict && holder.namespace != namespace {
                 return Err(ignored(format!("{address} is the address of a pod of another namespace: ignored")));
             }
-            return Ok(Owner::Pod);
+            return Ok(Owner::Pod(&holder.name));
         }
         if self.pods.host_of(*address).is_some() {
             if self.verifies_slices() && !self.pods.is_of_host_pod(*address, namespace) {
@@ -134,31 +135,31 @@ impl<'a> Inputs<'a> {
         for slice in slices {
             for endpoint in &slice.body.endpoints {
                 let SliceEndpoint { address, pod, state, .. } = endpoint;
-                let is_pod = match self.owner_of(slice, endpoint) {
-                    Ok(Owner::Pod) => true,
+                let name = match self.owner_of(slice, endpoint) {
+                    Ok(Owner::Pod(name)) => Some(name),
                     Ok(Owner::Unknown) if self.verifies_slices() => {
                         let reason = format!("{address} is no pod's address: ignored for egress");
                         diagnostics.push(slice.warning(Code::SliceAddressOfOther, &endpoint.field(), reason));
-                        false
+                        None
                     }
-                    Ok(Owner::Unknown) => true,
+                    Ok(Owner::Unknown) => Some(pod),
                     Ok(Owner::Host) => {
                         let host = self.pods.host_of(*address).unwrap_or_default();
                         let reason =
                             format!("{address} is a host address ({host}), not a pod address: ignored for egress");
                         diagnostics.push(slice.warning(Code::HostAddress, &endpoint.field(), reason));
-                        false
+                        None
                     }
                     // Two pods claim it, and one is this one: closed for both.
-                    Err(_) if self.pods.is_disputed(*address) => true,
+                    Err(_) if self.pods.is_disputed(*address) => Some(pod),
                     Err(Ignored { code, reason }) => {
                         diagnostics.push(slice.warning(code, &endpoint.field(), reason));
-                        false
+                        None
                     }
                 };
-                if is_pod {
+                if let Some(name) = name {
                     let locality = self.locality_of(endpoint);
-                    covers.push(CoveredAddress { address: *address, name: pod, locality, state: *state });
+                    covers.push(CoveredAddress { address: *address, name, locality, state: *state });
                 }
             }
         }

@@ -86,9 +86,10 @@ fn assign(
     shard_maps: &mut ShardMaps,
 ) -> Vec<AssignedVip> {
     let gateways = sources.gateways;
-    // Endpoints of any policy with the VIP may require gateways in their zone.
+    // Endpoints of any policy of its namespace, or of the cluster, may require gateways in their zone.
     let with_zone = claims.iter().filter(|claim| claim.zone_affinity == ZoneAffinity::Require);
-    let with_zone: HashSet<IpAddr> = with_zone.flat_map(|claim| claim.vips.iter()).map(|(_, vip)| *vip).collect();
+    let with_zone: HashSet<(IpAddr, &str)> =
+        with_zone.flat_map(|claim| claim.vips.iter().map(|(_, vip)| (*vip, claim.namespace))).collect();
     let mode = |address: &IpAddr, vip: &Vip<'_>| {
         let pool = sources.pools.announce(*address).map(|(announce, _)| announce);
         pool.or(vip.announce.as_ref().map(|(announce, _)| *announce)).unwrap_or_default()
@@ -102,7 +103,7 @@ fn assign(
             group: seniorities[address].group,
             turn: seniorities[address].turn,
             candidates: eligible(*address, vip, claims, sources),
-            requires_zone: with_zone.contains(address),
+            requires_zone: [vip.namespace, ""].iter().any(|it| with_zone.contains(&(*address, *it))),
             shared: *announce == Announce::Bgp,
         })
         .collect();

@@ -10,7 +10,8 @@ use super::*;
 use crate::schema::Published;
 
 /// Codes that a check doesn't report in tests, and why.
-const UNREACHED: [(Code, &str); 2] = [
+const UNREACHED: [(Code, &str); 3] = [
+    (Code::LimitExceeded, "takes thousands of objects: see the tests of the compiler"),
     (Code::NoSystemAuthorities, "depends on the system"),
     (Code::SourceUnavailable, "of a running process: see source/store/tests"),
 ];
@@ -67,7 +68,7 @@ fn examples_of_codes_show_the_mistake_and_its_correction() {
 }
 
 /// Manifests of the codes without an example, as documents `kind name: fields`.
-const CONFLICTS: [(Code, &[&str]); 32] = [
+const CONFLICTS: [(Code, &[&str]); 34] = [
     (Code::NotAnObject, &["- 1"]),
     (Code::TruncatedList, &["apiVersion: v1\nitems: [{apiVersion: v1, kind: Node, metadata: {name: n}}]"]),
     (Code::DuplicateObject, &["Namespace n", "Namespace n"]),
@@ -112,6 +113,11 @@ const CONFLICTS: [(Code, &[&str]); 32] = [
         &[POLICY_P, "AddressPool q: {spec: {ranges: [203.0.113.0/28], namespaces: {matchLabels: {tier: gold}}}}"],
     ),
     (Code::AddressOutsidePools, &[POLICY_P]),
+    (
+        Code::SliceAddressOfOther,
+        &[SERVICE, SLICE, "Pod x: {metadata: {namespace: b}, spec: {}, status: {podIPs: [{ip: 10.0.0.1}]}}"],
+    ),
+    (Code::AddressIsVip, &[SERVICE, "Node n: {status: {addresses: [{type: InternalIP, address: 203.0.113.1}]}}"]),
     (Code::PortConflict, &[SERVICE, SERVICE_B]),
     (
         Code::AnnounceConflict,

@@ -61,13 +61,17 @@ pub(super) fn manifest(kind: Kind, object: DynamicObject) -> Manifest {
     let observation = observation(kind, &metadata, &data);
     if let Some(Value::Array(endpoints)) = data.get_mut("endpoints") {
         for reference in endpoints.iter_mut().filter_map(|endpoint| endpoint.get_mut("targetRef")) {
-            *reference = kept(reference, &["kind", "namespace", "name"]);
+            *reference = kept(reference, &["kind", "namespace", "name", "uid"]);
         }
     }
     let mut document = kept(&data, fields(kind));
     document["apiVersion"] = kind.api_version().into();
     document["kind"] = kind.as_str().into();
     document["metadata"] = kept_metadata(kind, metadata);
+    if kind == Kind::Pod && is_ready(&data) {
+        // Without its time and other conditions, which change all the time.
+        document["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
+    }
     let selectors = data.pointer("/spec/selectors").and_then(Value::as_array);
     Manifest {
         name,
@@ -75,6 +79,12 @@ pub(super) fn manifest(kind: Kind, object: DynamicObject) -> Manifest {
         selects_pods: is_policy(kind) && selectors.is_some_and(|selectors| !selectors.is_empty()),
         observation,
     }
+}
+
+/// Whether a pod is ready.
+fn is_ready(pod: &Value) -> bool {
+    let conditions = pod.pointer("/status/conditions").and_then(Value::as_array);
+    conditions.into_iter().flatten().any(|it| it["type"] == "Ready" && it["status"] == "True")
 }
 
 fn observation(kind: Kind, metadata: &ObjectMeta, data: &Value) -> Option<Observation> {
@@ -152,6 +162,15 @@ fn kept_metadata(kind: Kind, metadata: ObjectMeta) -> Value {
     }
     if let Some(created) = metadata.creation_timestamp {
         kept["creationTimestamp"] = json!(created);
+    }
+    if kind == Kind::Pod {
+        // Which of two pods has an address.
+        for (field, value) in [("uid", json!(metadata.uid)), ("deletionTimestamp", json!(metadata.deletion_timestamp))]
+        {
+            if !value.is_null() {
+                kept[field] = value;
+            }
+        }
     }
     if kind == Kind::Service && metadata.managed_fields.iter().flatten().any(is_own_status) {
         // Without its time, and without other managers.

@@ -8,7 +8,7 @@ use envoy_types::pb::envoy::service::discovery::v3::{DeltaDiscoveryRequest, Delt
 use prost::Message;
 use vipgate_dataplane::policy::build::Builder;
 use vipgate_dataplane::policy::spec::PolicySet;
-use vipgate_policy::compiler::GatewayLocality;
+use vipgate_policy::compiler::{GatewayLocality, Placement};
 
 use super::disk::Disk;
 use crate::gateway::policy_source::PolicySubscription;
@@ -118,10 +118,9 @@ fn check_encoded(publication: &Publication) {
     assert_eq!(published, encode_all(&publication.placement));
 }
 
-/// A policy server and one gateway of it.
-pub(super) struct ServerGateway {
-    reader: FileReader,
-    intake: SourceIngester,
+/// A policy server's stream to one gateway, and that gateway.
+pub(super) struct Subscriber {
+    gateway: GatewayLocality,
     last: Arc<Publication>,
     stream: DeltaStream,
     is_subscribed: bool,
@@ -133,11 +132,10 @@ pub(super) struct ServerGateway {
     pub(super) is_older: bool,
 }
 
-impl ServerGateway {
-    pub(super) async fn start(disk: &Disk, allow_empty: bool) -> Self {
-        let mut served = Self {
-            reader: FileReader::new(disk.paths()),
-            intake: SourceIngester::new("files".to_owned(), ManifestStore::new(allow_empty)),
+impl Subscriber {
+    pub(super) fn new(gateway: &str) -> Self {
+        Self {
+            gateway: GatewayLocality::named(gateway),
             last: Arc::default(),
             stream: DeltaStream::default(),
             is_subscribed: false,
@@ -145,44 +143,18 @@ impl ServerGateway {
             builder: builder(),
             in_force: None,
             is_older: false,
-        };
-        served.reread(&[]).await;
-        served
+        }
     }
 
-    /// Restarts the policy server; the gateway keeps running.
-    pub(super) async fn restart(self, disk: &Disk, allow_empty: bool) -> Self {
-        let Self { book, builder, in_force, .. } = self;
-        let mut served = Self {
-            reader: FileReader::new(disk.paths()),
-            intake: SourceIngester::new("files".to_owned(), ManifestStore::new(allow_empty)),
-            last: Arc::default(),
-            stream: DeltaStream::default(),
-            is_subscribed: false,
-            is_older: in_force.is_some(),
-            book,
-            builder,
-            in_force,
-        };
-        served.reread(&[]).await;
-        served
+    /// The same gateway, with a server that was restarted.
+    pub(super) fn of_next_server(self) -> Self {
+        let (stream, is_older) = (DeltaStream::default(), self.in_force.is_some());
+        Self { last: Arc::default(), stream, is_subscribed: false, is_older, ..self }
     }
 
-    pub(super) async fn reread(&mut self, log: &[String]) {
-        let update = self.reader.read();
-        self.intake.ingest([SourceEvent::Update(update)]).await.unwrap();
-        self.publish(log);
-    }
-
-    pub(super) async fn accept_empty(&mut self) -> Result<usize, ()> {
-        let accepted = self.intake.accept_empty().await.map_err(|_| ())?;
-        self.publish(&[]);
-        Ok(accepted.entries.iter().map(|(_, objects)| objects).sum())
-    }
-
-    fn publish(&mut self, log: &[String]) {
-        let Some(deal) = self.intake.status().compiled.load().placement.clone() else { return };
-        if let Some(next) = self.last.next(deal) {
+    /// Publishes a placement, which the gateway brings into force.
+    pub(super) fn publish(&mut self, placement: Arc<Placement>, log: &[String]) {
+        if let Some(next) = self.last.next(placement) {
             self.last = Arc::new(next);
             check_encoded(&self.last);
         }
@@ -210,13 +182,13 @@ impl ServerGateway {
         while let Some(Response { bytes, nonce, .. }) = self.stream.next_response() {
             let response = DeltaDiscoveryResponse::decode(bytes).unwrap();
             pending.insert(nonce, response.type_url.clone());
-            self.book.stage(response).unwrap();
+            self.book.stage(response).unwrap_or_else(|error| panic!("rejected by the decoder: {error}: {log:#?}"));
         }
         if pending.is_empty() {
             return;
         }
         assert!(self.book.is_complete(), "{log:#?}");
-        let update = self.book.update_for(&GatewayLocality::named(GATEWAY));
+        let update = self.book.update_for(&self.gateway);
         let snapshot = self.builder.with_change(&update.change);
         let snapshot = snapshot.unwrap_or_else(|error| panic!("rejected by the engine: {error}: {log:#?}"));
         self.in_force = Some(policy_view(&snapshot.policy));
@@ -226,6 +198,57 @@ impl ServerGateway {
             let request = DeltaDiscoveryRequest { type_url, response_nonce, ..DeltaDiscoveryRequest::default() };
             let acknowledgment = self.stream.handle_request(request, &self.last).unwrap();
             assert_eq!((self.stream.next_size(), acknowledgment), (None, Acknowledgment::Ack), "{log:#?}");
+        }
+    }
+
+    /// Checks that the gateway takes the whole policy as well, and has the same in force.
+    pub(super) fn check_whole(&self) {
+        let Publication { placement, version, .. } = &*self.last;
+        let set = placement.policy_for(Some(&self.gateway), version);
+        let whole = builder().with_policy(&set).unwrap_or_else(|error| panic!("rejected by the engine: {error}"));
+        assert_eq!(self.in_force, Some(policy_view(&whole.policy)), "the change, and the whole policy");
+    }
+}
+
+/// A policy server and one gateway of it.
+pub(super) struct ServerGateway {
+    reader: FileReader,
+    intake: SourceIngester,
+    pub(super) gateway: Subscriber,
+}
+
+impl ServerGateway {
+    pub(super) async fn start(disk: &Disk, allow_empty: bool) -> Self {
+        Self::with_gateway(Subscriber::new(GATEWAY), disk, allow_empty).await
+    }
+
+    /// Restarts the policy server; the gateway keeps running.
+    pub(super) async fn restart(self, disk: &Disk, allow_empty: bool) -> Self {
+        Self::with_gateway(self.gateway.of_next_server(), disk, allow_empty).await
+    }
+
+    async fn with_gateway(gateway: Subscriber, disk: &Disk, allow_empty: bool) -> Self {
+        let intake = SourceIngester::new("files".to_owned(), ManifestStore::new(allow_empty));
+        let mut served = Self { reader: FileReader::new(disk.paths()), intake, gateway };
+        served.reread(&[]).await;
+        served
+    }
+
+    pub(super) async fn reread(&mut self, log: &[String]) {
+        let update = self.reader.read();
+        self.intake.ingest([SourceEvent::Update(update)]).await.unwrap();
+        self.publish(log);
+    }
+
+    pub(super) async fn accept_empty(&mut self) -> Result<usize, ()> {
+        let accepted = self.intake.accept_empty().await.map_err(|_| ())?;
+        self.publish(&[]);
+        Ok(accepted.entries.iter().map(|(_, objects)| objects).sum())
+    }
+
+    fn publish(&mut self, log: &[String]) {
+        if let Some(placement) = self.intake.status().compiled.load().placement.clone() {
+            self.gateway.publish(placement, log);
         }
     }
 

@@ -11,7 +11,7 @@ use foldhash::{HashMap, HashSet};
 use vipgate_dataplane::policy::spec::{EgressSpec, EndpointSpec};
 
 use super::{Differences, Placement, Table, VipTable};
-use crate::compiler::budget::{Consumer, Excess, Ledger, Usage, excess};
+use crate::compiler::budget::{Consumer, Excess, Totals, Usage, excess};
 use crate::compiler::changes::Changes;
 use crate::compiler::claim::{Claim, Inputs};
 use crate::compiler::endpoints;
@@ -26,7 +26,7 @@ use crate::diagnostic::{Code, Diagnostic, ObjectLocation, Severity};
 pub(super) struct EndpointMemo {
     claims: HashMap<Arc<str>, ClaimMemo>,
     /// What their endpoints take of limits.
-    ledger: Ledger,
+    totals: Totals,
     /// The claims by covered address.
     coverage: HashMap<IpAddr, Covering>,
     /// The number of claims with endpoints that have slots of a shard map, by its name.
@@ -128,7 +128,7 @@ impl EndpointMemo {
             let mut usage = Usage { endpoint_vips: endpoint.vips.len(), ..Usage::default() };
             usage.endpoints[usize::from(endpoint.address.is_ipv6())] = 1;
             memo.usage += &usage;
-            self.ledger.add(&memo.namespace, &usage);
+            self.totals.add(&memo.namespace, &usage);
         }
     }
 
@@ -139,7 +139,7 @@ impl EndpointMemo {
         share: Share,
         diagnostics: &mut Vec<Diagnostic>,
     ) -> HashSet<Arc<str>> {
-        if self.ledger.fits(share) {
+        if self.totals.fits(share) {
             return HashSet::default();
         }
         let policies = inventory.policies.iter();
@@ -247,7 +247,7 @@ impl EndpointMemo {
         let mut all = Vec::new();
         for name in names {
             let Some(memo) = self.claims.remove(name) else { continue };
-            self.ledger.remove(&memo.namespace, &memo.usage);
+            self.totals.remove(&memo.namespace, &memo.usage);
             for address in &memo.addresses {
                 if let Entry::Occupied(mut covering) = self.coverage.entry(*address)
                     && covering.get_mut().remove(name)

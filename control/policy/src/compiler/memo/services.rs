@@ -7,7 +7,7 @@ use foldhash::HashMap;
 
 use super::{Differences, Placement, Table, VipMemo};
 use crate::compiler::backends::BackendBuilder;
-use crate::compiler::budget::{Consumer, Excess, Ledger, Usage, excess};
+use crate::compiler::budget::{Consumer, Excess, Totals, Usage, excess};
 use crate::compiler::claim::Inputs;
 use crate::compiler::inventory::{Inventory, ObjectRef, age_key};
 use crate::compiler::options::Share;
@@ -21,7 +21,7 @@ use crate::manifest::Service;
 pub(super) struct ServiceMemo {
     services: HashMap<Arc<str>, PlacedMemo>,
     /// What they take of limits.
-    ledger: Ledger,
+    totals: Totals,
     /// Counts compilations of all Services: those of an earlier one are gone.
     round: u64,
 }
@@ -84,7 +84,7 @@ impl ServiceMemo {
             }
             let round = self.round;
             for (name, memo) in self.services.extract_if(|_, memo| memo.round != round) {
-                self.ledger.remove(namespace_of(&name), &memo.usage);
+                self.totals.remove(namespace_of(&name), &memo.usage);
                 gone.push(name);
             }
         }
@@ -105,10 +105,10 @@ impl ServiceMemo {
         let placed = services::compile(service, assigned, builder, &mut diagnostics);
         let fits = !diagnostics.iter().any(Diagnostic::is_error);
         let usage = if fits { services::usage(&placed) } else { Usage::default() };
-        self.ledger.add(&service.id.namespace, &usage);
+        self.totals.add(&service.id.namespace, &usage);
         let memo = PlacedMemo { assigned: placed.vips.clone(), diagnostics, usage, fits, round: self.round };
         if let Some(before) = self.services.insert(service.name.clone(), memo) {
-            self.ledger.remove(&service.id.namespace, &before.usage);
+            self.totals.remove(&service.id.namespace, &before.usage);
         }
         placed
     }
@@ -122,7 +122,7 @@ impl ServiceMemo {
     ) -> Vec<Arc<str>> {
         let too_large = self.services.iter().filter(|(_, memo)| !memo.fits).map(|(name, _)| name.clone());
         let mut beyond: Vec<Arc<str>> = too_large.collect();
-        if !self.ledger.fits(share) {
+        if !self.totals.fits(share) {
             let all = inventory.services.iter().filter_map(|it| Some((it, self.services.get(it.name)?)));
             let mut all: Vec<_> = all.filter(|(_, memo)| memo.fits).collect();
             all.sort_by_cached_key(|(service, _)| age_key(service.body.created.as_ref(), service.id));

@@ -110,8 +110,7 @@ fn work_of_selectors_is_limited_by_namespace() {
     assert_eq!(exceeding(&with_share(share_of(&limits::SELECTOR_STEPS, steps), &documents)), [""; 0]);
     let outcome = with_share(share_of(&limits::SELECTOR_STEPS, steps - 2), &documents);
     assert!(exceeding(&outcome)[0].contains("labels to compare"), "{:#?}", messages(&outcome));
-    // Its pods stay covered.
-    assert!(outcome.set.endpoints.iter().all(|it| it.vips.is_empty()) && outcome.set.endpoints.len() == 2);
+    assert!(outcome.set.policies.is_empty() && outcome.set.endpoints.is_empty());
 }
 
 #[test]

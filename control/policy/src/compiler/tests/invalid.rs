@@ -25,7 +25,6 @@ fn expect_errors(cases: &[(Vec<String>, &str)]) {
 #[test]
 fn an_invalid_service_or_vip_is_an_error_with_line_field_and_reason() {
     let s = || service("s", EGRESS, 80, &["203.0.113.10"]);
-    let x = || pod("a", "x", "", "10.0.0.1");
     expect_errors(&[
         (
             vec![s().replace("type: LoadBalancer", "type: LoadBalancer, loadBalancerClass: other")],
@@ -49,8 +48,12 @@ fn an_invalid_service_or_vip_is_an_error_with_line_field_and_reason() {
             "m.yaml:5: status.loadBalancer.ingress[1].ip: 224.0.0.1 can't be a VIP: it is a multicast address",
         ),
         (
-            vec![service("s", "", 80, &["10.0.0.1"]), x()],
+            vec![service("s", "", 80, &["10.0.0.1"]), pod("a", "x", "", "10.0.0.1")],
             "m.yaml:5: status.loadBalancer.ingress[0].ip: 10.0.0.1 can't be a VIP: it is the address of Pod a/x",
+        ),
+        (
+            vec![service("s", "", 80, &["192.0.2.97"]), gateway("gw-a", "")],
+            "m.yaml:5: status.loadBalancer.ingress[0].ip: 192.0.2.97 can't be a VIP: it is the peer address of VipGateway gw-a",
         ),
         (vec![service("s", "", 0, &["203.0.113.1"])], "m.yaml:4: spec.ports[0].port: must be from 1 to 65535, is 0"),
         (
@@ -176,6 +179,14 @@ fn suspicious_policies_are_accepted_with_a_warning() {
                     .into(),
             ],
             "m.yaml:10: status.addresses[0].address: warning: 192.168.0.1 is a VIP: the address is ignored",
+        ),
+        (
+            vec![
+                service("s", "", 80, &["10.0.0.1"]),
+                pod("a", "x", "", "10.0.0.1"),
+                pool("p", "{ranges: [10.0.0.0/30]}"),
+            ],
+            "m.yaml:11: status.podIPs[0].ip: warning: 10.0.0.1 is a VIP: the address is ignored",
         ),
         (
             vec![slice("s", &["10.0.0.1"]).replace("kubernetes.io/service-name: s", "")],

@@ -93,7 +93,7 @@ fn objects_of_another_tenant_change_nothing_of_what_a_tenant_has() {
         (vec![m(service("x", "", 80, &["10.1.0.1"]))], vec![Code::VipInUse]),
         (
             vec![m(policy("x", "", "{selectors: [{podSelector: {}}], addresses: [203.0.113.10]}"))],
-            vec![Code::VipOfOtherNamespace],
+            vec![Code::NoPodSelected, Code::VipOfOtherNamespace],
         ),
         // The labels of a's pods.
         (

@@ -8,8 +8,9 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use foldhash::{HashMap, HashMapExt, HashSet};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use crate::compiler::budget::{Consumer, Excess, Ledger, Usage, excess};
+use crate::compiler::budget::{Consumer, Excess, Totals, Usage, excess};
 use crate::compiler::claim::{Claim, Inputs};
 use crate::compiler::inventory::{NamespacedName, ObjectRef, age_key};
 use crate::compiler::options::Share;
@@ -26,8 +27,24 @@ pub(in crate::compiler) struct Vip<'a> {
     /// Service by port and protocol.
     pub(super) ports: BTreeMap<(u16, Protocol), ObjectRef<'a, Service>>,
     pub(super) announce: Option<(Announce, ObjectRef<'a, Service>)>,
-    /// The policy with the highest precedence, which decides on its gateways; `None`: every gateway.
+    /// The namespace of the oldest object with it; who shares it later doesn't move it.
+    pub(super) namespace: &'a str,
+    /// The policy of that namespace with the highest precedence, which decides on its gateways; `None`: every gateway.
     pub(super) placed_by: Option<usize>,
+}
+
+impl<'a> Vip<'a> {
+    fn namespace_of_oldest(&self, claims: &[Claim<'a>]) -> &'a str {
+        let age = |created: Option<&'a Time>| (created.is_none(), created);
+        let service = self.services.first().map(|it| (age(it.body.created.as_ref()), &*it.id.namespace));
+        let claim = self.claimed.map(|claim| (age(claims[claim].created), claims[claim].namespace));
+        // Of one age, Services precede policies.
+        match (service, claim) {
+            (Some((service, namespace)), Some((claim, _))) if service <= claim => namespace,
+            (_, Some((_, namespace))) | (Some((_, namespace)), None) => namespace,
+            (None, None) => "",
+        }
+    }
 }
 
 /// What was admitted.
@@ -114,15 +131,19 @@ pub(in crate::compiler) fn admit<'a>(
             referrers.entry(service).or_insert(at);
         }
     }
-    for vip in admission.admitted.vips.values_mut() {
-        vip.placed_by = vip.services.iter().find_map(|service| referrers.get(&service.namespaced_name()).copied());
-    }
     for at in 0..claims.len() {
         let claim = &claims[at];
         if claim.service.is_none() && !claim.vips.is_empty() && !admission.add_claim(at, claims) {
             claims[at].close();
             closed.as_written.insert(claims[at].origin.location());
         }
+    }
+    for vip in admission.admitted.vips.values_mut() {
+        vip.namespace = vip.namespace_of_oldest(claims);
+        let own = vip.services.iter().filter(|service| service.id.namespace == vip.namespace);
+        let mut referring = own.filter_map(|service| referrers.get(&service.namespaced_name()).copied());
+        let claimed = vip.claimed.filter(|claim| claims[*claim].namespace == vip.namespace);
+        vip.placed_by = referring.next().or(claimed);
     }
     Admitted { closed, ..admission.admitted }
 }
@@ -135,7 +156,7 @@ fn check_limits<'a>(
     share: Share,
     diagnostics: &mut Vec<Diagnostic>,
 ) -> (HashSet<ObjectLocation>, Closed) {
-    let (mut ledger, mut known) = (Ledger::default(), HashSet::default());
+    let (mut totals, mut known) = (Totals::default(), HashSet::default());
     let mut consumers = Vec::with_capacity(services.len() + claims.len());
     for service in services {
         let vips = service.body.vips.iter().filter(|(_, vip)| known.insert(*vip)).count();
@@ -157,8 +178,8 @@ fn check_limits<'a>(
         let minimal = Usage { vips: 0, prefixes: [1, 1], ..usage };
         consumers.push(((age, 1, &**claim.name), claim.namespace, (claim.origin, true), usage, Some(minimal)));
     }
-    consumers.iter().for_each(|(_, namespace, _, usage, _)| ledger.add(namespace, usage));
-    if ledger.fits(share) {
+    consumers.iter().for_each(|(_, namespace, _, usage, _)| totals.add(namespace, usage));
+    if totals.fits(share) {
         return Default::default();
     }
     consumers.sort_by(|(a, ..), (b, ..)| a.cmp(b));
@@ -220,6 +241,7 @@ impl<'a> Admission<'a, '_> {
     fn check_vips(&self, service: ObjectRef<'a, Service>, faults: &mut Vec<Diagnostic>) {
         for (field, address) in &service.body.vips {
             faults.extend(self.sources.check_service_vip(service, field, *address));
+            // A tenant may write any address into its Service, but into no pool.
             let is_pooled = self.sources.pools.of(*address).is_some();
             faults.extend(self.check_address(*address, (service.origin, field), !is_pooled, false));
             let Some(vip) = self.admitted.vips.get(address) else { continue };
@@ -279,7 +301,6 @@ impl<'a> Admission<'a, '_> {
         for (_, address) in claim.vips.iter() {
             let vip = self.admitted.vips.entry(*address).or_default();
             vip.claimed = Some(at);
-            vip.placed_by.get_or_insert(at);
         }
         true
     }
@@ -297,38 +318,37 @@ impl<'a> Admission<'a, '_> {
         let (code, reason) = if let Some(other) = vip.claimed.map(|other| &claims[other]) {
             (Code::VipOfTwoPolicies, format!("{address} is already a VIP of {} ({})", other.name, other.origin))
         } else if !vip.services.is_empty() && vip.services.iter().all(is_foreign) {
-            let names: Vec<&str> = vip.services.iter().take(2).map(|service| &**service.name).collect();
             let whose = if claim.namespace.is_empty() {
                 "which a ClusterEgressPolicy can't share"
             } else {
                 "in another namespace"
             };
-            (Code::VipOfOtherNamespace, format!("{address} is the VIP of {}, {whose}", names.join(", ")))
+            (Code::VipOfOtherNamespace, format!("{address} is the VIP of {}, {whose}", vip.services[0].name))
         } else {
             return None;
         };
         Some(claim.diagnostic(Severity::Error, code, field, reason))
     }
 
-    /// Why an address can't be a VIP. Gateways have their own; a pod, a host or an endpoint has one only where it precedes
-    /// who claims the VIP.
+    /// Why an address can't be a VIP. Gateways have their own; a pod, a host or an endpoint has one only where who claims
+    /// the VIP gives way to it.
     fn check_address(
         &self,
         address: IpAddr,
         (origin, field): (&Origin, &str),
-        yields_to_pods: bool,
-        yields_to_hosts: bool,
+        gives_way_to_pods: bool,
+        gives_way_to_hosts: bool,
     ) -> Option<Diagnostic> {
         let sources = self.sources;
         let (code, what) = if let Some(what) = unusable_address(address) {
             (Code::UnusableVip, what.to_owned())
         } else if let Some(gateway) = sources.gateways.with_peer_address(address) {
             (Code::VipInUse, format!("the peer address of VipGateway {gateway}"))
-        } else if let Some(pod) = sources.pods.name_of(address).filter(|_| yields_to_pods) {
+        } else if let Some(pod) = sources.pods.name_of(address).filter(|_| gives_way_to_pods) {
             (Code::VipInUse, format!("the address of Pod {pod}"))
-        } else if let Some(host) = sources.pods.host_of(address).filter(|_| yields_to_hosts) {
+        } else if let Some(host) = sources.pods.host_of(address).filter(|_| gives_way_to_hosts) {
             (Code::VipInUse, format!("an address of {host}"))
-        } else if yields_to_hosts && self.in_use.contains(&address) {
+        } else if gives_way_to_hosts && self.in_use.contains(&address) {
             (Code::VipInUse, "the address of an endpoint".to_owned())
         } else {
             return None;

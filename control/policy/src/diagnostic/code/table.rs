@@ -282,8 +282,8 @@ codes! {
         "EgressPolicy": "spec: {selectors: [{podSelector: {}}], addresses: [224.0.0.1]}"
             => "spec: {selectors: [{podSelector: {}}], addresses: [203.0.113.10]}";
     VipInUse = 409, "VIP is the address of a pod or node",
-        "The address belongs to a pod or a gateway, or, where a policy names it outside of all pools, to a node or an \
-         endpoint. A VIP is answered by the gateways, so the other owner would lose its traffic. Choose an address that \
+        "The address belongs to a gateway, or, outside of all pools, to a pod; where a policy names it there, to a node or \
+         an endpoint. A VIP is answered by the gateways, so the other owner would lose its traffic. Choose an address that \
          nobody has.";
     VipOfTwoPolicies = 410, "VIP of two policies",
         "Two policies with `selectors` have the same address. Such a VIP belongs to one policy alone, the one with \

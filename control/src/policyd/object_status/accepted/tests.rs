@@ -45,13 +45,18 @@ fn a_conflict_names_the_other_object_and_the_effect() {
 }
 
 #[test]
-fn the_last_valid_version_stays_in_force_and_the_message_says_so() {
+fn what_is_in_force_instead_is_in_the_message() {
     let mut store = ManifestStore::new(true);
     compile(&mut store, &[("AddressPool/a", POOL.to_owned()), ("EgressPolicy/t/p", policy("p", "203.0.113.1"))]);
     let outcome = compile(&mut store, &[("EgressPolicy/t/p", policy("p", "203.0.114.1"))]);
     let condition = Acceptance::of(&outcome).condition("EgressPolicy/t/p");
     assert_eq!((condition.status, &*condition.reason), (Truth::False, "AddressOutsidePools"), "{}", condition.message);
-    assert!(condition.message.ends_with("; its last valid version stays in force"), "{}", condition.message);
+    assert!(condition.message.ends_with("; it is not in force"), "{}", condition.message);
+    // What can't be read any more stays.
+    compile(&mut store, &[("EgressPolicy/t/p", policy("p", "203.0.113.1"))]);
+    let outcome = compile(&mut store, &[("EgressPolicy/t/p", policy("p", "203.0.113.x"))]);
+    let condition = Acceptance::of(&outcome).condition("EgressPolicy/t/p");
+    assert!(condition.message.ends_with("; it stays in force as it was last read"), "{}", condition.message);
 }
 
 #[test]

@@ -62,6 +62,31 @@ fn a_node_keeps_its_addresses_prefixes_and_flannels_tunnel_endpoint_alone() {
 }
 
 #[test]
+fn a_pod_keeps_what_says_whether_it_has_its_address() {
+    let pod = |probed: &str, status: &str| {
+        object(json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {
+                "name": "p", "namespace": "t", "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z",
+                "deletionTimestamp": "2026-01-02T00:00:00Z",
+            },
+            "spec": {"nodeName": "n", "containers": []},
+            "status": {
+                "phase": "Running", "podIP": "10.0.0.1",
+                "conditions": [{"type": "Initialized", "status": "True"}, {"type": "Ready", "status": status, "lastProbeTime": probed}],
+            },
+        }))
+    };
+    let document: Value = serde_json::from_str(&manifest(Kind::Pod, pod("1", "True")).text).unwrap();
+    assert_eq!(document["metadata"]["uid"], "u");
+    assert_eq!(document["metadata"]["deletionTimestamp"], "2026-01-02T00:00:00Z");
+    assert_eq!(document["status"]["conditions"], json!([{"type": "Ready", "status": "True"}]));
+    assert_eq!(manifest(Kind::Pod, pod("1", "True")), manifest(Kind::Pod, pod("2", "True")));
+    let document: Value = serde_json::from_str(&manifest(Kind::Pod, pod("1", "False")).text).unwrap();
+    assert_eq!(document["status"].get("conditions"), None);
+}
+
+#[test]
 fn only_a_policy_with_selectors_selects_pods() {
     let policy = |kind: &str, spec: Value| {
         object(json!({"apiVersion": "vipgate.io/v1alpha1", "kind": kind, "metadata": {"name": "p", "namespace": "t"},
