@@ -110,6 +110,14 @@ RECONCILE_WORLDS ?= 300
 reconcile: deps ## check RECONCILE_WORLDS=300 random worlds of public addresses at each cloud provider over HTTP, five minutes
 	VIPGATE_RECONCILE_WORLDS=$(RECONCILE_WORLDS) $(TEST) --test providers -- --nocapture reconcile::
 
+# Random worlds of tenants of the oracle of non-interference.
+MINUTES ?= 60
+ORACLE_FIRST ?= 1000
+
+.PHONY: oracle
+oracle: deps ## try random worlds of tenants for MINUTES=60, from number ORACLE_FIRST=1000 on
+	VIPGATE_ORACLE_SECONDS=$$(($(MINUTES) * 60)) VIPGATE_ORACLE_FIRST=$(ORACLE_FIRST) $(TEST) --lib -- --nocapture no_tenant_changes_what_another_gets
+
 loom: deps ## check lock-free code under all thread interleavings
 	cargo test --locked --quiet -p vipgate-dataplane --features loom --lib -- refcount:: interleavings::
 

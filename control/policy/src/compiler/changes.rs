@@ -79,9 +79,8 @@ impl<'a> Changes<'a> {
             Body::EgressPolicy(_) | Body::ClusterEgressPolicy(_) => drop(self.policies.insert(&object.name)),
             Body::Gateway(_) => self.has_gateways = true,
             Body::Node(_) => (self.has_pods, self.has_gateways) = (true, true),
-            Body::Pod(_) | Body::Namespace(_) => self.has_pods = true,
+            Body::Pod(_) | Body::Namespace(_) | Body::ServiceCidr(_) => self.has_pods = true,
             Body::OverlayNode(_) => self.overlay_nodes += 1,
-            Body::ServiceCidr(_) => self.has_pods = true,
             Body::AddressPool(_) => {}
         }
     }

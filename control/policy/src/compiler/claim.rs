@@ -179,6 +179,14 @@ pub(super) fn collect<'a>(
     claims
 }
 
+/// The VIPs that policies have of their own, sorted.
+pub(super) fn own_addresses(claims: &[Claim<'_>]) -> Vec<IpAddr> {
+    let own = claims.iter().filter(|claim| claim.service.is_none()).flat_map(|claim| claim.vips.iter());
+    let mut addresses: Vec<IpAddr> = own.map(|(_, vip)| *vip).collect();
+    addresses.sort_unstable();
+    addresses
+}
+
 impl<'a> Inputs<'a> {
     /// Claim of an annotated Service: like an EgressPolicy with this `serviceRef` and all defaults.
     fn annotated(&self, service: ObjectRef<'a, Service>, diagnostics: &mut Vec<Diagnostic>) -> Claim<'a> {

@@ -90,8 +90,13 @@ impl ClusterPrefixes {
     }
 }
 
-/// Pod prefixes of Node manifests, and Service prefixes of ServiceCIDR manifests; with agents also the nodes' addresses.
-pub(super) fn compile(inventory: &Inventory<'_>, has_agents: bool, diagnostics: &mut Vec<Diagnostic>) -> Cluster {
+/// The settings of the configuration, with pod prefixes of Node manifests, and Service prefixes of ServiceCIDR manifests; with agents
+/// also the nodes' addresses.
+pub(super) fn compile(
+    inventory: &Inventory<'_>,
+    (config, has_agents): (&Cluster, bool),
+    diagnostics: &mut Vec<Diagnostic>,
+) -> Cluster {
     let (mut nodes, mut services, mut node_addresses) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     for node in &inventory.nodes {
         if has_agents {
@@ -106,7 +111,8 @@ pub(super) fn compile(inventory: &Inventory<'_>, has_agents: bool, diagnostics: 
         let all = cidr.body.spec.iter().flat_map(|spec| spec.cidrs.iter().flatten());
         services.extend(prefixes(cidr, indexed("spec.cidrs", all), diagnostics));
     }
-    Cluster { services, nodes, node_addresses, ..Cluster::default() }
+    let of_manifests = Cluster { services, nodes, node_addresses, ..Cluster::default() };
+    config.clone().merged_with(&of_manifests)
 }
 
 /// The internal and external addresses of a node.

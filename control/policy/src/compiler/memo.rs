@@ -108,8 +108,7 @@ impl Memo {
         let gateways = Gateways::new(&inventory, sink);
         let pods = Pods::new(&inventory, sink);
         let pools = Pools::new(&inventory, sink);
-        let cluster = options.cluster.clone();
-        let cluster = cluster.merged_with(&cluster::compile(&inventory, options.node_agents.is_some(), sink));
+        let cluster = cluster::compile(&inventory, (&options.cluster, options.node_agents.is_some()), sink);
         let prefixes = ClusterPrefixes::new(&cluster, &inventory);
         let (tenancy, none) = (options.tenancy, HashSet::default());
         let sources = Inputs {
@@ -121,8 +120,8 @@ impl Memo {
             tenancy,
             vips: &none,
         };
-        let precedence = self.precedence.take().filter(|_| !changes.concerns_vips);
-        let precedence = precedence.unwrap_or_else(|| Precedence::new(&inventory));
+        let known = self.precedence.take().filter(|_| !changes.concerns_vips);
+        let precedence = known.unwrap_or_else(|| Precedence::new(&inventory));
         let mut claims = claim::collect(&sources, &precedence, sink);
         if changes.has_gateways {
             self.shard_maps = ShardMaps::default();
@@ -130,23 +129,20 @@ impl Memo {
         let (vips, vip_changes) = self.compile_vips(&sources, &mut claims, options.namespace_share, changes);
         let sources = Inputs { vips: &vips.admitted, ..sources };
         sink.extend(vips.diagnostics.iter().cloned());
-        let own = claims.iter().filter(|claim| claim.service.is_none()).flat_map(|claim| claim.vips.iter());
-        let mut policy_addresses: Vec<IpAddr> = own.map(|(_, vip)| *vip).collect();
-        policy_addresses.sort_unstable();
+        let policy_addresses = claim::own_addresses(&claims);
         let shortages = claims.iter().flat_map(|claim| claim.shortages.iter().cloned()).collect();
         let differences = Differences { changes, vips: &vip_changes };
-        let previous = (&self.placement, &mut self.shard_maps);
-        let (policies, endpoints) =
-            self.endpoints.compile(previous, claims, &sources, (&vips.table, &differences), sink);
+        let (previous, differing) = ((&self.placement, &mut self.shard_maps), (&vips.table, &differences));
+        let (policies, endpoints) = self.endpoints.compile(previous, claims, &sources, differing, sink);
         let services = self.services.compile(&self.placement, &sources, (&vips, &differences), sink);
-        let is_first = self.overlay.is_none();
+        let has_nodes = self.overlay.is_none() || changes.has_pods || vip_changes.in_use || changes.overlay_nodes > 0;
         let nodes = self.compile_overlay(&sources, options, changes, sink);
-        let agents = options.node_agents.map(|_| {
-            let has_nodes = is_first || changes.has_pods || vip_changes.in_use || changes.overlay_nodes > 0;
-            let has_changed = has_nodes || !changes.slices.is_empty() || endpoints != self.placement.endpoints;
-            let previous = &self.placement.agents;
-            if has_changed { agent_nodes::compile(&sources, &nodes, &endpoints, previous) } else { previous.clone() }
-        });
+        let has_agents = has_nodes || !changes.slices.is_empty() || endpoints != self.placement.endpoints;
+        let agents = match options.node_agents {
+            None => Arc::default(),
+            Some(_) if has_agents => agent_nodes::compile(&sources, &nodes, &endpoints, &self.placement.agents),
+            Some(_) => self.placement.agents.clone(),
+        };
         let placement = Placement {
             policies,
             shard_maps: self.compile_shard_maps(&vips, changes),
@@ -154,7 +150,7 @@ impl Memo {
             endpoints,
             services,
             nodes,
-            agents: agents.unwrap_or_default(),
+            agents,
             peers: gateways.peers(),
             cluster: cluster.non_empty(),
         };

@@ -66,6 +66,7 @@ impl Share {
     /// From a number above 0, at most 1.
     pub fn new(part: f64) -> Option<Self> {
         let billionths = (part * f64::from(Self::BILLION)).round();
+        #[expect(clippy::cast_sign_loss, reason = "it is in the range")]
         (1.0..=f64::from(Self::BILLION)).contains(&billionths).then_some(Self(billionths as u32))
     }
 

@@ -52,9 +52,9 @@ pub(super) struct Pods<'a> {
     by_address: HashMap<IpAddr, Holder<'a>>,
     hosts: HashMap<IpAddr, &'a Arc<str>>,
     /// Addresses of host-network pods, with the namespaces of these.
-    host_pods: HashSet<(IpAddr, &'a str)>,
+    on_hosts: HashSet<(IpAddr, &'a str)>,
     /// Whether there is any pod manifest.
-    has_pods: bool,
+    are_known: bool,
     /// Zones by node.
     zones: HashMap<&'a str, &'a str>,
     /// Weights other than the default, by `namespace/pod`.
@@ -100,8 +100,8 @@ impl<'a> Pods<'a> {
             namespaces: BTreeMap::new(),
             by_address: HashMap::new(),
             hosts: HashMap::new(),
-            host_pods: HashSet::default(),
-            has_pods: !inventory.pods.is_empty(),
+            on_hosts: HashSet::default(),
+            are_known: !inventory.pods.is_empty(),
             zones: HashMap::new(),
             weights: HashMap::new(),
         };
@@ -149,7 +149,7 @@ impl<'a> Pods<'a> {
         }
         if pod.body.is_on_host_network {
             self.hosts.extend(addresses.iter().map(|(_, address)| (*address, pod.name)));
-            self.host_pods.extend(addresses.iter().map(|(_, address)| (*address, pod.id.namespace.as_str())));
+            self.on_hosts.extend(addresses.iter().map(|(_, address)| (*address, pod.id.namespace.as_str())));
             return;
         }
         let name: Arc<str> = pod.id.path().into();
@@ -232,12 +232,12 @@ impl<'a> Pods<'a> {
 
     /// Whether there is any pod manifest: without, nobody knows whose address is whose.
     pub(super) fn are_known(&self) -> bool {
-        self.has_pods
+        self.are_known
     }
 
     /// Whether a host-network pod of a namespace has the address.
     pub(super) fn is_of_host_pod(&self, address: IpAddr, namespace: &'a str) -> bool {
-        self.host_pods.contains(&(address, namespace))
+        self.on_hosts.contains(&(address, namespace))
     }
 
     /// `namespace/pod` of the pod with this address.

@@ -19,7 +19,9 @@ pub(in crate::source) struct Cluster {
 impl Default for Cluster {
     fn default() -> Self {
         let mut mirror = Mirror::default();
-        Kind::ALL.into_iter().for_each(|kind| mirror.add(Collection { kind, namespace: None }));
+        for kind in Kind::ALL {
+            mirror.add(Collection { kind, namespace: None });
+        }
         Self { mirror, is_listed: false }
     }
 }

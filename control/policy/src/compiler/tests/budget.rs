@@ -21,7 +21,8 @@ fn created(year: usize) -> String {
 
 /// The share of a limit that is this many.
 fn share_of(limit: &limits::Limit, count: usize) -> f64 {
-    (count as f64 + 0.5) / limit.max as f64
+    let [count, max] = [count, limit.max].map(|it| f64::from(u32::try_from(it).unwrap()));
+    (count + 0.5) / max
 }
 
 /// The objects that exceed a limit, with the limit.

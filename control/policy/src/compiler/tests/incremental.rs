@@ -255,6 +255,7 @@ const CLASSES: [&str; 53] = [
 ];
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one property, with its classes")]
 fn an_incremental_compilation_equals_a_new_one() {
     let steps = prop::collection::vec(prop::collection::vec(edit(), 0..3), 1..24);
     let first = prop::bool::weighted(0.7).prop_map(|has_first| if has_first { first_documents() } else { Vec::new() });
@@ -267,7 +268,7 @@ fn an_incremental_compilation_equals_a_new_one() {
         &(first, steps, tenancies, agents, shares),
         &CLASSES,
         |(first, steps, tenancy, node_agents, namespace_share), coverage| {
-            let options = Options { tenancy, node_agents, namespace_share, ..Options::default() };
+            let options = Options { namespace_share, tenancy, node_agents, ..Options::default() };
             coverage.count(if tenancy == Tenancy::Strict { "strict" } else { "open" });
             coverage.add("agents", u64::from(node_agents.is_some()));
             let first = first.iter().map(|text| Arc::new(objects(text).pop().unwrap()));

@@ -131,6 +131,7 @@ fn an_invalid_policy_or_pool_is_an_error_with_line_field_and_reason() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table of cases")]
 fn suspicious_policies_are_accepted_with_a_warning() {
     let s = || service("s", EGRESS, 80, &["203.0.113.10"]);
     let host = pod("a", "h", "", "10.0.0.9").replace("containers", "hostNetwork: true, containers");

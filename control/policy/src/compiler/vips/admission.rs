@@ -178,7 +178,9 @@ fn check_limits<'a>(
         let minimal = Usage { vips: 0, prefixes: [1, 1], ..usage };
         consumers.push(((age, 1, &**claim.name), claim.namespace, (claim.origin, true), usage, Some(minimal)));
     }
-    consumers.iter().for_each(|(_, namespace, _, usage, _)| totals.add(namespace, usage));
+    for (_, namespace, _, usage, _) in &consumers {
+        totals.add(namespace, usage);
+    }
     if totals.fits(share) {
         return Default::default();
     }

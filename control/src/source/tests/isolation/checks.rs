@@ -63,7 +63,7 @@ pub(super) fn check_fresh(observation: &Observation<'_>, fresh: &CompileOutcome,
 /// Counts what becomes of hostile objects.
 fn count_outcomes(observation: &Observation<'_>, coverage: &Coverage) {
     let (pipeline, outcome) = observation.whole;
-    let is_hostile = |namespace: &str| observation.history.others.iter().any(|other| *other == namespace);
+    let is_hostile = |namespace: &str| observation.history.others.contains(&namespace);
     let mut named = std::collections::BTreeSet::new();
     for diagnostic in &outcome.diagnostics {
         let Some(id) = pipeline.entries.object_of(diagnostic).filter(|id| is_hostile(&id.namespace)) else { continue };

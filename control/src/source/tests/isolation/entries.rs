@@ -16,6 +16,7 @@ pub(super) type Content = Option<String>;
 
 /// The entries by name.
 #[derive(Debug)]
+#[expect(clippy::struct_field_names, reason = "they are what it is about")]
 pub(super) struct Entries {
     shape: Shape,
     /// What all names begin with.

@@ -20,6 +20,7 @@ use crate::source::kubernetes::fixtures::Cluster;
 use crate::source::{SourceEvent, SourceUpdate};
 
 /// What delivers changed entries.
+#[expect(clippy::large_enum_variant, reason = "there is one for each world")]
 pub(super) enum Source {
     /// Nothing stands between.
     Direct {

@@ -14,8 +14,11 @@ const PODS: usize = 3;
 /// VIPs of a tenant in each range.
 const VIPS: usize = 15;
 
+/// A change of a world by a tenant; returns whether there was something to change.
+type Act = fn(&mut World, Tenant, &mut Dice) -> bool;
+
 /// Ordinary changes, by class.
-pub(super) const CHANGES: [(&str, fn(&mut World, Tenant, &mut Dice) -> bool); 14] = [
+pub(super) const CHANGES: [(&str, Act); 14] = [
     ("tenant: Service added", add_service),
     ("tenant: Service removed", |world, tenant, dice| remove(world, Kind::Service, tenant, dice)),
     ("tenant: Service edited", edit_service),
@@ -112,7 +115,7 @@ fn edit_service(world: &mut World, tenant: Tenant, dice: &mut Dice) -> bool {
         }
         1 => {
             service["spec"]["ports"] =
-                json!([{"name": "main", "port": 8000 + n}, {"name": "dns", "port": 53, "protocol": "UDP"}])
+                json!([{"name": "main", "port": 8000 + n}, {"name": "dns", "port": 53, "protocol": "UDP"}]);
         }
         2 => service["spec"]["sessionAffinity"] = "ClientIP".into(),
         3 => service["spec"]["type"] = "ClusterIP".into(),
@@ -242,8 +245,8 @@ fn add_stale_slice(world: &mut World, tenant: Tenant, dice: &mut Dice) -> bool {
     let service = format!("web{}", number(&pod));
     let mut gone = endpoint(&address, (!dice.one_in(3)).then_some((tenant.namespace, "gone", "uid-gone")));
     gone["conditions"] = json!({"ready": false, "serving": false, "terminating": true});
-    gone["nodeName"] = (*pick(dice, &NODES)).0.into();
-    let name = *pick(dice, &["a-stale", "z-stale"]);
+    gone["nodeName"] = pick(dice, &NODES).0.into();
+    let name = pick(dice, &["a-stale", "z-stale"]);
     world.put(id(Kind::EndpointSlice, tenant.namespace, name), slice(&service, &[gone]));
     true
 }

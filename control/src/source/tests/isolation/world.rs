@@ -32,6 +32,7 @@ pub(super) enum Age {
 
 /// What doesn't change in a world.
 #[derive(Clone, Copy, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is drawn by itself")]
 pub(super) struct Setting {
     pub(super) shape: Shape,
     pub(super) age: Age,

@@ -76,7 +76,7 @@ fn invalid_slices_and_their_services_are_rejected_with_field_and_reason() {
     };
     assert_eq!(further(1, &[82, 81]), "more_backends[1].address: is not in ascending order");
     assert_eq!(further(1, &[79, 80]), "more_backends: backend 10.0.0.1 is there twice");
-    assert_eq!(further(1, &[1; 4097]), "more_backends: has 4097 entries, the maximum is 4096");
+    assert_eq!(further(1, &[1].repeat(4097)), "more_backends: has 4097 entries, the maximum is 4096");
     let many: Vec<String> = (0..4097_u16).map(|n| format!("10.0.{}.{}", n >> 8, n & 255)).collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
     assert_eq!(error(Kind::BackendSlice, "s#1", &slice("s", &many)), "backends: has 4097 entries, the maximum is 4096");

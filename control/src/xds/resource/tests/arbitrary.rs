@@ -150,6 +150,7 @@ fn backend(address: IpAddr, ports: usize) -> impl Strategy<Value = PlacedBackend
 }
 
 /// Backends in order, without those that have the address and a target port of another one, or only its address.
+#[expect(clippy::needless_pass_by_value, reason = "strategies give values")]
 fn distinct(by_address: Vec<Vec<PlacedBackend>>) -> Vec<PlacedBackend> {
     let mut all = by_address.concat();
     all.sort_by(|one, other| one.key().cmp(&other.key()));

@@ -76,6 +76,7 @@ pub(super) const BIG: [(&str, Act); 4] = [
     }),
 ];
 
+#[expect(clippy::needless_pass_by_value, reason = "its many callers make the value for it")]
 fn put_policy(world: &mut World, tenant: Tenant, n: usize, spec: Value) {
     world.put(id(Kind::EgressPolicy, tenant.namespace, &format!("burst{n}")), json!({"spec": spec}));
 }

@@ -127,6 +127,7 @@ pub(super) const ACTS: [(&str, Act); 19] = [
     }),
 ];
 
+#[expect(clippy::needless_pass_by_value, reason = "its many callers make the value for it")]
 fn of_own_pods(addresses: Value) -> Value {
     json!({"selectors": [{"podSelector": {}}], "addresses": addresses})
 }
@@ -135,6 +136,7 @@ pub(super) fn from_pool(pool: &str, count: u64) -> Value {
     json!({"selectors": [{"podSelector": {}}], "pools": [{"name": pool, "count": count}]})
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "its many callers make the value for it")]
 fn put(world: &mut World, tenant: Tenant, dice: &mut Dice, spec: Value) -> bool {
     world.put(id(Kind::EgressPolicy, tenant.namespace, &name(dice)), json!({"spec": spec}));
     true

@@ -120,7 +120,7 @@ pub(super) const ACTS: [(&str, Act); 22] = [
         let (path, value) = *pick(dice, &INVALID);
         let value: Value = serde_json::from_str(value).unwrap();
         edit(world, Kind::Service, tenant, dice, |service| {
-            *service.pointer_mut(path).unwrap_or(&mut Value::Null) = value
+            *service.pointer_mut(path).unwrap_or(&mut Value::Null) = value;
         })
     }),
     ("Service: annotations", |world, tenant, dice| {

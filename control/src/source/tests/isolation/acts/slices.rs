@@ -101,6 +101,7 @@ pub(super) const ACTS: [(&str, Act); 18] = [
 ];
 
 /// Puts a slice of a Service that is a trap.
+#[expect(clippy::needless_pass_by_value, reason = "its many callers make the value for it")]
 fn put(world: &mut World, tenant: Tenant, dice: &mut Dice, endpoints: Vec<Value>) -> bool {
     trap(world, tenant, dice);
     let id = id(Kind::EndpointSlice, tenant.namespace, &name(dice));

@@ -13,7 +13,7 @@ use vipgate_policy::manifest::{Kind, ObjectId};
 
 use super::{Observation, namespace_of};
 use crate::source::tests::isolation::objects::{SERVICE_NAME, pod_addresses, texts, vips};
-use crate::source::tests::isolation::world::{API_SERVER, GATEWAYS};
+use crate::source::tests::isolation::world::API_SERVER;
 
 /// Pods by address, as their manifests name it.
 struct Pods<'a> {
@@ -36,8 +36,6 @@ impl<'a> Pods<'a> {
             hosts: BTreeSet::new(),
             prefixes: Vec::new(),
         };
-        pods.hosts.extend(address(API_SERVER));
-        pods.hosts.extend(GATEWAYS.iter().filter_map(|(_, it)| address(it)));
         for (id, value) in objects {
             match id.kind {
                 Kind::Pod if !matches!(value["status"]["phase"].as_str(), Some("Succeeded" | "Failed")) => {
@@ -54,6 +52,12 @@ impl<'a> Pods<'a> {
                     pods.hosts.extend(texts(value, "status.addresses.*.address").into_iter().filter_map(address));
                     pods.prefixes
                         .extend(texts(value, "spec.podCIDRs.*").iter().filter_map(|it| it.parse::<IpNet>().ok()));
+                }
+                Kind::Gateway => pods.hosts.extend(value["spec"]["peerAddress"].as_str().and_then(address)),
+                Kind::EndpointSlice
+                    if id.namespace == "default" && value["metadata"]["labels"][SERVICE_NAME] == "kubernetes" =>
+                {
+                    pods.hosts.extend(address(API_SERVER));
                 }
                 Kind::ServiceCidr => {
                     pods.prefixes.extend(texts(value, "spec.cidrs.*").iter().filter_map(|it| it.parse::<IpNet>().ok()));

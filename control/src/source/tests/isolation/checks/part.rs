@@ -221,6 +221,10 @@ fn contested(observation: &Observation<'_>) -> BTreeSet<IpAddr> {
             }
             Kind::Pod if value["spec"]["hostNetwork"] != true => pods.extend(parse(pod_addresses(value))),
             Kind::EndpointSlice if is_protected => own.extend(parse(texts(value, "endpoints.*.addresses.*"))),
+            // Without a pod, nobody knows whose an address of a slice is.
+            Kind::EndpointSlice if !history.setting.has_pods => {
+                pods.extend(parse(texts(value, "endpoints.*.addresses.*")));
+            }
             Kind::Service if !is_protected => vips_of_others.extend(parse(vips(value))),
             _ => {}
         }
