@@ -56,7 +56,7 @@ fn an_invalid_manifest_is_reported_and_skipped_alone() {
     let reason = faulty["reasons"][0].as_str().unwrap();
     assert!(reason.contains("tenant-b.yaml:") && reason.contains("excludedCIDRs"), "{reason}");
     let log = testbed.log();
-    assert!(log.contains("object_refused") && log.contains("it is left out"), "{log}");
+    assert!(log.contains("object_refused") && log.contains("it is set aside"), "{log}");
     testbed.write_policy("tenant-b.yaml", &original);
     assert_eq!(testbed.command(&["check", &policy]).0, 0);
 }

@@ -193,20 +193,18 @@ impl<'a> Pods<'a> {
         };
         let winner = (0..=others.len()).find(|at| precedes_all(*at));
         for Claimant { pod, field, holder } in &others {
-            let effect = match winner {
-                None => "their manifests don't say which one has it now, so its traffic is dropped".to_owned(),
-                Some(0) => format!("that one has it now, since {}", first.life.reason(holder.life)),
-                Some(at) => {
-                    let winner = &others[at - 1].holder;
-                    let why = winner.life.reason(if Arc::ptr_eq(&winner.name, &holder.name) {
-                        first.life
-                    } else {
-                        holder.life
-                    });
-                    format!("Pod {} has it now, since {why}", winner.name)
+            // Who has it now is named, and nobody else.
+            let winner = winner.map(|at| at.checked_sub(1).map_or(&first, |at| &others[at].holder));
+            let (other, effect) = match winner {
+                None => {
+                    (&first, "their manifests don't say which one has it now, so its traffic is dropped".to_owned())
                 }
+                Some(winner) if Arc::ptr_eq(&winner.name, &holder.name) => {
+                    (&first, format!("this one has it now, since {}", winner.life.reason(first.life)))
+                }
+                Some(winner) => (winner, format!("that one has it now, since {}", winner.life.reason(holder.life))),
             };
-            let reason = format!("{address} is also the address of Pod {}: {effect}", first.name);
+            let reason = format!("{address} is also the address of Pod {}: {effect}", other.name);
             diagnostics.push(pod.warning(Code::DuplicatePodAddress, field, reason));
         }
         let holder = match winner.map(|at| at.checked_sub(1)) {

@@ -137,11 +137,6 @@ impl<'a> Inputs<'a> {
                 let SliceEndpoint { address, pod, state, .. } = endpoint;
                 let name = match self.owner_of(slice, endpoint) {
                     Ok(Owner::Pod(name)) => Some(name),
-                    Ok(Owner::Unknown) if self.verifies_slices() => {
-                        let reason = format!("{address} is no pod's address: ignored for egress");
-                        diagnostics.push(slice.warning(Code::SliceAddressOfOther, &endpoint.field(), reason));
-                        None
-                    }
                     Ok(Owner::Unknown) => Some(pod),
                     Ok(Owner::Host) => {
                         let host = self.pods.host_of(*address).unwrap_or_default();

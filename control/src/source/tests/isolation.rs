@@ -94,6 +94,7 @@ fn number(variable: &str) -> Option<u64> {
 }
 
 #[test]
+#[ignore = "runs at length: make oracle"]
 fn no_tenant_changes_what_another_gets() {
     let seconds = number("VIPGATE_ORACLE_SECONDS").map(Duration::from_secs);
     let first = number("VIPGATE_ORACLE_FIRST").unwrap_or(0);
@@ -115,16 +116,19 @@ fn no_tenant_changes_what_another_gets() {
 }
 
 #[test]
+#[ignore = "runs at length: make oracle"]
 fn nor_does_one_through_the_files_of_a_directory() {
     (0..REAL_WORLDS).for_each(|seed| check_world(seed, Some(Shape::Files), &Coverage::default()));
 }
 
 #[test]
+#[ignore = "runs at length: make oracle"]
 fn nor_does_one_through_etcd() {
     (0..REAL_WORLDS).for_each(|seed| check_world(seed, Some(Shape::Etcd), &Coverage::default()));
 }
 
 #[test]
+#[ignore = "runs at length: make oracle"]
 fn nor_does_one_through_an_api_server() {
     (0..REAL_WORLDS).for_each(|seed| check_world(seed, Some(Shape::Kubernetes), &Coverage::default()));
 }
