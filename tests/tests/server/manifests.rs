@@ -60,7 +60,7 @@ fn policy_status(testbed: &Testbed) -> (String, Value) {
 }
 
 #[test]
-fn a_broken_manifest_is_reported_and_its_last_good_version_stays() {
+fn a_manifest_that_can_t_be_read_is_reported_and_stays_as_it_was_last_read() {
     let mut testbed = Testbed::new("broken");
     testbed.uses_policy_server = true;
     testbed.start("");
@@ -74,7 +74,7 @@ fn a_broken_manifest_is_reported_and_its_last_good_version_stays() {
 
     let policyd = testbed.policyd();
     policyd.wait_for_log(&["manifest_refused", &position, "spec.excludedCIDRs"]);
-    policyd.wait_for_log(&["object_refused", "EgressPolicy tenant-b/web", "its last good version stays in force"]);
+    policyd.wait_for_log(&["object_refused", "EgressPolicy tenant-b/web", "it stays in force as it was last read"]);
     let covered = || query_udp(&testbed.pods[3], SERVER[0].parse().unwrap()).is_ok_and(|seen| seen == VIP_B[0]);
     assert!(wait_for(Duration::from_secs(10), covered), "valid manifests are in force: {}", policyd.log());
     let (table, json) = policy_status(&testbed);

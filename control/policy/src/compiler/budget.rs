@@ -138,58 +138,42 @@ impl Totals {
     }
 }
 
-/// An object in the order of age.
-pub(super) struct Consumer<'a, K> {
-    pub(super) key: K,
-    pub(super) namespace: &'a str,
-    pub(super) usage: Usage,
-    /// What it takes if it is closed instead; `None`: it can't be.
-    pub(super) closed: Option<Usage>,
+/// What has been granted so far. Who is older asks first.
+pub(super) struct Grants {
+    granted: Totals,
+    share: Share,
 }
 
-/// An object that doesn't fit.
-pub(super) struct Excess<K> {
-    pub(super) key: K,
-    pub(super) reason: String,
-    /// Whether it fits closed.
-    pub(super) fits_closed: bool,
-}
-
-/// The objects that don't fit. `oldest_first`: all that take part of a limit.
-pub(super) fn excess<'a, K>(oldest_first: impl Iterator<Item = Consumer<'a, K>>, share: Share) -> Vec<Excess<K>> {
-    let mut granted = Totals::default();
-    let mut refused = Vec::new();
-    for Consumer { key, namespace, usage, closed } in oldest_first {
-        let Some(reason) = exceeded(&granted, namespace, &usage, share) else {
-            granted.add(namespace, &usage);
-            continue;
-        };
-        let closed = closed.filter(|usage| exceeded(&granted, namespace, usage, share).is_none());
-        if let Some(usage) = &closed {
-            granted.add(namespace, usage);
-        }
-        refused.push(Excess { key, reason, fits_closed: closed.is_some() });
+impl Grants {
+    pub(super) fn new(share: Share) -> Self {
+        Self { granted: Totals::default(), share }
     }
-    refused
-}
 
-/// Which limit an object would exceed.
-fn exceeded(granted: &Totals, namespace: &str, usage: &Usage, share: Share) -> Option<String> {
-    let none = Sum::default();
-    let own = granted.namespaces.get(namespace).unwrap_or(&none);
-    let counts = usage.counts().into_iter().zip(own.0).zip(granted.total.0).zip(LIMITS);
-    for (((count, own), total), limit) in counts.filter(|(((count, _), _), _)| *count > 0) {
-        let (what, part) = (limit.what, share.of(&limit));
-        if !namespace.is_empty() && own + count > part {
-            return Some(format!(
-                "needs {count} {what}, and older objects of namespace {namespace} have {own}: one namespace may have \
-                 {part} (`namespace_share` of {})",
-                limit.max
-            ));
+    /// Grants an object what it takes, all of it or nothing.
+    ///
+    /// # Errors
+    /// The limit that it would exceed.
+    pub(super) fn grant(&mut self, namespace: &str, usage: &Usage) -> Result<(), String> {
+        let (none, share) = (Sum::default(), self.share);
+        let own = self.granted.namespaces.get(namespace).unwrap_or(&none);
+        let counts = usage.counts().into_iter().zip(own.0).zip(self.granted.total.0).zip(LIMITS);
+        for (((count, own), total), limit) in counts.filter(|(((count, _), _), _)| *count > 0) {
+            let (what, part) = (limit.what, share.of(&limit));
+            if !namespace.is_empty() && own + count > part {
+                return Err(format!(
+                    "needs {count} {what}, and older objects of namespace {namespace} have {own}: one namespace may \
+                     have {part} (`namespace_share` of {})",
+                    limit.max
+                ));
+            }
+            if total + count > limit.max {
+                return Err(format!(
+                    "needs {count} {what}, and older objects have {total}: the maximum is {}",
+                    limit.max
+                ));
+            }
         }
-        if total + count > limit.max {
-            return Some(format!("needs {count} {what}, and older objects have {total}: the maximum is {}", limit.max));
-        }
+        self.granted.add(namespace, usage);
+        Ok(())
     }
-    None
 }

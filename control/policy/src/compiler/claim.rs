@@ -161,14 +161,11 @@ pub(super) fn collect<'a>(
     diagnostics: &mut Vec<Diagnostic>,
 ) -> Vec<Claim<'a>> {
     let Inventory { services, policies, .. } = sources.inventory;
-    // Pools allocate only addresses that no Service or policy uses.
+    // Pools allocate only addresses that no Service and no policy with a higher precedence uses. One with a lower
+    // precedence may name such an address, and is refused: it moves nobody.
     let mut allocated = HashSet::default();
     if policies.iter().any(|policy| policy.body.spec.pools.is_some()) {
         allocated.extend(services.iter().flat_map(|service| sources.vips_of(service)).map(|(_, vip)| *vip));
-        for policy in policies {
-            let addresses = policy.body.spec.addresses.iter().flatten();
-            allocated.extend(addresses.filter(|vip| sources.refused_address(policy.id, **vip).is_none()));
-        }
     }
     let mut claims = Vec::with_capacity(precedence.policies.len() + precedence.services.len());
     for (policy, service) in &precedence.policies {
@@ -279,6 +276,7 @@ impl<'a> Inputs<'a> {
                 }
             }
             let before = claim.vips.len();
+            allocated.extend(claim.vips.iter().map(|(_, vip)| *vip));
             self.allocate_from_pools(policy, &mut claim, allocated, diagnostics);
             if claim.is_invalid && claim.shortages.is_empty() {
                 for (_, vip) in &claim.vips[before..] {

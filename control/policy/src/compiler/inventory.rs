@@ -223,6 +223,8 @@ fn with_name(mut labels: BTreeMap<String, String>, name: &str) -> BTreeMap<Strin
 }
 
 /// Sort key: oldest first, objects without `creationTimestamp` last, then namespace and name.
-pub(super) fn age_key<'a>(created: Option<&'a Time>, id: &'a ObjectId) -> impl Ord + use<'a> {
+pub(super) type AgeKey<'a> = (bool, Option<&'a Time>, &'a str, &'a str);
+
+pub(super) fn age_key<'a>(created: Option<&'a Time>, id: &'a ObjectId) -> AgeKey<'a> {
     (created.is_none(), created, &id.namespace, &id.name)
 }

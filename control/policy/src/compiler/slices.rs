@@ -139,9 +139,8 @@ impl<'a> Inputs<'a> {
                     Ok(Owner::Pod(name)) => Some(name),
                     Ok(Owner::Unknown) => Some(pod),
                     Ok(Owner::Host) => {
-                        let host = self.pods.host_of(*address).unwrap_or_default();
-                        let reason =
-                            format!("{address} is a host address ({host}), not a pod address: ignored for egress");
+                        // Who else is there is nobody's business.
+                        let reason = format!("{address} is a host address, not a pod address: ignored for egress");
                         diagnostics.push(slice.warning(Code::HostAddress, &endpoint.field(), reason));
                         None
                     }

@@ -18,8 +18,8 @@ use super::claim::{Claim, Inputs};
 use super::gateways::{Assignment, Candidates, GatewayId, Gateways, Locality, VipRequest, address_key};
 use super::inventory::ObjectRef;
 use super::shard_maps::{MapKey, ShardMaps};
-use crate::diagnostic::{Code, Diagnostic};
-use crate::manifest::{ANNOUNCE_FIELD, Announce, Service, ZoneAffinity};
+use crate::diagnostic::{Code, Diagnostic, Severity};
+use crate::manifest::{ANNOUNCE_FIELD, Announce, Origin, Service, ZoneAffinity};
 
 /// A VIP that is assigned to at least one gateway.
 #[derive(Clone, Debug)]
@@ -47,6 +47,7 @@ pub(super) fn compile(
     check_announce_modes(sources, diagnostics);
     let seniorities = seniorities(&admitted.services, claims);
     let assigned = assign(&admitted.vips, &seniorities, claims, sources, shard_maps);
+    report_unassigned(&admitted.vips, &assigned, (&admitted.services, claims), diagnostics);
     VipTable { assigned, in_use: sources.in_use_among(sources.vips) }
 }
 
@@ -119,6 +120,35 @@ fn assign(
         .collect();
     private_addresses::remove_ambiguous(&mut assigned, &vips.keys().copied().collect());
     assigned
+}
+
+/// Warns of admitted VIPs that no gateway owns, once for each object.
+fn report_unassigned(
+    admitted: &BTreeMap<IpAddr, Vip<'_>>,
+    assigned: &[AssignedVip],
+    (services, claims): (&[ObjectRef<'_, Service>], &[Claim<'_>]),
+    diagnostics: &mut Vec<Diagnostic>,
+) {
+    if admitted.len() == assigned.len() {
+        return;
+    }
+    let is_owned = |vip: &IpAddr| assigned.binary_search_by_key(vip, |it| it.spec.address).is_ok();
+    let mut report = |origin: &Origin, vips: &[(Arc<str>, IpAddr)]| {
+        let mut without = vips.iter().filter(|(_, vip)| admitted.contains_key(vip) && !is_owned(vip));
+        let Some((field, _)) = without.next() else { return };
+        let vips = match without.count() {
+            0 => "this VIP".to_owned(),
+            more => format!("this VIP and {more} more"),
+        };
+        let reason = format!("no eligible gateway has capacity for {vips}: not announced, and nothing leaves with it");
+        diagnostics.push(origin.diagnostic(Severity::Warning, Code::NoEligibleGateway, field, reason));
+    };
+    for service in services {
+        report(service.origin, &service.body.vips);
+    }
+    for claim in claims.iter().filter(|claim| claim.service.is_none()) {
+        report(claim.origin, &claim.vips);
+    }
 }
 
 /// The gateways that may own a VIP: those of its policy; of a provider's address those with a NIC in its zone.

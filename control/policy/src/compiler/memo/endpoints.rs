@@ -11,7 +11,7 @@ use foldhash::{HashMap, HashSet};
 use vipgate_dataplane::policy::spec::{EgressSpec, EndpointSpec};
 
 use super::{Differences, Placement, Table, VipTable};
-use crate::compiler::budget::{Consumer, Excess, Totals, Usage, excess};
+use crate::compiler::budget::{Grants, Totals, Usage};
 use crate::compiler::changes::Changes;
 use crate::compiler::claim::{Claim, Inputs};
 use crate::compiler::endpoints;
@@ -147,15 +147,14 @@ impl EndpointMemo {
         let services = inventory.services.iter().map(|it| (it.body.created.as_ref(), it.id, it.name, it.origin));
         let mut all: Vec<_> = policies.chain(services).collect();
         all.sort_by(|(a, id, ..), (b, other, ..)| age_key(*a, id).cmp(&age_key(*b, other)).then_with(|| id.cmp(other)));
-        let consumers = all.into_iter().filter_map(|(_, id, name, origin)| {
-            let memo = self.claims.get(name)?;
-            Some(Consumer { key: (name, origin), namespace: &id.namespace, usage: memo.usage, closed: None })
-        });
-        let mut beyond = HashSet::default();
-        for Excess { key: (name, origin), reason, .. } in excess(consumers, share) {
-            let reason = format!("{reason}; its endpoints are not covered");
-            diagnostics.push(origin.diagnostic(Severity::Error, Code::LimitExceeded, "metadata.name", reason));
-            beyond.insert(name.clone());
+        let (mut grants, mut beyond) = (Grants::new(share), HashSet::default());
+        for (_, id, name, origin) in all {
+            let Some(memo) = self.claims.get(name) else { continue };
+            if let Err(reason) = grants.grant(&id.namespace, &memo.usage) {
+                let reason = format!("{reason}; its endpoints are not covered");
+                diagnostics.push(origin.diagnostic(Severity::Error, Code::LimitExceeded, "metadata.name", reason));
+                beyond.insert(name.clone());
+            }
         }
         beyond
     }

@@ -7,7 +7,7 @@ use foldhash::HashMap;
 
 use super::{Differences, Placement, Table, VipMemo};
 use crate::compiler::backends::BackendBuilder;
-use crate::compiler::budget::{Consumer, Excess, Totals, Usage, excess};
+use crate::compiler::budget::{Grants, Totals, Usage};
 use crate::compiler::claim::Inputs;
 use crate::compiler::inventory::{Inventory, ObjectRef, age_key};
 use crate::compiler::options::Share;
@@ -126,15 +126,12 @@ impl ServiceMemo {
             let all = inventory.services.iter().filter_map(|it| Some((it, self.services.get(it.name)?)));
             let mut all: Vec<_> = all.filter(|(_, memo)| memo.fits).collect();
             all.sort_by_cached_key(|(service, _)| age_key(service.body.created.as_ref(), service.id));
-            let consumers = all.into_iter().map(|(service, memo)| Consumer {
-                key: service,
-                namespace: &service.id.namespace,
-                usage: memo.usage,
-                closed: None,
-            });
-            for Excess { key: service, reason, .. } in excess(consumers, share) {
-                diagnostics.push(service.error(Code::LimitExceeded, "metadata.name", reason));
-                beyond.push(service.name.clone());
+            let mut grants = Grants::new(share);
+            for (service, memo) in all {
+                if let Err(reason) = grants.grant(&service.id.namespace, &memo.usage) {
+                    diagnostics.push(service.error(Code::LimitExceeded, "metadata.name", reason));
+                    beyond.push(service.name.clone());
+                }
             }
         }
         beyond.sort_unstable();

@@ -49,6 +49,23 @@ fn the_oldest_services_of_a_namespace_have_its_share_of_vips() {
 }
 
 #[test]
+fn a_vip_that_is_refused_to_one_service_is_not_free_for_another() {
+    let at = |name: &str, year, port, vip: &str| service(name, &created(year), port, &[vip]);
+    let documents = [
+        at("s1", 2021, 80, "203.0.113.1"),
+        at("s2", 2022, 80, "203.0.113.2"),
+        // Shares the VIP of the one before.
+        at("s3", 2023, 81, "203.0.113.2"),
+        // Shares that of an older one that has it.
+        at("s4", 2024, 81, "203.0.113.1"),
+    ];
+    let outcome = with_share(share_of(&limits::VIPS, 1), &documents);
+    let vips: Vec<String> = outcome.set.vips.iter().map(|vip| vip.name.to_string()).collect();
+    assert_eq!(vips, ["Service a/s1, Service a/s4"]);
+    assert_eq!(exceeding(&outcome).len(), 2, "{:#?}", messages(&outcome));
+}
+
+#[test]
 fn endpoints_beyond_the_share_of_a_namespace_are_those_of_its_youngest_policy() {
     let pods = |namespace: &'static str, name: &'static str, first: usize, count: usize| {
         let pod = move |n: usize| pod(namespace, &format!("p{n}"), &format!("name: {name}"), &format!("10.0.0.{n}"));

@@ -133,6 +133,8 @@ fn a_service_without_an_assigned_vip_is_left_out() {
     let vips: Vec<_> = got.placement.services.iter().map(|it| (&*it.name, it.vips.clone())).collect();
     assert_eq!(vips, [("Service a/s", vec![assigned])]);
     assert_eq!(got.placement.vips.len(), 1);
+    let is_said = messages(&got).into_iter().any(|it| it.contains("no eligible gateway has capacity for this VIP:"));
+    assert!(is_said, "{:?}", messages(&got));
 }
 
 #[test]

@@ -161,7 +161,7 @@ fn suspicious_policies_are_accepted_with_a_warning() {
         ),
         (
             vec![s(), slice("s", &["10.0.0.9"]), host],
-            "m.yaml:11: endpoints[0].addresses[0]: warning: 10.0.0.9 is a host address (Pod a/h), not a pod address: \
+            "m.yaml:11: endpoints[0].addresses[0]: warning: 10.0.0.9 is a host address, not a pod address: \
              ignored",
         ),
         (

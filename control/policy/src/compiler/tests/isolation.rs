@@ -1,5 +1,7 @@
 //! Objects beside those of others: who gives way, whose an address is, and what a set-aside object leaves untouched.
 
+use vipgate_dataplane::policy::spec;
+
 use super::*;
 use crate::diagnostic::Code;
 
@@ -313,6 +315,41 @@ fn the_older_pool_keeps_a_range() {
     ]);
     assert_eq!(codes(&outcome), [Code::OverlappingRanges]);
     assert_eq!(outcome.set.vips.len(), 1);
+}
+
+#[test]
+fn naming_an_address_that_an_older_policy_has_of_a_pool_moves_it_not() {
+    let drawing = policy("old", &created(2020), "{selectors: [{podSelector: {}}], pools: [{name: p}]}");
+    let base = || vec![pool("p", "{ranges: [203.0.113.0/28]}"), pod("a", "x", "", "10.0.0.1"), drawing.clone()];
+    let before = compiled(&base()).set.vips[0].address;
+    let spec = format!("{{selectors: [{{podSelector: {{}}}}], addresses: [{before}]}}");
+    let naming = |year| of("b", &(pod("a", "y", "", "10.0.0.2") + "---\n" + &policy("new", &created(year), &spec)));
+    let after = compiled(&[base(), vec![naming(2021)]].concat());
+    assert_eq!(codes(&after), [Code::VipOfTwoPolicies]);
+    assert_eq!(after.set.vips.iter().map(|vip| vip.address).collect::<Vec<_>>(), [before]);
+    // One that is older has it.
+    let outcome = compiled(&[base(), vec![naming(2019)]].concat());
+    assert_eq!(outcome.set.vips.len(), 2, "{:?}", outcome.set.vips);
+}
+
+#[test]
+fn who_shares_a_vip_does_not_choose_how_it_is_announced() {
+    let service = |year: u16, port, mode: &str| {
+        let annotations =
+            if mode.is_empty() { String::new() } else { format!(", annotations: {{vipgate.io/announce: {mode}}}") };
+        service(&format!("s{year}"), &format!("{}{annotations}", created(year)), port, &["203.0.113.1"])
+    };
+    let announced = |documents: &[String]| {
+        let outcome = compiled(documents);
+        let is_refused = codes(&outcome).contains(&Code::AnnounceConflict);
+        (outcome.set.vips[0].announce, is_refused)
+    };
+    let oldest = service(2020, 80, "");
+    assert_eq!(announced(&[oldest.clone(), of("b", &service(2021, 81, "BGP"))]), (spec::Announce::L2, true));
+    assert_eq!(announced(&[oldest.clone(), of("b", &service(2021, 81, "L2"))]), (spec::Announce::L2, false));
+    assert_eq!(announced(&[oldest.clone(), of("b", &service(2021, 81, ""))]), (spec::Announce::L2, false));
+    // In one namespace, whichever says so.
+    assert_eq!(announced(&[oldest, service(2021, 81, "BGP")]), (spec::Announce::Bgp, false));
 }
 
 #[test]

@@ -6,13 +6,14 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use foldhash::{HashMap, HashMapExt, HashSet};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use crate::compiler::budget::{Consumer, Excess, Totals, Usage, excess};
+use crate::compiler::budget::{Grants, Totals, Usage};
 use crate::compiler::claim::{Claim, Inputs};
-use crate::compiler::inventory::{NamespacedName, ObjectRef, age_key};
+use crate::compiler::inventory::{AgeKey, NamespacedName, ObjectRef, age_key};
 use crate::compiler::options::Share;
 use crate::diagnostic::{Code, Diagnostic, ObjectLocation, Severity};
 use crate::manifest::{ANNOUNCE_FIELD, Announce, Origin, Protocol, Service, ServicePort, unusable_address};
@@ -34,6 +35,22 @@ pub(in crate::compiler) struct Vip<'a> {
 }
 
 impl<'a> Vip<'a> {
+    /// Whether a Service isn't in the namespace of the oldest one.
+    fn is_foreign(&self, service: &ObjectRef<'_, Service>) -> bool {
+        self.services.first().is_some_and(|oldest| oldest.id.namespace != service.id.namespace)
+    }
+
+    /// The announce mode that another Service has to agree with, and whose it is. One of another namespace doesn't decide
+    /// for those that name none.
+    fn announce_for(
+        &self,
+        service: &ObjectRef<'_, Service>,
+        is_pooled: bool,
+    ) -> Option<(Announce, ObjectRef<'a, Service>)> {
+        let oldest = self.services.first().filter(|_| !is_pooled && self.is_foreign(service));
+        self.announce.or(oldest.map(|oldest| (Announce::default(), *oldest)))
+    }
+
     fn namespace_of_oldest(&self, claims: &[Claim<'a>]) -> &'a str {
         let age = |created: Option<&'a Time>| (created.is_none(), created);
         let service = self.services.first().map(|it| (age(it.body.created.as_ref()), &*it.id.namespace));
@@ -148,6 +165,18 @@ pub(in crate::compiler) fn admit<'a>(
     Admitted { closed, ..admission.admitted }
 }
 
+/// An object that takes part of limits.
+struct Consumer<'c> {
+    /// What sorts objects: age, whether it is a policy, name.
+    order: (AgeKey<'c>, bool, &'c str),
+    namespace: &'c str,
+    origin: &'c Origin,
+    /// VIPs of its own. One of several objects is that of the oldest one that is granted it.
+    vips: &'c [(Arc<str>, IpAddr)],
+    /// What it takes besides VIPs.
+    usage: Usage,
+}
+
 /// The Services that exceed a limit, and what is closed of the claims.
 fn check_limits<'a>(
     sources: &Inputs<'a>,
@@ -156,47 +185,51 @@ fn check_limits<'a>(
     share: Share,
     diagnostics: &mut Vec<Diagnostic>,
 ) -> (HashSet<ObjectLocation>, Closed) {
-    let (mut totals, mut known) = (Totals::default(), HashSet::default());
-    let mut consumers = Vec::with_capacity(services.len() + claims.len());
-    for service in services {
-        let vips = service.body.vips.iter().filter(|(_, vip)| known.insert(*vip)).count();
-        let age = age_key(service.body.created.as_ref(), service.id);
-        let usage = Usage { vips, services: 1, ..Usage::default() };
-        let key = (service.origin, false);
-        consumers.push(((age, 0, &**service.name), service.id.namespace.as_str(), key, usage, None));
-    }
-    for claim in claims {
-        let own = claim.vips.iter().filter(|_| claim.service.is_none());
-        let usage = Usage {
-            vips: own.filter(|(_, vip)| known.insert(*vip)).count(),
+    let of_service = |service: &'_ ObjectRef<'a, Service>| Consumer {
+        order: (age_key(service.body.created.as_ref(), service.id), false, service.name),
+        namespace: &service.id.namespace,
+        origin: service.origin,
+        vips: &service.body.vips,
+        usage: Usage { services: 1, ..Usage::default() },
+    };
+    let mut consumers: Vec<Consumer<'_>> = services.iter().map(of_service).collect();
+    consumers.extend(claims.iter().map(|claim| Consumer {
+        order: (age_key(claim.created, claim.id), true, claim.name),
+        namespace: claim.namespace,
+        origin: claim.origin,
+        vips: if claim.service.is_none() { &claim.vips } else { &[] },
+        usage: Usage {
             policies: 1,
             prefixes: claim.prefixes(),
             selector_steps: sources.selector_steps(claim),
             ..Usage::default()
-        };
-        let age = age_key(claim.created, claim.id);
-        let minimal = Usage { vips: 0, prefixes: [1, 1], ..usage };
-        consumers.push(((age, 1, &**claim.name), claim.namespace, (claim.origin, true), usage, Some(minimal)));
-    }
-    for (_, namespace, _, usage, _) in &consumers {
-        totals.add(namespace, usage);
+        },
+    }));
+    // At most: a VIP of several objects is counted for each.
+    let mut totals = Totals::default();
+    for Consumer { namespace, vips, usage, .. } in &consumers {
+        totals.add(namespace, &Usage { vips: vips.len(), ..*usage });
     }
     if totals.fits(share) {
         return Default::default();
     }
-    consumers.sort_by(|(a, ..), (b, ..)| a.cmp(b));
-    let consumers = consumers.into_iter();
-    let consumers = consumers.map(|(_, namespace, key, usage, closed)| Consumer { key, namespace, usage, closed });
+    consumers.sort_by(|a, b| a.order.cmp(&b.order));
+    let (mut grants, mut granted_vips) = (Grants::new(share), HashSet::default());
     let (mut excess_services, mut closed) = (HashSet::default(), Closed::default());
-    for Excess { key: (origin, is_claim), reason, fits_closed } in excess(consumers, share) {
-        let set = match (is_claim, fits_closed) {
-            (false, _) => &mut excess_services,
-            (true, true) => &mut closed.minimal,
-            (true, false) => &mut closed.left_out,
+    for Consumer { order: (_, is_policy, _), namespace, origin, vips, usage } in consumers {
+        let new: HashSet<IpAddr> = vips.iter().map(|(_, vip)| *vip).filter(|vip| !granted_vips.contains(vip)).collect();
+        let Err(mut reason) = grants.grant(namespace, &Usage { vips: new.len(), ..usage }) else {
+            granted_vips.extend(new);
+            continue;
         };
-        set.insert(origin.location());
-        let effect = if is_claim && !fits_closed { "; its endpoints are not covered" } else { "" };
-        let reason = format!("{reason}{effect}");
+        if !is_policy {
+            excess_services.insert(origin.location());
+        } else if grants.grant(namespace, &Usage { prefixes: [1, 1], ..usage }).is_ok() {
+            closed.minimal.insert(origin.location());
+        } else {
+            closed.left_out.insert(origin.location());
+            reason += "; its endpoints are not covered";
+        }
         diagnostics.push(origin.diagnostic(Severity::Error, Code::LimitExceeded, "metadata.name", reason));
     }
     (excess_services, closed)
@@ -231,7 +264,7 @@ impl<'a> Admission<'a, '_> {
             let health = service.body.health_check.map(|port| (port, Protocol::Tcp));
             let frontends = service.body.ports.iter().map(|it| (it.port, it.protocol));
             vip.ports.extend(frontends.chain(health).map(|key| (key, service)));
-            if vip.announce.is_none() {
+            if vip.announce.is_none() && !vip.is_foreign(&service) {
                 vip.announce = service.body.announce.map(|mode| (mode, service));
             }
             vip.services.push(service);
@@ -247,8 +280,8 @@ impl<'a> Admission<'a, '_> {
             let is_pooled = self.sources.pools.of(*address).is_some();
             faults.extend(self.check_address(*address, (service.origin, field), !is_pooled, false));
             let Some(vip) = self.admitted.vips.get(address) else { continue };
-            if let Some((first, ObjectRef { id, origin, .. })) = &vip.announce
-                && service.body.announce.is_some_and(|mode| mode != *first)
+            if let Some((first, ObjectRef { id, origin, .. })) = vip.announce_for(&service, is_pooled)
+                && service.body.announce.is_some_and(|mode| mode != first)
             {
                 let reason = format!("{id} ({origin}) shares {address} and has {first}");
                 faults.push(service.error(Code::AnnounceConflict, ANNOUNCE_FIELD, reason));
@@ -342,13 +375,14 @@ impl<'a> Admission<'a, '_> {
         gives_way_to_hosts: bool,
     ) -> Option<Diagnostic> {
         let sources = self.sources;
+        let gives_way_to = |host: &str| gives_way_to_hosts || gives_way_to_pods && host.starts_with("Pod ");
         let (code, what) = if let Some(what) = unusable_address(address) {
             (Code::UnusableVip, what.to_owned())
         } else if let Some(gateway) = sources.gateways.with_peer_address(address) {
             (Code::VipInUse, format!("the peer address of VipGateway {gateway}"))
         } else if let Some(pod) = sources.pods.name_of(address).filter(|_| gives_way_to_pods) {
             (Code::VipInUse, format!("the address of Pod {pod}"))
-        } else if let Some(host) = sources.pods.host_of(address).filter(|_| gives_way_to_hosts) {
+        } else if let Some(host) = sources.pods.host_of(address).filter(|host| gives_way_to(host)) {
             (Code::VipInUse, format!("an address of {host}"))
         } else if gives_way_to_hosts && self.in_use.contains(&address) {
             (Code::VipInUse, "the address of an endpoint".to_owned())

@@ -377,9 +377,10 @@ codes! {
     DuplicatePeerAddress = 604, "Two gateways with one peer address",
         "Two VipGateway manifests have the same `spec.peerAddress`. Packets for one would reach the other. Correct one \
          of the two.";
-    NoEligibleGateway = 605, "No gateway for a policy's VIPs",
-        "The policy has VIPs, but no eligible gateway owns one: `gateways` permits none, or all are at \
-         `maxAddresses`. The traffic of the endpoints is dropped. Permit more gateways, or raise the limit.";
+    NoEligibleGateway = 605, "No gateway for VIPs",
+        "A Service or policy has VIPs that no eligible gateway owns: `gateways` permits none, or all are at \
+         `maxAddresses`. Nobody announces such a VIP. The traffic of endpoints that have no other VIP is dropped. \
+         Permit more gateways, or raise the limit.";
     NoGatewayInZone = 606, "No gateway in the zone",
         "`zoneAffinity: Require` wants a gateway in the zone of each endpoint, and there is none for some. Their \
          traffic is dropped. Add a gateway there, or use `Prefer`.";

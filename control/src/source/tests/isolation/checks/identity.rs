@@ -1,4 +1,5 @@
-//! Identity: an address is that of one pod, and leaves with a VIP of the pod's own namespace or not at all.
+//! Identity: an address is that of one pod, and leaves with a VIP of the pod's own namespace or not at all. One that is
+//! outside of the cluster and of no pod that is known is that of a namespace whose slices list it.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -77,6 +78,11 @@ impl<'a> Pods<'a> {
         all.iter().find(is_greater).map(|(id, _)| *id)
     }
 
+    /// Whether an address is a host's, or one that the cluster gives to pods and Services.
+    fn is_of_cluster(&self, address: IpAddr) -> bool {
+        self.hosts.contains(&address) || self.prefixes.iter().any(|prefix| prefix.contains(&address))
+    }
+
     fn is_contested(&self, address: IpAddr) -> bool {
         self.by_address.get(&address).is_some_and(|pods| pods.len() > 1)
     }
@@ -117,21 +123,34 @@ fn check_endpoints(observation: &Observation<'_>, pods: &Pods<'_>, coverage: &Co
         if pods.is_contested(address) {
             coverage.count("address of several pods");
         }
-        let Some(holder) = pods.holder(address) else {
-            let is_closed = pods.is_contested(address) && endpoint.vips.is_empty();
-            assert!(is_closed, "no pod is known to have {address}, and it isn't closed: {endpoint:?}");
+        if pods.is_contested(address) && pods.holder(address).is_none() {
+            assert!(endpoint.vips.is_empty(), "nobody is known to have {address}, and it isn't closed: {endpoint:?}");
             coverage.count("address of several pods, and nobody has it");
             continue;
-        };
+        }
         let Some(namespace) = namespace_of(&endpoint.policy) else { continue };
-        assert_eq!(namespace, holder.namespace, "{holder} is covered by another namespace: {endpoint:?}");
-        assert!(*endpoint.name == *holder.path(), "{holder} has {address}: {endpoint:?}");
+        if let Some(holder) = pods.holder(address) {
+            assert_eq!(namespace, holder.namespace, "{holder} is covered by another namespace: {endpoint:?}");
+            assert!(*endpoint.name == *holder.path(), "{holder} has {address}: {endpoint:?}");
+        } else {
+            assert!(!pods.is_of_cluster(address), "no pod of the cluster has {address}: {endpoint:?}");
+            assert!(is_listed(observation, namespace, address), "{namespace} doesn't list {address}: {endpoint:?}");
+            coverage.count("address outside of the cluster");
+        }
         for vip in &endpoint.vips {
             let name = placement.vips.get(vip).map(|vip| &*vip.name).unwrap_or_default();
             let mut owners = name.split(", ").filter_map(namespace_of);
-            assert!(owners.any(|owner| owner == namespace), "{holder} has a VIP of {name}: {endpoint:?}");
+            assert!(owners.any(|owner| owner == namespace), "{namespace} has a VIP of {name}: {endpoint:?}");
         }
     }
+}
+
+/// Whether a slice of a namespace lists an address.
+fn is_listed(observation: &Observation<'_>, namespace: &str, listed: IpAddr) -> bool {
+    let slices =
+        observation.objects.iter().filter(|(id, _)| id.kind == Kind::EndpointSlice && id.namespace == namespace);
+    let addresses = slices.into_iter().flat_map(|(_, slice)| texts(slice, "endpoints.*.addresses.*"));
+    addresses.into_iter().filter_map(address).any(|address| address == listed)
 }
 
 /// A VIP is that of one namespace, unless Services of several have it in their own status, and a diagnostic says so.
@@ -164,7 +183,7 @@ fn check_backends(observation: &Observation<'_>, pods: &Pods<'_>) {
                 Some(holder) => holder.namespace == namespace,
                 None if pods.is_contested(address) => false,
                 None if pods.hosts.contains(&address) => pods.on_hosts.contains(&(address, namespace)),
-                None => !pods.prefixes.iter().any(|prefix| prefix.contains(&address)),
+                None => !pods.is_of_cluster(address),
             };
             assert!(is_own, "{} has a backend that isn't its own: {backend:?}", service.name);
             assert!(placement.vips.get(&address).is_none(), "{} has a VIP as backend: {backend:?}", service.name);

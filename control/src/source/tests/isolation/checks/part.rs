@@ -33,6 +33,8 @@ const CONTENTION: [Code; 12] = [
     Code::LimitExceeded,
     Code::BackendIsVip,
 ];
+/// What follows from gateways without capacity for younger VIPs.
+const OF_GATEWAYS: [Code; 2] = [Code::NoEligibleGateway, Code::NoGatewayInZone];
 /// Where one kind gives way to another, whatever their age: an address that a policy lists to a Service's, and one outside
 /// of all pools to that of a Pod.
 const BETWEEN_KINDS: [Code; 2] = [Code::VipOfOtherNamespace, Code::VipInUse];
@@ -116,6 +118,12 @@ impl Part {
         self.maps = maps.map(|map| (map.name.clone(), map.clone())).collect();
     }
 
+    /// What is said here and not in another world.
+    fn added<'p>(&'p self, other: &'p Self) -> impl Iterator<Item = (&'p str, Code)> {
+        let added = self.diagnostics.iter().filter(|(text, _)| !other.diagnostics.contains_key(*text));
+        added.map(|(text, code)| (text.as_str(), *code))
+    }
+
     /// Leaves out what is said of addresses, and who has them.
     fn without(mut self, addresses: &BTreeSet<IpAddr>) -> Self {
         if addresses.is_empty() {
@@ -146,7 +154,7 @@ impl Part {
             endpoint.vips.retain(|vip| !is_drawn(vip));
             (endpoint.gateway, endpoint.slot, endpoint.remarks) = (None, None, Vec::new());
         }
-        self.diagnostics.retain(|_, code| ![Code::NoEligibleGateway, Code::NoGatewayInZone].contains(code));
+        self.diagnostics.retain(|_, code| !OF_GATEWAYS.contains(code));
         self
     }
 }
@@ -158,11 +166,14 @@ pub(super) fn check(observation: &Observation<'_>, coverage: &Coverage) {
     if !contested.is_empty() {
         coverage.count("address that others claim, too");
     }
-    let expected = Part::of(namespace, alone, alone_outcome).without(&contested);
-    let mut actual = Part::of(namespace, pipeline, outcome).without(&contested);
-    let added = actual.diagnostics.iter().filter(|(text, _)| !expected.diagnostics.contains_key(*text));
-    let added: Vec<(&String, Code)> = added.map(|(text, code)| (text, *code)).collect();
     let age = observation.history.setting.age;
+    let (expected, actual) = (Part::of(namespace, alone, alone_outcome), Part::of(namespace, pipeline, outcome));
+    if age == Age::Youngest && actual.added(&expected).any(|(_, code)| OF_GATEWAYS.contains(&code)) {
+        coverage.count("contention: the younger gives way");
+        return;
+    }
+    let (expected, mut actual) = (expected.without(&contested), actual.without(&contested));
+    let added: Vec<(&str, Code)> = actual.added(&expected).collect();
     let allowed: &[Code] = if age == Age::Youngest { &CONTENTION } else { &BETWEEN_KINDS };
     if added.iter().any(|(_, code)| allowed.contains(code)) {
         coverage.count(if age == Age::Youngest {
