@@ -63,6 +63,9 @@ pub(crate) enum NotReady {
     /// No policy is in force, and why, if that is known.
     #[error("not ready{}", .0.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default())]
     NoPolicy(Option<String>),
+    /// The XDP program's maps don't hold all that policy needs.
+    #[error("not ready: capture is incomplete: {0}")]
+    CaptureIncomplete(Arc<str>),
     /// The gateway has a fault.
     #[error("not ready: {0}")]
     Fault(String),
@@ -87,6 +90,9 @@ impl Monitored {
         Self {
             families: Arc::new(move || families::collect(&metrics_state)),
             ready: Arc::new(move || {
+                if let Some(error) = &state.capture.load().error {
+                    return Err(NotReady::CaptureIncomplete(error.clone()));
+                }
                 if !state.ready.load(Ordering::Relaxed) {
                     return Err(NotReady::NoPolicy(state.no_policy_reason()));
                 }

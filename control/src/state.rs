@@ -1,5 +1,6 @@
 //! State of the running gateway: written by the control thread, read by the admin socket and metrics.
 
+pub mod capture;
 pub mod conflicts;
 pub mod fault;
 pub mod files;
@@ -26,6 +27,7 @@ use vipgate_dataplane::replication::sender::ReplicationSender;
 use vipgate_dataplane::worker::command::Command;
 use vipgate_policy::compiler::Peer;
 
+use self::capture::CaptureStatus;
 use self::conflicts::Claims;
 use self::files::FileSourceHandle;
 use self::group::GroupStatus;
@@ -74,6 +76,8 @@ pub struct GatewayState {
     pub port_blocks: usize,
     /// The network state in force.
     pub network: ArcSwap<NetworkSpec>,
+    /// Status of the steering program's maps.
+    pub capture: ArcSwap<CaptureStatus>,
     /// Status of interfaces and next hops.
     pub tracking: ArcSwap<TrackingStatus>,
     /// Status within the group of gateways.

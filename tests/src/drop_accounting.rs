@@ -16,8 +16,9 @@ use crate::METRICS_PORT;
 use crate::policyd::{http_get, metric_values};
 
 /// Errors that are accounted besides drops: name, metric and label.
-const ERRORS: [(&str, &str, &str); 9] = [
+const ERRORS: [(&str, &str, &str); 10] = [
     ("answers_limited", "vipgate_answers_limited_total", ""),
+    ("capture_failures", "vipgate_capture_failures_total", ""),
     ("nat_log_lost", "vipgate_nat_log_records_total", "result=\"lost\""),
     ("no_socket", "vipgate_steered_packets_total", "outcome=\"no_socket\""),
     ("peer_refused", "vipgate_peer_refused_total", ""),

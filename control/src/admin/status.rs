@@ -45,6 +45,7 @@ pub(super) fn status(state: &GatewayState) -> proto::StatusReply {
         group: (!state.policy.load().peers.is_empty()).then(|| membership::membership(state)),
         nat_log: state.nat_log.as_ref().map(|log| nat_log(log)),
         faults: tracking.faults.iter().map(ToString::to_string).collect(),
+        capture_error: state.capture.load().error.as_deref().unwrap_or_default().to_owned(),
         held_down_ms: tracking::held_down_ms(&tracking),
         next_hops: tracking::next_hops(&tracking),
     }

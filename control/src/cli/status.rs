@@ -92,6 +92,9 @@ fn policy_lines(line: &mut WriteLine<'_>, mut policy: proto::PolicyStatus) {
 
 /// Faults, the hold-down after them, and the NAT log.
 fn fault_lines(line: &mut WriteLine<'_>, status: &proto::StatusReply) {
+    if !status.capture_error.is_empty() {
+        line("CAPTURE", &format!("incomplete: {}", status.capture_error));
+    }
     for fault in &status.faults {
         line("FAULT", fault);
     }

@@ -111,6 +111,7 @@ pub fn state(workers: Vec<WorkerHandle>, policy: Arc<Policy>, network: NetworkSp
         port_blocks: 1008,
         network: ArcSwap::from_pointee(network),
         group: ArcSwap::default(),
+        capture: ArcSwap::default(),
         tracking: ArcSwap::default(),
         stalls: Arc::default(),
         nat_log: None,

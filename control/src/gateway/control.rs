@@ -8,9 +8,10 @@ mod shutdown;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
+use tokio::time::sleep_until;
 use vipgate_dataplane::policy::spec::{Announce, NetworkSpec};
 use vipgate_xdp::multicast::AllMulticast;
 
@@ -75,8 +76,13 @@ enum LoopEvent {
     Network(Option<Result<Arc<NetworkSpec>, NetworkError>>),
     /// Workers have requested neighbors.
     Neighbors,
+    /// What the steering program's maps couldn't take is due to be retried, while no job is running.
+    Retry,
     Housekeeping,
 }
+
+/// How much longer the start may take while policy waits for the kernel.
+const STARTUP_EXTENSION: Duration = Duration::from_mins(1);
 
 /// The end of the loop: stopped by a signal, or an error.
 type End = Result<(), CommandError>;
@@ -90,7 +96,7 @@ impl ControlLoop {
         self.update_tracking();
         self.await_membership().await;
         self.housekeeping.start();
-        self.report_ready();
+        self.report_ready_once_open();
         let end = loop {
             self.update_membership_if_due();
             let event = self.next_event().await;
@@ -101,8 +107,11 @@ impl ControlLoop {
         self.shut_down(end).await
     }
 
-    /// From here on, the gateway forwards packets.
-    fn report_ready(&mut self) {
+    /// Reports that the gateway forwards packets, unless it has already, or its steering program is still closed.
+    fn report_ready_once_open(&mut self) {
+        if self.state.ready.load(Ordering::Relaxed) || !self.reconciler.is_open() {
+            return;
+        }
         self.state.ready.store(true, Ordering::Relaxed);
         self.advertise();
         self.housekeeping.update_health_checks();
@@ -112,6 +121,7 @@ impl ControlLoop {
 
     async fn next_event(&mut self) -> LoopEvent {
         let is_idle = self.reconciler.is_idle();
+        let retry_at = self.reconciler.retry_at();
         tokio::select! {
             signal = self.signals.next() => LoopEvent::Signal(signal),
             result = self.reconciler.completed() => LoopEvent::JobCompleted(result),
@@ -121,6 +131,7 @@ impl ControlLoop {
             Some(command) = self.commands.recv() => LoopEvent::Command(command),
             change = self.network_changes.recv(), if is_idle => LoopEvent::Network(change),
             () = self.neighbors.queued() => LoopEvent::Neighbors,
+            () = sleep_until(retry_at.unwrap_or_else(Instant::now).into()), if retry_at.is_some() => LoopEvent::Retry,
             () = self.housekeeping.due() => LoopEvent::Housekeeping,
         }
     }
@@ -139,6 +150,7 @@ impl ControlLoop {
             LoopEvent::Network(None) => {
                 return ControlFlow::Break(Err(CommandError::runtime("the network watch has ended")));
             }
+            LoopEvent::Retry => self.reconciler.start(Job::Retry),
             LoopEvent::Neighbors => self.neighbors.resolve(&self.resolver),
             LoopEvent::Housekeeping => return self.keep_house(),
         }
@@ -197,6 +209,7 @@ impl ControlLoop {
         if is_policy {
             self.housekeeping.update_health_checks();
         }
+        self.report_ready_once_open();
     }
 
     /// Applies a network change: at once, or as a job if local addresses have changed and the steering maps must
@@ -223,6 +236,9 @@ impl ControlLoop {
         self.housekeeping.run();
         if !self.threads.are_alive() {
             return ControlFlow::Break(Err(CommandError::runtime("a worker thread died; see the log")));
+        }
+        if !self.state.ready.load(Ordering::Relaxed) {
+            systemd::extend_startup("policy waits for the XDP program's maps", STARTUP_EXTENSION);
         }
         // Watchdog: this loop and all workers are alive.
         systemd::notify_watchdog();

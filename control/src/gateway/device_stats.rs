@@ -70,6 +70,7 @@ impl DeviceStats for XdpStats {
                 ("captured", outcomes.captured),
                 ("no_socket", outcomes.no_socket),
                 ("guarded", outcomes.guarded),
+                ("held", outcomes.held),
             ]));
         }
         let losses = self.losses.iter().enumerate().flat_map(|(worker, losses)| {

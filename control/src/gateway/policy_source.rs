@@ -56,7 +56,7 @@ impl PolicySubscription {
         files.read().await;
         let update = files.difference().await;
         if update.is_some() {
-            // The gateway exits if it can't apply the initial policy.
+            // The gateway exits if the initial policy is invalid.
             files.record_outcome(Ok(()));
         }
         tokio::spawn(files.follow());
@@ -87,7 +87,7 @@ struct FileSource {
     locality: GatewayLocality,
     files: WatchedFiles,
     ingester: SourceIngester,
-    /// The policy after the last applied update; the next one is relative to it.
+    /// The policy after the last accepted update; the next one is relative to it.
     in_force: Arc<PolicySet>,
     /// The policy after the last update that was sent.
     sent: Arc<PolicySet>,
@@ -162,7 +162,8 @@ impl FileSource {
         if self.events.send(ClientEvent::Update(Box::new(update), reply)).await.is_ok()
             && let Ok(outcome) = replied.await
         {
-            self.record_outcome(outcome.map_err(|_| ()));
+            // An update that is held is in force with a later one.
+            self.record_outcome(outcome.map(drop).map_err(drop));
         }
     }
 

@@ -6,13 +6,18 @@
 //! signals, neighbors and leases.
 //!
 //! Order of a policy change: capture what is added, publish the snapshot, stop capturing what is removed. In between, a
-//! packet may be dropped but never leaves untranslated.
+//! packet may be dropped but never leaves untranslated. A change that can't be captured isn't published: it is held and
+//! retried until it can (`held.rs`).
+
+mod held;
+mod retry;
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
+use std::sync::{Arc, Mutex};
+use std::time::{Instant, SystemTime};
 
+use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, spawn_blocking};
 use vipgate_dataplane::policy::build::Builder;
 use vipgate_dataplane::policy::change::PolicyChange;
@@ -24,10 +29,12 @@ use vipgate_dataplane::policy::validation::BuildError;
 use vipgate_dataplane::worker::command::Command;
 use vipgate_xdp::steering::Steering;
 
+use self::retry::Retry;
 use crate::gateway::steering_tables;
+use crate::gateway::steering_tables::PreviousTables;
 use crate::source::ingest::join_result;
 use crate::state::{GatewayState, PolicyStatus};
-use crate::xds::client::{ClientEvent, Rejection};
+use crate::xds::client::{ClientEvent, Effect, Rejection};
 use crate::xds::store::PolicyUpdate;
 
 /// A change to apply.
@@ -39,6 +46,8 @@ pub(super) enum Job {
     Members(MembersSpec),
     /// A network state with other local addresses.
     Network(Arc<NetworkSpec>),
+    /// The retry of what the steering program's maps couldn't take.
+    Retry,
 }
 
 /// A completed job.
@@ -50,17 +59,27 @@ pub(super) enum JobResult {
     Members(MembersSpec),
     /// The network state was published to the workers.
     Network,
+    /// Nothing was published: an update waits for the steering program's maps, or they were written again.
+    Capture,
 }
 
 /// Applies changes; used by one job at a time.
 pub(super) struct Reconciler {
-    pub(super) builder: Builder,
-    pub(super) publisher: Publisher,
-    pub(super) steering: Arc<Mutex<Steering>>,
-    pub(super) state: Arc<GatewayState>,
-    pub(super) local_addresses: Vec<IpAddr>,
+    /// Has what is published; nothing of an update that is held.
+    builder: Builder,
+    publisher: Publisher,
+    steering: Arc<Mutex<Steering>>,
+    state: Arc<GatewayState>,
+    local_addresses: Vec<IpAddr>,
     /// Local tunnel endpoints (VXLAN): of other gateways and of nodes.
-    pub(super) tunnels: Vec<SocketAddr>,
+    tunnels: Vec<SocketAddr>,
+    /// The update that can't be captured yet, with those that have come after it.
+    held: Option<PolicyUpdate>,
+    /// Report that all accepted updates are in force.
+    waiting: Vec<oneshot::Sender<()>>,
+    /// The steering program is closed until its maps hold the initial policy.
+    is_closed: bool,
+    retry: Retry,
 }
 
 /// The reconciler: idle, or running a job on a blocking thread.
@@ -82,6 +101,16 @@ impl ReconcilerTask {
     /// Whether no job is running.
     pub(super) fn is_idle(&self) -> bool {
         self.reconciler.is_some()
+    }
+
+    /// When to start [`Job::Retry`], if no job is running.
+    pub(super) fn retry_at(&self) -> Option<Instant> {
+        self.reconciler.as_ref()?.retry.at()
+    }
+
+    /// Whether the steering program is open; unknown, so false, while a job is running.
+    pub(super) fn is_open(&self) -> bool {
+        self.reconciler.as_ref().is_some_and(|reconciler| !reconciler.is_closed)
     }
 
     /// Starts a job, if none is running.
@@ -114,12 +143,23 @@ impl ReconcilerTask {
 }
 
 impl Reconciler {
+    /// Without an update that waits.
+    pub(super) fn new(
+        builder: Builder,
+        publisher: Publisher,
+        steering: Arc<Mutex<Steering>>,
+        state: Arc<GatewayState>,
+        local_addresses: Vec<IpAddr>,
+        tunnels: Vec<SocketAddr>,
+    ) -> Self {
+        let (held, waiting, is_closed, retry) = (None, Vec::new(), false, Retry::default());
+        Self { builder, publisher, steering, state, local_addresses, tunnels, held, waiting, is_closed, retry }
+    }
+
     fn run(&mut self, job: Job) -> JobResult {
         match job {
-            Job::Policy(event) => {
-                self.handle_policy_event(event);
-                JobResult::Policy
-            }
+            Job::Policy(event) => self.handle_policy_event(event),
+            Job::Retry => self.retry(),
             Job::Members(spec) => {
                 self.apply_members(&spec);
                 JobResult::Members(spec)
@@ -147,52 +187,47 @@ impl Reconciler {
         announce(&self.state, previous);
     }
 
-    /// Applies an update of the policy source, or records that it was rejected.
-    fn handle_policy_event(&mut self, event: ClientEvent) {
+    /// Applies an update of the policy source, or holds it, or records that it was rejected.
+    fn handle_policy_event(&mut self, event: ClientEvent) -> JobResult {
         match event {
             ClientEvent::Update(update, reply) => {
                 let is_single = update.update_count == 1;
-                let outcome = self.apply_policy(*update);
-                // The client retries a rejected batch update by update; each rejection is recorded then.
-                if let Err(rejection) = outcome.as_ref()
-                    && is_single
-                {
-                    reject(&self.state, &rejection.to_string());
+                match self.accept(*update) {
+                    Ok(effect) => {
+                        let result =
+                            if matches!(effect, Effect::InForce) { JobResult::Policy } else { JobResult::Capture };
+                        // If the connection has closed, the server sends the update again.
+                        let _ = reply.send(Ok(effect));
+                        return result;
+                    }
+                    Err(rejection) => {
+                        // The client retries a rejected batch update by update; each rejection is recorded then.
+                        if is_single {
+                            reject(&self.state, &rejection.to_string());
+                        }
+                        let _ = reply.send(Err(rejection));
+                    }
                 }
-                // If the connection has closed, the server sends the update again.
-                let _ = reply.send(outcome);
             }
             ClientEvent::Rejected(reason) => reject(&self.state, &reason),
         }
+        JobResult::Policy
     }
 
-    fn apply_policy(
+    /// Publishes an update whose additions are captured, then stops capturing what it removes.
+    fn publish(
         &mut self,
         PolicyUpdate { update_count: updates, change, peers }: PolicyUpdate,
+        before: PreviousTables,
     ) -> Result<(), Rejection> {
-        check_local_addresses(&change, &self.local_addresses)?;
         let status = self.state.policy.load_full();
         let previous: BTreeSet<IpAddr> = own_vips(&self.state).collect();
-        let before = steering_tables::PreviousTables::of(&change, &self.builder);
         let snapshot = self.builder.with_change(&change).map_err(|error| rejection(&error))?;
         let (generation, compiled) = (snapshot.generation, snapshot.policy.clone());
         self.report_vips_at_tunnel_endpoints(&compiled);
-        let (added, removed) = before.difference(&change, &self.builder);
-        {
-            let mut steering = self.steering.lock().unwrap_or_else(PoisonError::into_inner);
-            // Added entries are captured before the workers see the snapshot, removed ones until after.
-            let mut captured = steering.extend(added);
-            if captured.is_err() || steering.needs_full_apply() {
-                captured = steering.apply(steering_tables::for_policy(&compiled, &self.local_addresses, &self.tunnels));
-            }
-            if let Err(error) = captured {
-                tracing::error!(%error, "cannot capture all traffic that policy covers; retried with the next change");
-            }
-            self.publisher.publish(snapshot);
-            if let Err(error) = steering.reduce(removed) {
-                tracing::error!(%error, "traffic of removed policy is still captured; retried with the next change");
-            }
-        }
+        self.publisher.publish(snapshot);
+        self.state.compiled.store(compiled.clone());
+        self.release(&before.difference(&change, &self.builder));
         tracing::debug!(
             event = "policy_change",
             policies = change.policies.len(),
@@ -216,7 +251,6 @@ impl Reconciler {
             peers: peers.into(),
             ..(*status).clone()
         }));
-        self.state.compiled.store(compiled);
         self.state.placement.apply(&change);
         self.announce(Some(&previous));
         Ok(())
@@ -244,12 +278,7 @@ impl Reconciler {
     /// Publishes a network state; updates the steering maps if local addresses have changed.
     pub(super) fn apply_network(&mut self, spec: Arc<NetworkSpec>) {
         if spec.locals != self.local_addresses {
-            self.local_addresses.clone_from(&spec.locals);
-            let tables = steering_tables::for_policy(&self.state.compiled.load(), &self.local_addresses, &self.tunnels);
-            let applied = self.steering.lock().unwrap_or_else(PoisonError::into_inner).apply(tables);
-            if let Err(error) = applied {
-                tracing::error!(%error, "cannot update the local addresses of the steering program");
-            }
+            self.set_local_addresses(spec.locals.clone());
         }
         self.publisher.replace(self.builder.with_network((*spec).clone()));
         self.state.network.store(spec);
@@ -304,6 +333,7 @@ pub(super) fn rejection(error: &BuildError) -> Rejection {
         | BuildError::UnknownVip { address, .. }
         | BuildError::EndpointIsVip { address }
         | BuildError::DuplicateAddress { address } => Some(format!("Endpoint {address}")),
+        BuildError::TooManyPrefixes { policy, .. } => Some(policy.to_string()),
         BuildError::DuplicateName { name } | BuildError::PolicyInUse { name } => Some(name.to_string()),
         BuildError::VipInUse { vip } => Some(format!("Vip {vip}")),
         BuildError::TooManyClusterPrefixes { .. } => Some("Cluster cluster".to_owned()),

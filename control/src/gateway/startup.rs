@@ -117,7 +117,8 @@ impl Startup {
         }
         // Without a policy, it is unknown which pods' packets must not leave untranslated.
         self.interfaces.set_closed(true)?;
-        self.interfaces.program(&self.state.compiled.load(), locals, &self.config.tunnel_endpoints())?;
+        let programmed = self.interfaces.program(&self.state.compiled.load(), locals, &self.config.tunnel_endpoints());
+        programmed.map_err(CommandError::runtime)?;
         self.interfaces.attach(&self.config)?;
         let signals = self.signals.insert(Signals::install()?);
         Ok(initial_policy::wait(&self.state, &mut self.source.subscription, &mut self.builder, signals).await)
@@ -132,12 +133,18 @@ impl Startup {
         let (policy, generation) = (snapshot.policy.clone(), snapshot.generation);
         let publisher = Publisher::new(snapshot);
         let (local_addresses, tunnels) = (self.network.current().locals.clone(), config.tunnel_endpoints());
-        self.interfaces.program(&policy, &local_addresses, &tunnels)?;
+        let programmed = self.interfaces.program(&policy, &local_addresses, &tunnels);
+        if programmed.is_err() {
+            // Before any packet arrives.
+            self.interfaces.set_closed(true)?;
+        }
         let neighbors = NeighborRequests::new();
         let workers = workers::start(&config, &self.cores, self.devices, &publisher, neighbors.sender().clone())?;
         self.interfaces.attach(&config)?;
-        // What policy covers is captured; everything else passes to the kernel again.
-        self.interfaces.set_closed(false)?;
+        if programmed.is_ok() {
+            // What policy covers is captured; everything else passes to the kernel again.
+            self.interfaces.set_closed(false)?;
+        }
         let signals = self.signals.map_or_else(Signals::install, Ok)?;
         // Last of the steps that can fail: its neighbor entries in the kernel are removed only by `close`.
         let resolver = Resolver::open(&self.network, ResolverLimits::default()).await.map_err(CommandError::runtime)?;
@@ -151,17 +158,12 @@ impl Startup {
             }
         };
         privileges::restrict_control_thread();
-        initial.acknowledge();
         let nat_log = start_nat_log(&config, &self.state, &self.background).await;
         let state = self.state;
-        let reconciler = Reconciler {
-            builder: self.builder,
-            publisher,
-            steering: self.interfaces.steering.clone(),
-            state: state.clone(),
-            local_addresses,
-            tunnels,
-        };
+        let steering = self.interfaces.steering.clone();
+        let mut reconciler =
+            Reconciler::new(self.builder, publisher, steering, state.clone(), local_addresses, tunnels);
+        reconciler.start(programmed, initial.into_reply());
         Ok(ControlLoop {
             tracking: self.interfaces.track(&config, &self.network),
             network_changes: control::follow_network(self.network),

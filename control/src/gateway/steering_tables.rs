@@ -7,10 +7,9 @@ use std::net::{IpAddr, SocketAddr};
 use ipnet::IpNet;
 use vipgate_dataplane::policy::build::Builder;
 use vipgate_dataplane::policy::change::PolicyChange;
-use vipgate_dataplane::policy::compiled::{Egress, Policy};
-use vipgate_dataplane::policy::service::Service;
-use vipgate_dataplane::policy::spec::{BackendSpec, ClusterSpec};
-use vipgate_xdp::steering::{Listener, SteeringTables};
+use vipgate_dataplane::policy::compiled::Policy;
+use vipgate_dataplane::policy::spec::{BackendSpec, ClusterSpec, EgressSpec, ServiceSpec, VipSpec};
+use vipgate_xdp::steering::{Listener, NO_POLICY, SteeringChange, SteeringTables};
 
 /// The full tables for a policy, local addresses and local tunnel endpoints.
 pub(super) fn for_policy(policy: &Policy, locals: &[IpAddr], tunnels: &[SocketAddr]) -> SteeringTables {
@@ -18,10 +17,10 @@ pub(super) fn for_policy(policy: &Policy, locals: &[IpAddr], tunnels: &[SocketAd
         endpoints: policy.endpoints().map(|(address, endpoint)| (address, policy.egress_of(endpoint).id.0)).collect(),
         vips: policy.live_vips().map(|vip| vip.address).collect(),
         private_addresses: private_addresses(policy),
-        listeners: policy.services().flat_map(listeners).collect(),
+        listeners: policy.services().flat_map(|service| listeners(&service.spec)).collect(),
         local_addresses: locals.iter().copied().collect::<BTreeSet<_>>(),
         tunnels: tunnels.iter().map(|tunnel| (tunnel.ip(), tunnel.port())).collect(),
-        policy_cidrs: policy.egress().flat_map(cidrs).collect(),
+        policy_cidrs: policy.egress().flat_map(|egress| cidrs(egress.id.0, &egress.spec)).collect(),
         pod_cidrs: pods(policy.cluster()),
         cluster_cidrs: inside(policy.cluster()),
     }
@@ -50,25 +49,24 @@ fn inside(cluster: &ClusterSpec) -> BTreeSet<IpNet> {
 }
 
 /// Addresses and ports that the backends of a Service listen on.
-fn listeners(service: &Service) -> BTreeSet<Listener> {
-    let ports = &service.spec.ports;
+fn listeners(service: &ServiceSpec) -> BTreeSet<Listener> {
+    let ports = &service.ports;
     let listeners = |backend: &BackendSpec| {
         let used = backend.ports.iter().zip(ports).filter(|(port, _)| **port != 0);
         used.map(|(port, it)| (backend.address, *port, it.protocol)).collect::<Vec<_>>()
     };
-    service.spec.backends.iter().flat_map(listeners).collect()
+    service.backends.iter().flat_map(listeners).collect()
 }
 
 /// Destinations of an egress policy: `true` if translated, `false` if excluded.
-fn cidrs(egress: &Egress) -> BTreeMap<(u32, IpNet), bool> {
-    let id = egress.id.0;
-    let mut cidrs: BTreeMap<_, _> = egress.spec.destinations.iter().map(|net| ((id, net.trunc()), true)).collect();
+fn cidrs(id: u32, policy: &EgressSpec) -> BTreeMap<(u32, IpNet), bool> {
+    let mut cidrs: BTreeMap<_, _> = policy.destinations.iter().map(|net| ((id, net.trunc()), true)).collect();
     // Excluded last: a prefix in both lists is excluded.
-    cidrs.extend(egress.spec.excluded.iter().map(|net| ((id, net.trunc()), false)));
+    cidrs.extend(policy.excluded.iter().map(|net| ((id, net.trunc()), false)));
     cidrs
 }
 
-/// Entries that a change may remove; recorded before the change is built.
+/// Entries of the objects that a change replaces or removes; recorded before it is built.
 #[derive(Debug, Default)]
 pub(super) struct PreviousTables {
     cidrs: BTreeMap<(u32, IpNet), bool>,
@@ -78,63 +76,102 @@ pub(super) struct PreviousTables {
 }
 
 impl PreviousTables {
-    /// The entries of the objects that the change replaces or removes.
     pub(super) fn of(change: &PolicyChange, builder: &Builder) -> Self {
         let changed = change.policies.iter().map(|policy| &policy.name);
         let names = changed.chain(&change.removed.policies);
         let services = change.services.iter().map(|service| &service.name).chain(&change.removed.services);
+        let policy = builder.snapshot().policy;
         Self {
-            cidrs: names.filter_map(|name| builder.egress(name)).flat_map(cidrs).collect(),
-            listeners: services.filter_map(|name| builder.service(name)).flat_map(listeners).collect(),
-            private: private_addresses(&builder.snapshot().policy),
-            cluster: match change.cluster {
-                Some(_) => builder.snapshot().policy.cluster().clone(),
-                None => ClusterSpec::default(),
-            },
+            cidrs: names.filter_map(|name| builder.egress(name)).flat_map(|it| cidrs(it.id.0, &it.spec)).collect(),
+            listeners: services.filter_map(|name| builder.service(name)).flat_map(|it| listeners(&it.spec)).collect(),
+            private: private_addresses(&policy),
+            cluster: change.cluster.as_ref().map(|_| policy.cluster().clone()).unwrap_or_default(),
         }
     }
 
-    /// The entries that the change adds and those that it removes; called after the change is built.
-    pub(super) fn difference(self, change: &PolicyChange, builder: &Builder) -> (SteeringTables, SteeringTables) {
+    /// What must be captured before the change is built and published. Policies of endpoints aren't in force yet, and new
+    /// ones have no number, so they have no prefixes here.
+    pub(super) fn to_capture(&self, change: &PolicyChange, builder: &Builder) -> SteeringChange {
+        let id = |name: &str| builder.egress(name).map(|egress| egress.id.0);
+        let known = change.policies.iter().filter_map(|spec| Some((id(&spec.name)?, spec)));
+        let policy = builder.snapshot().policy;
+        let this = policy.members().this_name();
+        let private = |vip: &VipSpec| {
+            let mut private = vip.private.iter();
+            private.find(|private| this.is_none_or(|name| *private.gateway == *name)).map(|private| private.address)
+        };
+        let added = SteeringTables {
+            endpoints: change.endpoints.iter().map(|it| (it.address, NO_POLICY)).collect(),
+            vips: change.vips.iter().map(|vip| vip.address).collect(),
+            private_addresses: change.vips.iter().filter_map(private).collect(),
+            listeners: change.services.iter().flat_map(listeners).collect(),
+            policy_cidrs: known.flat_map(|(id, spec)| cidrs(id, spec)).collect(),
+            ..cluster_added(change)
+        };
+        let removed = SteeringTables { policy_cidrs: self.cidrs_without(&added), ..self.cluster_removed(change) };
+        SteeringChange { added, removed }
+    }
+
+    /// The change of the tables; called once the change is built.
+    pub(super) fn difference(self, change: &PolicyChange, builder: &Builder) -> SteeringChange {
         let private = private_addresses(&builder.snapshot().policy);
         let id = |name: &str| builder.egress(name).map(|egress| egress.id.0);
         let named = change.policies.iter().filter_map(|policy| builder.egress(&policy.name));
+        let services = change.services.iter().filter_map(|it| builder.service(&it.name));
         let added = SteeringTables {
             endpoints: change.endpoints.iter().filter_map(|it| Some((it.address, id(&it.policy)?))).collect(),
             vips: change.vips.iter().map(|vip| vip.address).collect(),
             private_addresses: &private - &self.private,
-            listeners: change.services.iter().filter_map(|it| builder.service(&it.name)).flat_map(listeners).collect(),
-            local_addresses: BTreeSet::new(),
-            tunnels: BTreeSet::new(),
-            policy_cidrs: named.flat_map(cidrs).collect(),
-            pod_cidrs: change.cluster.iter().flat_map(pods).collect(),
-            cluster_cidrs: change.cluster.iter().flat_map(inside).collect(),
+            listeners: services.flat_map(|it| listeners(&it.spec)).collect(),
+            policy_cidrs: named.flat_map(|it| cidrs(it.id.0, &it.spec)).collect(),
+            ..cluster_added(change)
         };
-        // Without a new cluster spec the old one stays.
-        let removed_cidrs = |cidrs: fn(&ClusterSpec) -> BTreeSet<IpNet>| {
-            change.cluster.as_ref().map(|after| &cidrs(&self.cluster) - &cidrs(after)).unwrap_or_default()
-        };
-        let (pods, inside) = (removed_cidrs(pods), removed_cidrs(inside));
+        // Those of a private address that policy has given up, or never gave to this gateway.
+        let mut surplus = private_named(change);
+        surplus.extend(&self.private);
         let removed = SteeringTables {
             endpoints: change.removed.endpoints.iter().map(|address| (*address, 0)).collect(),
             vips: change.removed.vips.iter().copied().collect(),
-            private_addresses: &self.private - &private,
+            private_addresses: &surplus - &private,
             // Another Service may have the same backend.
-            listeners: self.listeners.into_iter().filter(|it| !builder.is_backend_port(*it)).collect(),
-            local_addresses: BTreeSet::new(),
-            tunnels: BTreeSet::new(),
-            policy_cidrs: self.cidrs.into_iter().filter(|(key, _)| !added.policy_cidrs.contains_key(key)).collect(),
-            pod_cidrs: pods,
-            cluster_cidrs: inside,
+            listeners: self.listeners.iter().copied().filter(|it| !builder.is_backend_port(*it)).collect(),
+            policy_cidrs: self.cidrs_without(&added),
+            ..self.cluster_removed(change)
         };
-        (added, removed)
+        SteeringChange { added, removed }
+    }
+
+    fn cidrs_without(&self, added: &SteeringTables) -> BTreeMap<(u32, IpNet), bool> {
+        let gone = self.cidrs.iter().filter(|(key, _)| !added.policy_cidrs.contains_key(key));
+        gone.map(|(key, translated)| (*key, *translated)).collect()
+    }
+
+    fn cluster_removed(&self, change: &PolicyChange) -> SteeringTables {
+        // Without a new cluster spec the old one stays.
+        let gone = |cidrs: fn(&ClusterSpec) -> BTreeSet<IpNet>| {
+            change.cluster.as_ref().map(|after| &cidrs(&self.cluster) - &cidrs(after)).unwrap_or_default()
+        };
+        SteeringTables { pod_cidrs: gone(pods), cluster_cidrs: gone(inside), ..SteeringTables::default() }
+    }
+}
+
+/// Private addresses that a change may have captured, of whichever gateway.
+fn private_named(change: &PolicyChange) -> BTreeSet<IpAddr> {
+    change.vips.iter().flat_map(|vip| &vip.private).map(|private| private.address).collect()
+}
+
+fn cluster_added(change: &PolicyChange) -> SteeringTables {
+    SteeringTables {
+        pod_cidrs: change.cluster.iter().flat_map(pods).collect(),
+        cluster_cidrs: change.cluster.iter().flat_map(inside).collect(),
+        ..SteeringTables::default()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use vipgate_dataplane::policy::change::Removed;
-    use vipgate_dataplane::policy::spec::{Announce, NetworkSpec, PrivateAddressSpec, VipSpec};
+    use vipgate_dataplane::policy::spec::{Announce, NetworkSpec, PrivateAddressSpec};
 
     use super::*;
 
@@ -191,8 +228,10 @@ mod tests {
             let change = change(last, step);
             last = step;
             let before = PreviousTables::of(&change, &builder);
+            let first = before.to_capture(&change, &builder);
             builder.with_change(&change).unwrap();
-            let (added, removed) = before.difference(&change, &builder);
+            let SteeringChange { added, removed } = before.difference(&change, &builder);
+            assert!(first.added.private_addresses.is_superset(&added.private_addresses), "{step:?}");
             vips = &(&vips | &added.vips) - &removed.vips;
             private = &(&private | &added.private_addresses) - &removed.private_addresses;
             assert_eq!(vips, step.iter().map(|(vip, _)| ip(vip)).collect(), "{step:?}");

@@ -25,7 +25,7 @@ const POLICY: Label = Label::any("policy", "kind, namespace and name of the egre
 const PEER: Label = Label::any("peer", "name of the other gateway");
 const INTERFACE: Label = Label::any("interface", "name of the interface");
 const ADDRESS: Label = Label::any("address", "address of the next hop");
-const OUTCOME: Label = Label::one_of("outcome", &["passed", "captured", "no_socket", "guarded"]);
+const OUTCOME: Label = Label::one_of("outcome", &["passed", "captured", "no_socket", "guarded", "held"]);
 const CAUSE: Label = Label::one_of("cause", &["receive_ring_full", "fill_ring_empty", "dropped", "invalid_descriptor"]);
 const PLACE: Label = Label::one_of("place", &["pool", "device", "held", "total"]);
 const TIME: Label = Label::one_of("time", &["elapsed", "worked"]);
@@ -144,9 +144,13 @@ metrics! {
 metrics! {
     /// AF_XDP sockets and the steering program.
     pub DEVICE_METRICS:
+    CAPTURE_COMPLETE = Gauge("capture_complete", []):
+        "Whether the maps of the XDP program hold all that policy needs; until then, policy waits and is retried";
+    CAPTURE_FAILURES = Counter("capture_failures", []):
+        "Updates of the XDP program's maps that failed, retries included";
     STEERED_PACKETS = Counter("steered_packets", [OUTCOME]):
         "Packets by outcome of the XDP program: passed to the kernel, captured, dropped for lack of a socket \
-         (no_socket), or dropped by the tc guard while the XDP program was detached (guarded)";
+         (no_socket), by the tc guard while the XDP program was detached (guarded), or because policy waits (held)";
     RING_LOSSES = Counter("ring_losses", [WORKER, CAUSE]):
         "Packets that the kernel dropped at the rings of AF_XDP sockets, by cause";
     FRAMES = Gauge("frames", [PLACE]):

@@ -32,6 +32,9 @@ pub(crate) fn collect(state: &GatewayState) -> Vec<Family> {
     families.extend(group::shards(state));
     families.extend(group::collect(state));
     families.extend(nat_log(state));
+    let capture = state.capture.load();
+    families.push(defined::CAPTURE_COMPLETE.single(capture.error.is_none().into()));
+    families.push(defined::CAPTURE_FAILURES.single(capture.failures));
     families.extend(state.device().map(DeviceStats::metrics).unwrap_or_default());
     families.push(mtus(state));
     families.extend(tracking(state));

@@ -3,6 +3,7 @@
 
 mod coalesce;
 mod connect;
+mod held;
 mod logged_errors;
 mod stream;
 mod target;
@@ -23,6 +24,7 @@ pub(crate) use self::stream::describe_status;
 pub(crate) use self::target::{Target, TargetList};
 use super::cache::{Cache, CacheContents};
 use crate::config::PolicyServer;
+use crate::xds::client::held::HeldUpdates;
 use crate::xds::store::{PolicyUpdate, ResourceStore};
 
 /// Reconnect backoff: first and maximum delay.
@@ -41,8 +43,17 @@ pub enum ClientEvent {
     Rejected(String),
 }
 
-/// Reply to an update: in force, or rejected.
-pub type UpdateReply = oneshot::Sender<Result<(), Rejection>>;
+/// Reply to an update: accepted, or rejected.
+pub type UpdateReply = oneshot::Sender<Result<Effect, Rejection>>;
+
+/// Effect of an accepted update. Further updates are relative to it in both cases.
+#[derive(Debug)]
+pub enum Effect {
+    /// It is in force.
+    InForce,
+    /// It waits for the kernel. The receiver gets a message once it is in force, by itself or with later updates.
+    Held(oneshot::Receiver<()>),
+}
 
 /// Why the gateway rejected an update.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -115,6 +126,7 @@ pub struct Client {
     cache: Option<Cache>,
     status: Arc<ArcSwap<ServerStatus>>,
     events: mpsc::Sender<ClientEvent>,
+    held: HeldUpdates,
 }
 
 impl Client {
@@ -160,7 +172,8 @@ impl Client {
         let started = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let incarnation = getrandom::u64().unwrap_or(started.as_nanos() as u64);
         let targets = TargetList::new(&server);
-        let mut client = Self { gateway, incarnation, server, targets, store, cache, status, events };
+        let mut client =
+            Self { gateway, incarnation, server, targets, store, cache, status, events, held: HeldUpdates::default() };
         if let Some(reason) = damage {
             client.discard_cached(&reason);
             return (client, None);

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use vipgate::heartbeat::LeaseClock;
+use vipgate::state::capture::CaptureStatus;
 use vipgate::state::group::GroupStatus;
 use vipgate::state::lease::GroupLease;
 use vipgate_dataplane::flow::direction::Direction;
@@ -52,7 +53,7 @@ fn values(text: &str) -> BTreeMap<&str, u64> {
 }
 
 /// Name, type and labels.
-const EXPECTED: [(&str, &str, &str); 44] = [
+const EXPECTED: [(&str, &str, &str); 46] = [
     ("vipgate_packets_total", "counter", "direction worker"),
     ("vipgate_bytes_total", "counter", "direction worker"),
     ("vipgate_drops_total", "counter", "reason"),
@@ -93,6 +94,8 @@ const EXPECTED: [(&str, &str, &str); 44] = [
     ("vipgate_interface_mtu_excess_bytes", "gauge", "interface"),
     ("vipgate_link_up", "gauge", "interface"),
     ("vipgate_xdp_attached", "gauge", "interface"),
+    ("vipgate_capture_complete", "gauge", ""),
+    ("vipgate_capture_failures_total", "counter", ""),
     ("vipgate_xdp_detached_total", "counter", "interface"),
     ("vipgate_ring_losses_total", "counter", "cause worker"),
     ("vipgate_connections", "gauge", "listener"),
@@ -274,6 +277,21 @@ fn health_and_readiness_are_independent() {
     assert_eq!((code("/healthz"), code("/readyz"), code("/other")), (200, 200, 404));
     gateway.state.ready.store(false, Ordering::Relaxed);
     assert_eq!((code("/healthz"), code("/readyz")), (200, 503));
+}
+
+#[test]
+fn a_gateway_whose_maps_lack_something_is_not_ready_and_says_why() {
+    let gateway = gateway();
+    let error = "cannot update the steering program's map hosts: no memory";
+    gateway.state.capture.store(Arc::new(CaptureStatus { error: Some(error.into()), failures: 3 }));
+    let (code, _, body) = get(gateway.metrics, "/readyz", "");
+    assert!(code == 503 && body.contains("capture is incomplete") && body.contains(error), "{code} {body}");
+    let text = scrape(&gateway);
+    assert_eq!(values(&text)["vipgate_capture_complete"], 0);
+    assert_eq!(values(&text)["vipgate_capture_failures_total"], 3);
+    gateway.state.capture.store(Arc::new(CaptureStatus { error: None, failures: 3 }));
+    assert_eq!(get(gateway.metrics, "/readyz", "").0, 200);
+    assert_eq!(values(&scrape(&gateway))["vipgate_capture_complete"], 1);
 }
 
 #[test]

@@ -157,13 +157,21 @@ impl Builder {
         self.with_change(&change)
     }
 
+    /// Validates a change: if it passes, [`Self::with_change`] succeeds.
+    ///
+    /// # Errors
+    /// If the change is inconsistent, or doesn't fit the current policy.
+    pub fn validate(&self, change: &PolicyChange) -> Result<(), BuildError> {
+        validation::policy_change(&self.policy, &self.references, change)
+    }
+
     /// The snapshot with a changed policy; the generation advances. The cost depends on the change, hardly on the size
     /// of the policy.
     ///
     /// # Errors
     /// If the change is inconsistent, or doesn't fit the current policy; nothing has changed then.
     pub fn with_change(&mut self, change: &PolicyChange) -> Result<Snapshot, BuildError> {
-        validation::policy_change(&self.policy, &self.references, change)?;
+        self.validate(change)?;
         let mut rebuild = Rebuild::new((*self.policy).clone(), self.freshness.next(), &mut self.references);
         rebuild.apply(change);
         let (policy, freshness) = rebuild.finish();

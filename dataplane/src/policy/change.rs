@@ -1,7 +1,7 @@
 //! Policy changes: the difference between two policies, by key. Every update of a running policy is applied as a
 //! change.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -66,6 +66,29 @@ impl PolicyChange {
         Self { version, policies, shard_maps, vips, endpoints, services, nodes, cluster, removed }
     }
 
+    /// This change and the next one as a single change.
+    #[must_use]
+    pub fn then(self, next: Self) -> Self {
+        let removed = Removed {
+            policies: names(self.removed.policies, next.removed.policies, &next.policies, |it| it.name.clone()),
+            shard_maps: names(self.removed.shard_maps, next.removed.shard_maps, &next.shard_maps, |it| it.name.clone()),
+            vips: names(self.removed.vips, next.removed.vips, &next.vips, |it| it.address),
+            endpoints: names(self.removed.endpoints, next.removed.endpoints, &next.endpoints, |it| it.address),
+            services: names(self.removed.services, next.removed.services, &next.services, |it| it.name.clone()),
+        };
+        Self {
+            version: next.version,
+            policies: overlay(self.policies, next.policies, &removed.policies, |it| it.name.clone()),
+            shard_maps: overlay(self.shard_maps, next.shard_maps, &removed.shard_maps, |it| it.name.clone()),
+            vips: overlay(self.vips, next.vips, &removed.vips, |it| it.address),
+            endpoints: overlay(self.endpoints, next.endpoints, &removed.endpoints, |it| it.address),
+            services: overlay(self.services, next.services, &removed.services, |it| it.name.clone()),
+            nodes: next.nodes.or(self.nodes),
+            cluster: next.cluster.or(self.cluster),
+            removed,
+        }
+    }
+
     /// Whether nothing changes, except the version.
     pub fn is_empty(&self) -> bool {
         let Self { version: _, policies, shard_maps, vips, endpoints, services, nodes, cluster, removed } = self;
@@ -73,6 +96,22 @@ impl PolicyChange {
         let is_empty = is_empty && services.is_empty() && nodes.is_none() && cluster.is_none();
         is_empty && *removed == Removed::default()
     }
+}
+
+/// Keys that two changes in a row remove.
+fn names<T, K: std::hash::Hash + Eq>(first: Vec<K>, next: Vec<K>, added: &[T], key: impl Fn(&T) -> K) -> Vec<K> {
+    let added: HashSet<K> = added.iter().map(key).collect();
+    let known: HashSet<&K> = next.iter().collect();
+    let first: Vec<K> = first.into_iter().filter(|key| !added.contains(key) && !known.contains(key)).collect();
+    first.into_iter().chain(next).collect()
+}
+
+/// Items that two changes in a row add.
+fn overlay<T, K: std::hash::Hash + Eq>(first: Vec<T>, next: Vec<T>, removed: &[K], key: impl Fn(&T) -> K) -> Vec<T> {
+    let replaced: HashSet<K> = next.iter().map(&key).collect();
+    let gone: HashSet<&K> = removed.iter().collect();
+    let kept = first.into_iter().filter(|item| !replaced.contains(&key(item)) && !gone.contains(&key(item)));
+    kept.chain(next).collect()
 }
 
 /// New and changed items, and the keys of removed ones.

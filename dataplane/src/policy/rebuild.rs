@@ -108,7 +108,9 @@ impl<'a> Rebuild<'a> {
         self.remove_shard_maps(&change.removed.shard_maps);
         for name in &change.removed.policies {
             if let Some(id) = self.references.egress.remove(name) {
-                Arc::make_mut(&mut self.policy.egress)[id.0 as usize] = None;
+                if let Some(egress) = Arc::make_mut(&mut self.policy.egress)[id.0 as usize].take() {
+                    self.references.count_prefixes(&egress.spec, false);
+                }
                 // Reused from the next change on: until then, the steering program may hold the number with its former
                 // meaning.
                 self.references.free_egress.push(id);
@@ -159,7 +161,9 @@ impl<'a> Rebuild<'a> {
         }
         slots[id.0 as usize] = Some(Arc::new(build_egress(spec, id)));
         self.references.egress.insert(spec.name.clone(), id);
+        self.references.count_prefixes(spec, true);
         let Some(before) = before else { return false };
+        self.references.count_prefixes(&before.spec, false);
         if (&before.spec.destinations, &before.spec.excluded) != (&spec.destinations, &spec.excluded) {
             // Its endpoints may be many, and there is no index of them.
             self.freshness.touch_all();

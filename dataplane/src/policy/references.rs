@@ -7,6 +7,8 @@ use foldhash::HashMap;
 
 use crate::flow::ids::{EgressId, ServiceId, ShardMapId, VipId};
 use crate::policy::compiled::Policy;
+use crate::policy::spec::EgressSpec;
+use crate::policy::validation::prefixes;
 
 /// Reference counts and free numbers.
 #[derive(Debug, Default)]
@@ -23,6 +25,8 @@ pub(super) struct References {
     per_vip: Vec<u32>,
     /// Guaranteed ports per VIP, by number.
     guaranteed: Vec<u64>,
+    /// Distinct prefixes of each egress policy, summed up: of IPv4 and of IPv6.
+    prefixes: [usize; 2],
     /// Free numbers below the highest, of egress policies.
     pub(super) free_egress: Vec<EgressId>,
     /// Free numbers below the highest, of shard maps.
@@ -48,6 +52,18 @@ impl References {
     pub(super) fn guaranteed(&self, id: VipId) -> u32 {
         let ports = self.guaranteed.get(usize::from(id.0)).copied().unwrap_or(0);
         u32::try_from(ports).unwrap_or(u32::MAX)
+    }
+
+    /// Prefixes of all egress policies, of IPv4 and of IPv6.
+    pub(super) fn prefixes(&self) -> [usize; 2] {
+        self.prefixes
+    }
+
+    /// Counts the prefixes of an egress policy that was added or removed.
+    pub(super) fn count_prefixes(&mut self, spec: &EgressSpec, is_added: bool) {
+        for (sum, count) in std::iter::zip(&mut self.prefixes, prefixes::count(spec)) {
+            *sum = if is_added { *sum + count } else { sum.saturating_sub(count) };
+        }
     }
 
     /// Counts an endpoint that was added or removed; `ports` are guaranteed to it.

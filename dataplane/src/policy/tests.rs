@@ -18,7 +18,7 @@ use crate::flow::address::{Address, V6};
 use crate::flow::ids::{MAX_VIPS, WorkerId};
 use crate::flow::time::Tick;
 use crate::policy::compiled::Policy;
-use crate::policy::limits::MAX_ENDPOINTS;
+use crate::policy::limits::{MAX_EGRESS_PREFIXES, MAX_ENDPOINTS};
 use crate::policy::validation::BuildError;
 use crate::ports::BlockId;
 
@@ -346,5 +346,59 @@ fn a_change_of_one_endpoint_copies_only_its_bucket() {
         assert_eq!(after.v6.endpoints.shared_buckets(&before.v6.endpoints), BUCKETS);
         assert!(Arc::ptr_eq(&after.egress, &before.egress) && Arc::ptr_eq(&after.vips, &before.vips));
         assert!(Arc::ptr_eq(&after.v4.vips, &before.v4.vips) && Arc::ptr_eq(&after.v6.vips, &before.v6.vips));
+    }
+}
+
+/// A policy with this many IPv4 prefixes, each twice.
+fn with_prefixes(name: &str, count: u32) -> EgressSpec {
+    let nets = (0..count).map(|n| ipnet::IpNet::new(std::net::Ipv4Addr::from_bits(n << 8).into(), 24).unwrap());
+    let destinations: Vec<_> = nets.collect();
+    EgressSpec { excluded: destinations.clone(), destinations, ..egress(name) }
+}
+
+#[test]
+fn prefixes_of_all_policies_are_limited_and_the_one_above_the_limit_is_named() {
+    let max = MAX_EGRESS_PREFIXES as u32;
+    let mut builder = Builder::new(NetworkSpec::default());
+    let policies = |specs: Vec<EgressSpec>| PolicyChange { policies: specs, ..PolicyChange::default() };
+    let too_many = |policy: &str, count| BuildError::TooManyPrefixes { policy: policy.into(), count };
+    builder.with_change(&policies(vec![with_prefixes("a", max - 2), egress("b")])).unwrap();
+    let error = builder.with_change(&policies(vec![egress("c"), with_prefixes("d", 3)])).unwrap_err();
+    assert_eq!(error, too_many("d", max as usize + 3));
+    assert!(error.to_string().starts_with("d: with its prefixes, all policies have "), "{error}");
+    // A rejected change counts nothing.
+    builder.with_change(&policies(vec![egress("c")])).unwrap();
+    let error = builder.with_change(&policies(vec![with_prefixes("e", 1)])).unwrap_err();
+    assert_eq!(error, too_many("e", max as usize + 1));
+    // What a change replaces or removes makes room, wherever it stands in the change.
+    let change = PolicyChange {
+        removed: Removed { policies: vec!["b".into()], ..Removed::default() },
+        ..policies(vec![with_prefixes("e", 3), with_prefixes("a", max - 4)])
+    };
+    builder.with_change(&change).unwrap();
+    let error = builder.with_change(&policies(vec![egress("f")])).unwrap_err();
+    assert_eq!(error, too_many("f", max as usize + 1));
+    let gone = Removed { policies: vec!["a".into(), "c".into(), "e".into()], ..Removed::default() };
+    builder.with_change(&PolicyChange { removed: gone, ..PolicyChange::default() }).unwrap();
+    assert_eq!(builder.references().prefixes(), [0, 0]);
+}
+
+proptest::proptest! {
+    /// Two changes in a row, and both as one.
+    #[test]
+    fn changes_in_a_row_are_combined(
+        edits in proptest::array::uniform3(proptest::collection::vec(model::edit(), 1..20)),
+    ) {
+        let [first, second, third] = edits;
+        let state = model::ModelState::default().edited(&first);
+        let next = state.edited(&second);
+        let [a, b, c] = [&state, &next, &next.edited(&third)].map(model::ModelState::policy_set);
+        let mut builder = Builder::new(NetworkSpec::default());
+        builder.with_policy(&a).unwrap();
+        let combined = PolicyChange::between(&a, &b).then(PolicyChange::between(&b, &c));
+        let snapshot = builder.with_change(&combined).unwrap();
+        let mut expected = c.clone();
+        expected.policies.sort_by(|a, b| a.name.cmp(&b.name));
+        proptest::prop_assert_eq!(as_set(&snapshot.policy), expected);
     }
 }

@@ -2,6 +2,7 @@
 //! either entirely or not at all.
 
 mod placement;
+pub(super) mod prefixes;
 mod services;
 
 use std::net::IpAddr;
@@ -18,7 +19,7 @@ use super::spec::{NodeSpec, PolicySet};
 use crate::flow::address::V6;
 use crate::flow::ids::{EgressId, MAX_VIPS, VipId};
 use crate::policy::compiled::{Policy, Vip};
-use crate::policy::limits::{MAX_BACKEND_PORTS, MAX_CLUSTER_PREFIXES, MAX_ENDPOINTS, MAX_NODES};
+use crate::policy::limits::{MAX_BACKEND_PORTS, MAX_CLUSTER_PREFIXES, MAX_EGRESS_PREFIXES, MAX_ENDPOINTS, MAX_NODES};
 use crate::policy::references::References;
 use crate::wire::ethernet;
 
@@ -96,6 +97,17 @@ pub enum BuildError {
     /// Too many backend ports.
     #[error("{count} backend ports of one address family; the maximum is {max}", max = MAX_BACKEND_PORTS)]
     TooManyBackendPorts {
+        /// Their number.
+        count: usize,
+    },
+    /// Too many destination and excluded prefixes.
+    #[error(
+        "{policy}: with its prefixes, all policies have {count} of one address family; the maximum is {max}",
+        max = MAX_EGRESS_PREFIXES
+    )]
+    TooManyPrefixes {
+        /// The policy of the change that exceeds the limit.
+        policy: Arc<str>,
         /// Their number.
         count: usize,
     },
@@ -210,6 +222,10 @@ pub(super) fn policy_change(policy: &Policy, references: &References, change: &P
     if count > MAX_CLUSTER_PREFIXES {
         return Err(BuildError::TooManyClusterPrefixes { count });
     }
+    prefixes::check(references, change, |name| {
+        let id = references.egress.get(name)?;
+        policy.egress.get(id.0 as usize)?.as_ref().map(|egress| &egress.spec)
+    })?;
     let after = NextPolicy::new(policy, references, change);
     for vip in &change.vips {
         if after.is_endpoint(vip.address) {

@@ -19,6 +19,10 @@
 // While the policy is unknown, the program is closed: it captures all packets that are neither to a local address nor
 // of link-local scope.
 //
+// Policy that waits is dropped here, as the workers don't know it: what an endpoint sends whose policy isn't in force
+// yet, and, while an update of the maps has failed, all that comes from inside and leaves the cluster: an address that
+// is missing in the maps may be a covered one.
+//
 // Captured packets are dropped if there is no socket on their queue, so they never leave untranslated. Only the first
 // buffer of a packet is read; the program doesn't declare support for multi-buffer packets.
 
@@ -42,9 +46,12 @@
 #define PRIVATE  32   // the private address of a VIP in a cloud
 
 struct host {
-	__u32 policy; // of an endpoint: ID of its policy
+	__u32 policy; // of an endpoint: ID of its policy, or NO_POLICY
 	__u32 roles;
 };
+
+// The policy of an endpoint isn't in force yet.
+#define NO_POLICY 0xffffffff
 
 struct v6 {
 	__u64 high, low;
@@ -52,9 +59,12 @@ struct v6 {
 
 // Attributes of a prefix.
 struct prefix {
-	__u8 flag;   // of policy destinations: translated; of cluster prefixes: pods
+	__u8 flags;  // of policy destinations: TRANSLATED; of cluster prefixes: PODS, CHANGING
 	__u8 length; // prefix length
 };
+#define TRANSLATED 1
+#define PODS       1
+#define CHANGING   2  // in the cluster only before or only after a change: outside for pods, inside for translation
 
 struct cidr4 {
 	__u32 length; // in bits, of the remaining key
@@ -111,14 +121,15 @@ struct listener6 {
 	} name SEC(".maps")
 
 // One map for all roles: one lookup for a packet's destination, at most one for its source.
-HASH(hosts4, __u32, struct host, 819200);
-HASH(hosts6, struct v6, struct host, 819200);
+// Tries have twice the room that policy may take: during a change they hold what was and what comes.
+HASH(hosts4, __u32, struct host, 1048576);
+HASH(hosts6, struct v6, struct host, 1048576);
 HASH(listeners4, struct listener4, __u8, 524288);
 HASH(listeners6, struct listener6, __u8, 524288);
-TRIE(cidrs4, struct cidr4, 524288);            // (policy, destination) -> 1 translated, 0 excluded
-TRIE(cidrs6, struct cidr6, 524288);
-TRIE(cluster4, struct range4, 131072);         // cluster prefix -> 1 pods, dropped if uncovered; 0 other
-TRIE(cluster6, struct range6, 131072);
+TRIE(cidrs4, struct cidr4, 1048576);           // (policy, destination) -> translated or excluded; none: excluded
+TRIE(cidrs6, struct cidr6, 1048576);
+TRIE(cluster4, struct range4, 262144);         // cluster prefix -> pods, dropped if uncovered, or other
+TRIE(cluster6, struct range6, 262144);
 
 // Interface ID -> ifindex. A linear search is faster than a hash for this few.
 struct {
@@ -143,7 +154,7 @@ struct {
 	__type(value, __u32);
 } sockets SEC(".maps");
 
-enum outcome { PASSED, CAPTURED, NO_SOCKET, GUARDED, OUTCOMES };
+enum outcome { PASSED, CAPTURED, NO_SOCKET, GUARDED, HELD, OUTCOMES };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -174,8 +185,9 @@ static __always_inline int is_on_link6(const struct v6 *address)
 }
 
 // One entry of flags.
-#define CLOSED    1   // the policy is unknown
-#define UNCOVERED 2   // there are pod prefixes whose uncovered packets are dropped
+#define CLOSED     1  // the policy is unknown
+#define UNCOVERED  2  // there are pod prefixes whose uncovered packets are dropped
+#define INCOMPLETE 4  // covered addresses may be missing in the maps
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -189,6 +201,9 @@ static __always_inline __u32 current_flags(void)
 	__u32 *value = bpf_map_lookup_elem(&flags, &key);
 	return value ? *value : 0;
 }
+
+// What becomes of a packet.
+enum verdict { PASS, CAPTURE, HOLD };
 
 static __always_inline __u32 roles(const struct host *host)
 {
@@ -326,33 +341,50 @@ static __always_inline struct prefix *cluster_prefix6(const struct v6 *address)
 // at least as long as the cluster's.
 static __always_inline int is_translated(const struct prefix *policy, const struct prefix *cluster)
 {
-	return policy && policy->flag && (!cluster || policy->length >= cluster->length);
+	return policy && (policy->flags & TRANSLATED) && (!cluster || policy->length >= cluster->length);
 }
 
-// Whether a packet that no other rule matches is captured: when closed, or from an uncovered pod to outside.
-static __always_inline int is_uncovered4(__u32 source, __u32 destination, __u32 ifindex)
+// Whether a destination is in the cluster for a packet that leaves it unless it is.
+static __always_inline int is_in_cluster(const struct prefix *cluster)
+{
+	return cluster && !(cluster->flags & CHANGING);
+}
+
+// A packet that no other rule matches: captured when closed, or from an uncovered pod to outside; held from anybody
+// inside to outside when incomplete.
+static __always_inline enum verdict other4(__u32 source, __u32 destination, __u32 ifindex)
 {
 	__u32 current = current_flags();
 	if (current & CLOSED)
-		return 1;
-	if (!(current & UNCOVERED))
-		return 0;
+		return CAPTURE;
+	if (!(current & (UNCOVERED | INCOMPLETE)) || is_in_cluster(cluster_prefix4(destination)) || !is_inside(ifindex))
+		return PASS;
+	if (current & INCOMPLETE)
+		return HOLD;
 	struct prefix *from = cluster_prefix4(source);
-	return from && from->flag && !cluster_prefix4(destination) && is_inside(ifindex);
+	return from && (from->flags & PODS) ? CAPTURE : PASS;
 }
 
-static __always_inline int is_uncovered6(const struct v6 *source, const struct v6 *destination, __u32 ifindex)
+static __always_inline enum verdict other6(const struct v6 *source, const struct v6 *destination, __u32 ifindex)
 {
 	__u32 current = current_flags();
 	if (current & CLOSED)
-		return 1;
-	if (!(current & UNCOVERED))
-		return 0;
+		return CAPTURE;
+	if (!(current & (UNCOVERED | INCOMPLETE)) || is_in_cluster(cluster_prefix6(destination)) || !is_inside(ifindex))
+		return PASS;
+	if (current & INCOMPLETE)
+		return HOLD;
 	struct prefix *from = cluster_prefix6(source);
-	return from && from->flag && !cluster_prefix6(destination) && is_inside(ifindex);
+	return from && (from->flags & PODS) ? CAPTURE : PASS;
 }
 
-static __always_inline int captures4(const __u8 *l3, void *end, __u32 ifindex)
+// What an endpoint or a backend sends.
+static __always_inline enum verdict from_inside(const struct host *from, int may_be_reply)
+{
+	return !may_be_reply && from->policy == NO_POLICY ? HOLD : CAPTURE;
+}
+
+static __always_inline enum verdict captures4(const __u8 *l3, void *end, __u32 ifindex)
 {
 	__u32 source, destination;
 	__builtin_memcpy(&source, l3 + 12, 4);
@@ -367,17 +399,18 @@ static __always_inline int captures4(const __u8 *l3, void *end, __u32 ifindex)
 			return 1;
 	}
 	struct host *from = bpf_map_lookup_elem(&hosts4, &source);
-	if ((roles(from) & ENDPOINT) || ((roles(from) & BACKEND) && may_be_reply4(l3, end)))
-		return !is_on_link4(destination) && !(roles(to) & LOCAL);
+	int may_be_reply = (roles(from) & BACKEND) && may_be_reply4(l3, end);
+	if (from && ((from->roles & ENDPOINT) || may_be_reply))
+		return is_on_link4(destination) || (roles(to) & LOCAL) ? PASS : from_inside(from, may_be_reply);
 	if (to && (to->roles & ENDPOINT)) {
 		struct cidr4 key = {.length = 64, .policy = to->policy, .address = source};
 		if (!is_translated(bpf_map_lookup_elem(&cidrs4, &key), cluster_prefix4(source)))
 			return !(roles(from) & LOCAL);
 	}
-	return !is_on_link4(destination) && !(roles(to) & LOCAL) && is_uncovered4(source, destination, ifindex);
+	return is_on_link4(destination) || (roles(to) & LOCAL) ? PASS : other4(source, destination, ifindex);
 }
 
-static __always_inline int captures6(const __u8 *l3, void *end, __u32 ifindex)
+static __always_inline enum verdict captures6(const __u8 *l3, void *end, __u32 ifindex)
 {
 	struct v6 source, destination;
 	__builtin_memcpy(&source, l3 + 8, 16);
@@ -392,18 +425,19 @@ static __always_inline int captures6(const __u8 *l3, void *end, __u32 ifindex)
 			return 1;
 	}
 	struct host *from = bpf_map_lookup_elem(&hosts6, &source);
-	if ((roles(from) & ENDPOINT) || ((roles(from) & BACKEND) && may_be_reply6(l3, end)))
-		return !is_on_link6(&destination) && !(roles(to) & LOCAL);
+	int may_be_reply = (roles(from) & BACKEND) && may_be_reply6(l3, end);
+	if (from && ((from->roles & ENDPOINT) || may_be_reply))
+		return is_on_link6(&destination) || (roles(to) & LOCAL) ? PASS : from_inside(from, may_be_reply);
 	if (to && (to->roles & ENDPOINT)) {
 		struct cidr6 key = {.length = 160, .policy = to->policy, .address = source};
 		if (!is_translated(bpf_map_lookup_elem(&cidrs6, &key), cluster_prefix6(&source)))
 			return !(roles(from) & LOCAL);
 	}
-	return !is_on_link6(&destination) && !(roles(to) & LOCAL) && is_uncovered6(&source, &destination, ifindex);
+	return is_on_link6(&destination) || (roles(to) & LOCAL) ? PASS : other6(&source, &destination, ifindex);
 }
 
-// Whether a packet is captured.
-static __always_inline int captures(void *data, void *end, __u32 ifindex)
+// Whether a packet is captured. Everything that isn't 0, PASS, is.
+static __always_inline enum verdict captures(void *data, void *end, __u32 ifindex)
 {
 	struct ethhdr *eth = data;
 	if ((void *)(eth + 1) > end)
@@ -442,9 +476,14 @@ static __always_inline int captures(void *data, void *end, __u32 ifindex)
 SEC(XDP_SECTION)
 int vipgate_steer(struct xdp_md *ctx)
 {
-	if (!captures((void *)(long)ctx->data, (void *)(long)ctx->data_end, ctx->ingress_ifindex)) {
+	enum verdict verdict = captures((void *)(long)ctx->data, (void *)(long)ctx->data_end, ctx->ingress_ifindex);
+	if (verdict == PASS) {
 		count(PASSED);
 		return XDP_PASS;
+	}
+	if (verdict == HOLD) {
+		count(HELD);
+		return XDP_DROP;
 	}
 	__u32 interface = interface_id(ctx->ingress_ifindex);
 	__u32 queue = ctx->rx_queue_index;

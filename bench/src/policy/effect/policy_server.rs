@@ -308,7 +308,7 @@ mod tests {
 
     use tokio::sync::mpsc;
     use vipgate::config::PolicyServer;
-    use vipgate::xds::client::{Client, ClientEvent, Rejection};
+    use vipgate::xds::client::{Client, ClientEvent, Effect, Rejection};
     use vipgate_dataplane::policy::build::Builder;
     use vipgate_dataplane::policy::spec::NetworkSpec;
     use vipgate_policy::compiler::GatewayLocality;
@@ -342,7 +342,7 @@ mod tests {
                 Err(Rejection { resource: None, reason: "limit reached".to_owned() })
             } else {
                 builder.with_change(&update.change).unwrap();
-                Ok(())
+                Ok(Effect::InForce)
             };
             applied += usize::from(result.is_ok());
             reply.send(result).unwrap();

@@ -95,7 +95,7 @@ impl ControlLoop {
                 *published = spec;
                 group.mark_pending(needs_sync);
             }
-            JobResult::Network => return,
+            JobResult::Network | JobResult::Capture => return,
         }
         *is_due = true;
         if let Some(log) = &self.nat_log {

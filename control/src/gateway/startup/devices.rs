@@ -13,7 +13,7 @@ use vipgate_xdp::guard;
 use vipgate_xdp::multicast::AllMulticast;
 use vipgate_xdp::nic::Nic;
 use vipgate_xdp::open::{self, DeviceConfig, ZeroCopy};
-use vipgate_xdp::steering::Steering;
+use vipgate_xdp::steering::{Steering, SteeringError};
 
 use crate::command_error::CommandError;
 use crate::config::{self, Config};
@@ -55,9 +55,8 @@ impl SteeredInterfaces {
         policy: &Policy,
         locals: &[IpAddr],
         tunnels: &[SocketAddr],
-    ) -> Result<(), CommandError> {
-        let tables = steering_tables::for_policy(policy, locals, tunnels);
-        self.steering().apply(tables).map_err(CommandError::runtime)
+    ) -> Result<(), SteeringError> {
+        self.steering().apply(&steering_tables::for_policy(policy, locals, tunnels))
     }
 
     /// Closed: everything is captured. Open: what policy covers; the rest passes to the kernel.

@@ -21,15 +21,14 @@ const WARNING_INTERVAL: Duration = Duration::from_secs(30);
 /// The initial policy, already in the builder.
 pub(super) struct InitialPolicy {
     pub(super) update: PolicyUpdate,
-    /// Acknowledges it once it is in force; `None`: it was known at startup.
+    /// For when it is in force; `None`: it was known at startup.
     reply: Option<UpdateReply>,
 }
 
 impl InitialPolicy {
-    /// Reports to the source that the policy is in force.
-    pub(super) fn acknowledge(self) {
-        // If the connection has closed, the server sends the update again.
-        let _ = self.reply.map(|reply| reply.send(Ok(())));
+    /// The reply to the source, if it waits for one.
+    pub(super) fn into_reply(self) -> Option<UpdateReply> {
+        self.reply
     }
 }
 

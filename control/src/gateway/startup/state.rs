@@ -46,6 +46,7 @@ pub(super) fn initial(
         ports: (config.ports.range.first, config.ports.range.last),
         port_blocks: port_range(config)?.blocks(),
         network: ArcSwap::new(network),
+        capture: ArcSwap::default(),
         tracking: ArcSwap::default(),
         group: ArcSwap::default(),
         nat_log: config.nat_log.as_ref().map(|settings| Arc::new(NatLogStatus::new(settings))),

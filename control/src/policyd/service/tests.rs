@@ -33,7 +33,7 @@ use crate::policyd::membership;
 use crate::policyd::meter::MeterLayer;
 use crate::policyd::node_token::{NodeTokenLayer, TokenVerifier};
 use crate::policyd::registry::{NameInUse, Process};
-use crate::xds::client::{Client, ClientEvent, ServerStatus, Target, open_channel};
+use crate::xds::client::{Client, ClientEvent, Effect, ServerStatus, Target, open_channel};
 use crate::xds::fixtures::pki::{Authority, Identity};
 use crate::xds::fixtures::sample_placement;
 use crate::xds::proto::membership_client::MembershipClient;
@@ -172,7 +172,7 @@ impl Gateway {
             let accept_all = async {
                 while let Some(event) = events.recv().await {
                     if let ClientEvent::Update(_, reply) = event {
-                        reply.send(Ok(())).unwrap();
+                        reply.send(Ok(Effect::InForce)).unwrap();
                     }
                 }
             };

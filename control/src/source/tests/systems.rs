@@ -80,7 +80,7 @@ impl FileGateway {
                 event = self.source.next() => match event {
                     client::ClientEvent::Update(update, answer) => {
                         self.apply(&update, log);
-                        answer.send(Ok(())).unwrap();
+                        answer.send(Ok(client::Effect::InForce)).unwrap();
                     }
                     client::ClientEvent::Rejected(reason) => panic!("{reason}"),
                 },

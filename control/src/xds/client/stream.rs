@@ -17,7 +17,7 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Code, Streaming};
 
 use super::connect::{RootCause, open_channel, with_causes};
-use super::{Client, ClientEvent, ClientStopped, Rejection, StreamEnd, Target};
+use super::{Client, ClientEvent, ClientStopped, Effect, Rejection, StreamEnd, Target};
 use crate::xds::cache::Cache;
 use crate::xds::client::coalesce::{CoalescedUpdates, Coalescer};
 use crate::xds::resource::{INCARNATION, Kind};
@@ -40,6 +40,9 @@ const FIRST_POLICY_TIMEOUT: Duration = Duration::from_secs(10);
 const REJECTED_IDLE_TIMEOUT: Duration = Duration::from_millis(300);
 /// Interval of confirming that the cached policy is current.
 const CONFIRM_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Updates without an acknowledgment after which a policy server sends no more.
+const MAX_UNACKNOWLEDGED: usize = 4;
 
 /// Kinds that every server responds to. The others are optional: overlay nodes, the cluster, Settings.
 const KINDS: [Kind; 5] = [Kind::EgressPolicy, Kind::Vip, Kind::Endpoint, Kind::Service, Kind::Gateway];
@@ -90,6 +93,7 @@ pub(super) async fn run(client: &mut Client, target: &Target) -> StreamEnd {
         client,
         requests,
         pending: Vec::new(),
+        accepted: Vec::new(),
         rejected: None,
         in_sync: false,
         missing_kinds: KINDS.into(),
@@ -111,7 +115,10 @@ fn subscription(client: &Client, kind: Kind) -> DeltaDiscoveryRequest {
         user_agent_version_type: Some(UserAgentVersionType::UserAgentVersion(env!("CARGO_PKG_VERSION").to_owned())),
         ..Node::default()
     };
-    let versions: HashMap<String, String> = client.store.versions(kind).collect();
+    // What isn't in force is sent again, and acknowledged then.
+    let held = client.held.names(kind);
+    let versions: HashMap<String, String> =
+        client.store.versions(kind).filter(|(name, _)| !held.contains(name.as_str())).collect();
     DeltaDiscoveryRequest {
         node: Some(node),
         type_url: kind.type_url().to_owned(),
@@ -152,6 +159,8 @@ struct Stream<'a> {
     requests: mpsc::UnboundedSender<DeltaDiscoveryRequest>,
     /// Responses of the current update, with the times of their arrival.
     pending: Vec<(Pending, Instant)>,
+    /// Responses of accepted updates that aren't in force yet.
+    accepted: Vec<Pending>,
     /// Why the current update is rejected, and when its last response arrived.
     rejected: Option<(String, Instant)>,
     /// Whether the policy in force is the server's latest.
@@ -171,6 +180,11 @@ impl Stream<'_> {
     ) -> Result<StreamEnd, ClientStopped> {
         let mut confirm = tokio::time::interval(CONFIRM_INTERVAL);
         loop {
+            if self.is_server_waiting() {
+                return Ok(StreamEnd::Disconnected(
+                    "the policy waits for the kernel; the latest is fetched".to_owned(),
+                ));
+            }
             let deadline = self.next_deadline();
             tokio::select! {
                 response = responses.message() => match response {
@@ -190,6 +204,11 @@ impl Stream<'_> {
                         self.on_timeout().await?;
                     } else {
                         self.flush_coalesced().await?;
+                    }
+                }
+                is_in_force = self.client.held.in_force() => {
+                    if is_in_force {
+                        self.acknowledge();
                     }
                 }
                 _ = confirm.tick() => self.confirm(),
@@ -261,15 +280,17 @@ impl Stream<'_> {
                 return Ok(false);
             }
         }
-        let is_applied = self.client.store.is_complete() && self.request_apply(coalesced.update_count).await?.is_ok();
-        if is_applied {
-            let pending = coalesced.responses.iter().map(|response| (Pending::of(response), Instant::now()));
-            self.pending.extend(pending);
-            self.accept();
-        } else {
+        let is_complete = self.client.store.is_complete();
+        let Some(Ok(effect)) =
+            (if is_complete { Some(self.request_apply(coalesced.update_count).await?) } else { None })
+        else {
             self.client.store.discard();
-        }
-        Ok(is_applied)
+            return Ok(false);
+        };
+        let pending = coalesced.responses.iter().map(|response| (Pending::of(response), Instant::now()));
+        self.pending.extend(pending);
+        self.accept(effect);
+        Ok(true)
     }
 
     /// Stages a response; applies the update if that completes it.
@@ -300,7 +321,7 @@ impl Stream<'_> {
     /// Has the gateway apply the staged update, and sends ACKs or NACKs.
     async fn apply_staged(&mut self) -> Result<(), ClientStopped> {
         match self.request_apply(1).await? {
-            Ok(()) => self.accept(),
+            Ok(effect) => self.accept(effect),
             Err(rejection) => {
                 // No event: it has been reported already.
                 self.reject(&rejection);
@@ -310,7 +331,7 @@ impl Stream<'_> {
     }
 
     /// Sends the staged update, made of `updates` updates, to the gateway and waits for the outcome.
-    async fn request_apply(&mut self, updates: u64) -> Result<Result<(), Rejection>, ClientStopped> {
+    async fn request_apply(&mut self, updates: u64) -> Result<Result<Effect, Rejection>, ClientStopped> {
         if let Err(error) = self.client.store.check_consistency() {
             if updates == 1 {
                 self.report(&error.to_string()).await;
@@ -325,10 +346,26 @@ impl Stream<'_> {
         Ok(outcome)
     }
 
-    /// Commits the applied update, writes it to the cache and sends the ACKs.
-    fn accept(&mut self) {
+    /// Commits the accepted update; acknowledges it if it is in force.
+    fn accept(&mut self, effect: Effect) {
+        let changed = self.client.store.commit();
+        self.client.held.push(changed, effect);
+        self.accepted.extend(self.pending.drain(..).map(|(pending, _)| pending));
+        if !self.client.held.is_holding() {
+            self.acknowledge();
+        }
+    }
+
+    /// Whether the server may wait for acknowledgments before it sends more: then a new stream gets the latest policy.
+    fn is_server_waiting(&self) -> bool {
+        let settings = Kind::Settings.type_url();
+        self.accepted.iter().filter(|pending| pending.type_url == settings).count() >= MAX_UNACKNOWLEDGED
+    }
+
+    /// All accepted updates are in force: writes them to the cache and sends the ACKs.
+    fn acknowledge(&mut self) {
         let client = &mut *self.client;
-        let changed = client.store.commit();
+        let changed = client.held.take();
         // Written before the ACK: an acknowledged update must be in force after a restart, too.
         let previous_error = client.status.load().cache_error.clone();
         let cache_error = match &mut client.cache {
@@ -345,8 +382,8 @@ impl Stream<'_> {
             status.confirmed_at = Some(SystemTime::now());
             status.cache_error = cache_error;
         });
-        self.in_sync = true;
-        for (pending, _) in self.pending.drain(..) {
+        self.in_sync = self.pending.is_empty() && self.coalescer.is_empty();
+        for pending in self.accepted.drain(..) {
             send_reply(&self.requests, pending, None);
         }
     }

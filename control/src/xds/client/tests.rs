@@ -2,6 +2,7 @@
 
 mod coalescing;
 mod connection_errors;
+mod held;
 mod large;
 mod reconnects;
 mod rejections;
@@ -75,7 +76,7 @@ impl Gateway {
     /// Receives the next update and replies that it is in force.
     async fn apply_next(&mut self) -> PolicyUpdate {
         let (update, reply) = self.next_update().await;
-        reply.send(Ok(())).unwrap();
+        reply.send(Ok(Effect::InForce)).unwrap();
         update
     }
 

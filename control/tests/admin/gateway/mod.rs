@@ -138,6 +138,7 @@ fn state(set: &PolicySet, group: GroupStatus) -> GatewayState {
         files: None,
         compiled: ArcSwap::new(builder.with_members(&group.spec).policy),
         health_errors: ArcSwap::default(),
+        capture: ArcSwap::default(),
         tracking: ArcSwap::from_pointee(tracking()),
         group: ArcSwap::from_pointee(group),
         placement: VipPlacement::of(&PolicyChange::between(&PolicySet::default(), set)),

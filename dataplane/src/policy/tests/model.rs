@@ -125,7 +125,7 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn edit() -> impl Strategy<Value = Edit> {
+pub(super) fn edit() -> impl Strategy<Value = Edit> {
     let policy = (0..3_usize, prop::sample::select(vec![None, None, Some(1), Some(500)]), any::<bool>())
         .prop_map(|(excluded, guaranteed, drops)| PolicyShape { excluded, guaranteed, drops });
     let vip = (any::<bool>(), any::<bool>()).prop_map(|(routed, reserved)| VipShape { routed, reserved });

@@ -36,7 +36,7 @@ impl Pair {
 #[tokio::test]
 async fn coalesced_updates_take_effect_together_and_are_acknowledged_one_by_one() {
     let (mut pair, reply) = with_backlog(async |_| ()).await;
-    reply.send(Ok(())).unwrap();
+    reply.send(Ok(Effect::InForce)).unwrap();
     pair.expect_acks(9).await;
     let update = pair.gateway.apply_next().await;
     assert_eq!((update.update_count, update.change.endpoints.len()), (3, 3));
@@ -63,12 +63,12 @@ async fn the_first_update_after_the_interval_is_not_deferred() {
 #[tokio::test]
 async fn a_rejected_update_does_not_affect_the_others_coalesced_with_it() {
     let (mut pair, reply) = with_backlog(async |_| ()).await;
-    reply.send(Ok(())).unwrap();
+    reply.send(Ok(Effect::InForce)).unwrap();
     pair.expect_acks(9).await;
     let (coalesced, reply) = pair.gateway.next_update().await;
     assert_eq!(coalesced.update_count, 3);
     reply.send(Err(Rejection { resource: None, reason: "no".to_owned() })).unwrap();
-    pair.next_single_update().await.send(Ok(())).unwrap();
+    pair.next_single_update().await.send(Ok(Effect::InForce)).unwrap();
     pair.expect_acks(11).await;
     let reason = "is invalid".to_owned();
     pair.next_single_update().await.send(Err(Rejection { resource: None, reason: reason.clone() })).unwrap();
@@ -85,16 +85,16 @@ async fn an_invalid_update_does_not_affect_the_others_coalesced_with_it() {
         pair.stream.send(ServerPolicy::of(&sample_placement(3)).settings_response()).await;
     })
     .await;
-    reply.send(Ok(())).unwrap();
+    reply.send(Ok(Effect::InForce)).unwrap();
     pair.expect_acks(9).await;
-    pair.next_single_update().await.send(Ok(())).unwrap();
+    pair.next_single_update().await.send(Ok(Effect::InForce)).unwrap();
     pair.expect_acks(11).await;
     let reason = pair.gateway.next_rejection().await;
     assert!(reason.contains("224.0.0.1 is a multicast address"), "{reason}");
     assert_eq!(pair.stream.expect_nack("n13").await, reason);
     assert_eq!(pair.stream.expect_nack("n14").await, format!("part of a rejected update: {reason}"));
     for first in [15, 17] {
-        pair.next_single_update().await.send(Ok(())).unwrap();
+        pair.next_single_update().await.send(Ok(Effect::InForce)).unwrap();
         pair.expect_acks(first).await;
     }
 }

@@ -45,7 +45,7 @@ async fn an_update_is_applied_when_complete_and_acknowledged_when_in_force() {
     // No ACK before the gateway's reply.
     assert!(pair.stream.receives_nothing_for(SILENCE).await);
     assert_eq!(pair.gateway.status.load().confirmed_at, None);
-    reply.send(Ok(())).unwrap();
+    reply.send(Ok(Effect::InForce)).unwrap();
     for (number, kind) in SENT_KINDS.into_iter().enumerate() {
         let ack = pair.stream.next_reply().await;
         assert_eq!((ack.kind, ack.nonce, ack.error), (kind, format!("n{}", number + 1), None));

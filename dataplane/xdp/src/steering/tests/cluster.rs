@@ -1,5 +1,7 @@
 //! Cluster prefixes: capture of uncovered pods' traffic, and destinations in the cluster.
 
+use std::collections::BTreeSet;
+
 use super::*;
 
 const ADDRESSES: [[&str; 4]; 2] = [
@@ -36,7 +38,7 @@ fn packets_of_uncovered_pods_to_outside_are_captured_on_inside_interfaces() {
     for [pod, local, service, remote] in ADDRESSES {
         let group = if remote.contains('.') { "224.0.0.5" } else { "ff02::5" };
         let other_pod = pod.replace('7', "8");
-        let mut steering = loaded(cluster(true));
+        let mut steering = loaded(&cluster(true));
         for (source, destination, expected) in [
             (pod, remote, Socket),
             (pod, service, Kernel),
@@ -60,7 +62,7 @@ fn packets_of_uncovered_pods_to_outside_are_captured_on_inside_interfaces() {
 fn new_sessions_of_an_uncovered_backend_are_captured() {
     for (mut tables, expected) in [(cluster(true), Socket), (cluster(false), Kernel)] {
         tables.listeners = [(ip("10.244.1.7"), 8080, 6), (ip("fd00:244:1::7"), 8080, 6)].into();
-        let mut steering = loaded(tables);
+        let mut steering = loaded(&tables);
         for [pod, .., remote] in ADDRESSES {
             assert_eq!(verdict(&mut steering, &from_port(pod, remote, 6, 8080)), Socket, "a reply");
             assert_eq!(verdict(&mut steering, &from_port(pod, remote, 6, 40_000)), expected, "a new session");
@@ -70,15 +72,15 @@ fn new_sessions_of_an_uncovered_backend_are_captured() {
 
 #[test]
 fn pod_prefixes_can_be_added_and_removed() {
-    let mut steering = loaded(cluster(false));
+    let mut steering = loaded(&cluster(false));
     assert_eq!(uncovered_verdict(&mut steering), Kernel);
     let pods = || SteeringTables { pod_cidrs: cluster(true).pod_cidrs, ..Default::default() };
-    steering.extend(pods()).expect("additions");
+    steering.extend(&only_added(pods())).expect("additions");
     assert_eq!(uncovered_verdict(&mut steering), Socket, "including a longer cluster prefix within a pod prefix");
-    steering.reduce(pods()).expect("removals");
+    steering.reduce(&only_removed(pods())).expect("removals");
     assert_eq!(uncovered_verdict(&mut steering), Kernel);
     for (drop_uncovered, expected) in [(true, Socket), (true, Socket), (false, Kernel)] {
-        steering.apply(cluster(drop_uncovered)).expect("tables");
+        steering.apply(&cluster(drop_uncovered)).expect("tables");
         assert_eq!(uncovered_verdict(&mut steering), expected);
     }
     // A closed program captures traffic within the cluster, too.
@@ -88,10 +90,10 @@ fn pod_prefixes_can_be_added_and_removed() {
         steering.set_closed(false).expect("the flags");
         assert_eq!(verdict(&mut steering, &packet(ip(pod), ip(service))), Kernel);
     }
-    steering.apply(cluster(true)).expect("tables");
+    steering.apply(&cluster(true)).expect("tables");
     steering.set_closed(false).expect("the flags");
     assert_eq!(uncovered_verdict(&mut steering), Socket, "opening the program keeps the other flag");
-    steering.apply(SteeringTables::default()).expect("tables");
+    steering.apply(&SteeringTables::default()).expect("tables");
     assert_eq!(uncovered_verdict(&mut steering), Kernel);
 }
 
@@ -105,7 +107,7 @@ fn destinations_in_the_cluster_are_translated_only_by_prefixes_of_the_same_lengt
             let cidrs = [((7, net.parse().expect("a net")), true)].into();
             let mut tables = SteeringTables { policy_cidrs: cidrs, ..cluster(true) };
             add_address(&mut tables, ip(endpoint), ENDPOINT);
-            let mut steering = loaded(tables.clone());
+            let mut steering = loaded(&tables);
             let reply = packet(ip(service), ip(endpoint));
             let expected = if at < 2 { Socket } else { Kernel };
             assert_eq!(verdict(&mut steering, &reply), expected, "{net} in {tables:?}");
@@ -128,7 +130,7 @@ fn measure_run_time() {
         ..Default::default()
     };
     for (name, prefixes) in [("no cluster prefixes", SteeringTables::default()), ("pod prefixes", cluster(true))] {
-        let mut steering = loaded(SteeringTables {
+        let mut steering = loaded(&SteeringTables {
             pod_cidrs: prefixes.pod_cidrs,
             cluster_cidrs: prefixes.cluster_cidrs,
             ..base.clone()
