@@ -265,16 +265,7 @@ impl<'a> Inputs<'a> {
         } else {
             claim.vips_field = if spec.addresses.is_some() { "spec.addresses" } else { "spec.pools" };
             claim.selectors = policy.body.spec.selectors.as_deref().unwrap_or_default();
-            for (i, vip) in spec.addresses.iter().flatten().enumerate() {
-                let field = format!("spec.addresses[{i}]");
-                if let Some((code, reason)) = self.refused_address(policy.id, *vip) {
-                    // Nobody else is kept from using it.
-                    claim.is_invalid = true;
-                    diagnostics.push(policy.error(code, &field, reason));
-                } else {
-                    claim.vips.to_mut().push((field.into(), *vip));
-                }
-            }
+            self.name_addresses(policy, &mut claim, diagnostics);
             let before = claim.vips.len();
             allocated.extend(claim.vips.iter().map(|(_, vip)| *vip));
             self.allocate_from_pools(policy, &mut claim, allocated, diagnostics);
@@ -286,6 +277,25 @@ impl<'a> Inputs<'a> {
             }
         }
         claim
+    }
+
+    /// Adds the addresses that a policy names, but for those that it may not have.
+    fn name_addresses(
+        &self,
+        policy: ObjectRef<'a, EgressPolicy>,
+        claim: &mut Claim<'a>,
+        diagnostics: &mut Vec<Diagnostic>,
+    ) {
+        for (i, vip) in policy.body.spec.addresses.iter().flatten().enumerate() {
+            let field = format!("spec.addresses[{i}]");
+            if let Some((code, reason)) = self.refused_address(policy.id, *vip) {
+                // Nobody else is kept from using it.
+                claim.is_invalid = true;
+                diagnostics.push(policy.error(code, &field, reason));
+            } else {
+                claim.vips.to_mut().push((field.into(), *vip));
+            }
+        }
     }
 
     /// Labels that the selectors of a claim are compared with.

@@ -68,7 +68,10 @@ pub(super) fn assign(
             let loser = same_claim[0].1;
             count(overridden.entry((loser, winner)).or_insert(Affected { count: 0, first: address }));
             let remark = || override_remark(&claims[winner], &claims[loser]).into();
-            if remarks.len() < MAX_REMARKS {
+            // Whoever else claims it in vain is nobody's business.
+            let namespaces = [claims[winner].namespace, claims[loser].namespace];
+            let is_own = namespaces[0] == namespaces[1] || namespaces.contains(&"");
+            if is_own && remarks.len() < MAX_REMARKS {
                 remarks.push(override_remarks.entry((loser, winner)).or_insert_with(remark).clone());
             }
         }
