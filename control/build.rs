@@ -20,6 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .message_attribute("vipgate.policy.v1.EndpointState", "#[derive(serde::Serialize)]")
         .message_attribute("vipgate.policy.v1.MemberState", "#[derive(serde::Serialize)]")
         .message_attribute("vipgate.policy.v1.NodesState", "#[derive(serde::Serialize)]")
+        .message_attribute("vipgate.policy.v1.SetAside", "#[derive(serde::Serialize)]")
         .field_attribute("vipgate.policy.v1.StatusReply.nodes", "#[serde(skip_serializing_if = \"Option::is_none\")]")
         .message_attribute("vipgate.policy.v1.AcceptEmptyReply", "#[derive(serde::Serialize)]")
         .message_attribute("vipgate.policy.v1.EmptyText", "#[derive(serde::Serialize)]")

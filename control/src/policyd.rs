@@ -29,6 +29,7 @@ mod publisher;
 mod rate_limit;
 pub mod registry;
 pub mod service;
+pub mod set_aside;
 pub mod state;
 pub mod stats;
 mod status;

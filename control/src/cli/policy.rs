@@ -135,7 +135,9 @@ fn is_in_force(args: &StatusArgs, reply: &StatusReply) -> bool {
             }
     };
     if args.endpoints.is_empty() {
-        let policy = |it: &PolicyState| it.accepted && it.pending.is_empty() && !it.in_force.is_empty();
+        let policy = |it: &PolicyState| {
+            it.accepted && it.pending.is_empty() && !it.in_force.is_empty() && it.set_aside.is_empty()
+        };
         return !reply.version.is_empty() && reply.policies.iter().all(policy);
     }
     reply.endpoints.iter().all(endpoint)
@@ -220,11 +222,17 @@ fn render_policies(out: &mut String, reply: &StatusReply) {
         ]);
     }
     *out += &table.take();
-    for policy in reply.policies.iter().filter(|policy| !policy.reasons.is_empty()) {
+    for policy in reply.policies.iter().filter(|policy| !policy.reasons.is_empty() || !policy.set_aside.is_empty()) {
         let _ = writeln!(out, "\n{}:", policy.name);
         for reason in &policy.reasons {
             let _ = writeln!(out, "  {reason}");
         }
+        for it in &policy.set_aside {
+            let _ = writeln!(out, "  set aside at {}: {}: {}", it.gateway, it.resource, it.reason);
+        }
+    }
+    for it in reply.set_aside.iter().filter(|it| it.gateway.is_empty()) {
+        let _ = writeln!(out, "\nleft out for all gateways, please report it: {}: {}", it.resource, it.reason);
     }
 }
 
@@ -243,6 +251,11 @@ fn gateways(reply: &StatusReply) -> String {
         }
         if !gateway.error.is_empty() {
             notes.push(format!("rejected: {}", gateway.error));
+        }
+        let aside = reply.set_aside.iter().filter(|it| it.gateway == gateway.name);
+        let aside: Vec<&str> = aside.map(|it| &*it.resource).collect();
+        if !aside.is_empty() {
+            notes.push(format!("set aside: {}", aside.join(", ")));
         }
         let age =
             if gateway.address.is_empty() { String::new() } else { format_duration(gateway.since_seconds * 1000) };

@@ -35,6 +35,7 @@ use crate::gateway::steering_tables::PreviousTables;
 use crate::source::ingest::join_result;
 use crate::state::{GatewayState, PolicyStatus};
 use crate::xds::client::{ClientEvent, Effect, Rejection};
+use crate::xds::resource::{CLUSTER, Key, Kind};
 use crate::xds::store::PolicyUpdate;
 
 /// A change to apply.
@@ -309,35 +310,38 @@ pub(super) fn check_local_addresses(change: &PolicyChange, locals: &[IpAddr]) ->
     match change.vips.iter().find(|vip| locals.binary_search(&vip.address).is_ok()) {
         None => Ok(()),
         Some(vip) => Err(Rejection {
-            resource: Some(format!("Vip {}", vip.address)),
+            resource: Some(Key { kind: Kind::Vip, name: vip.address.to_string().into() }),
             reason: format!("{} is a local address of this gateway, so it can't be a VIP", vip.address),
         }),
     }
 }
 
-/// An engine error as a NACK, with the resource name that the server uses.
+/// An engine error as a NACK, with the resource that the server sets aside. Limits of the whole policy have none.
 pub(super) fn rejection(error: &BuildError) -> Rejection {
+    let key = |kind, name: &Arc<str>| Some(Key { kind, name: name.clone() });
+    let of_address = |kind, address: &IpAddr| Some(Key { kind, name: address.to_string().into() });
     let resource = match error {
         BuildError::TooManyVips { .. }
         | BuildError::TooManyEndpoints { .. }
         | BuildError::TooManyGateways { .. }
-        | BuildError::TooManyBackendPorts { .. } => None,
-        BuildError::InvalidShardMap { map, .. } | BuildError::ShardMapInUse { map, .. } => {
-            Some(format!("ShardMap {map}"))
-        }
-        BuildError::UnknownShardMap { of, .. } => Some(format!("Endpoint {of}")),
+        | BuildError::TooManyBackendPorts { .. }
+        // Resources have unique names, so this is none of a server's.
+        | BuildError::DuplicateName { .. } => None,
+        BuildError::InvalidShardMap { map, .. } | BuildError::ShardMapInUse { map, .. } => key(Kind::ShardMap, map),
         BuildError::BackendIsVip { service, .. }
         | BuildError::DuplicateFrontend { service, .. }
-        | BuildError::InvalidService { service, .. } => Some(service.to_string()),
+        | BuildError::InvalidService { service, .. } => key(Kind::Service, service),
         BuildError::UnknownPolicy { address, .. }
         | BuildError::UnknownVip { address, .. }
         | BuildError::EndpointIsVip { address }
-        | BuildError::DuplicateAddress { address } => Some(format!("Endpoint {address}")),
-        BuildError::TooManyPrefixes { policy, .. } => Some(policy.to_string()),
-        BuildError::DuplicateName { name } | BuildError::PolicyInUse { name } => Some(name.to_string()),
-        BuildError::VipInUse { vip } => Some(format!("Vip {vip}")),
-        BuildError::TooManyClusterPrefixes { .. } => Some("Cluster cluster".to_owned()),
-        BuildError::InvalidNode { node, .. } => Some(format!("OverlayNode {node}")),
+        | BuildError::DuplicateAddress { address } => of_address(Kind::Endpoint, address),
+        // Of a VIP or an endpoint; the server knows which it is.
+        BuildError::UnknownShardMap { of, .. } => of_address(Kind::Endpoint, of),
+        BuildError::TooManyPrefixes { policy, .. } => key(Kind::EgressPolicy, policy),
+        BuildError::PolicyInUse { name } => key(Kind::EgressPolicy, name),
+        BuildError::VipInUse { vip } => of_address(Kind::Vip, vip),
+        BuildError::TooManyClusterPrefixes { .. } => key(Kind::Cluster, &CLUSTER.into()),
+        BuildError::InvalidNode { node, .. } => key(Kind::OverlayNode, node),
     };
     Rejection { resource, reason: error.to_string() }
 }

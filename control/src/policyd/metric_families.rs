@@ -47,6 +47,8 @@ pub(super) fn families(state: &Arc<ServerState>) -> Vec<Family> {
         defined::PUBLICATIONS.single(stats.publications.get()),
         defined::RESPONSES.single(stats.responses.get()),
         defined::ACKNOWLEDGEMENTS.by_label([("accepted", stats.acks.get()), ("refused", stats.nacks.get())]),
+        defined::SET_ASIDE
+            .by_label([("one", state.registry.set_aside_count() as u64), ("all", published.left_out.len() as u64)]),
         defined::COMPILE_TIME.single(stats.compile_us.load(Relaxed) / 1000),
         defined::MEMBERS.single(view.members.len() as u64),
         defined::ACTIVE_MEMBERS.single(view.active_members().count() as u64),

@@ -10,7 +10,7 @@ use arc_swap::ArcSwapOption;
 use vipgate_policy::manifest::Kind;
 
 use super::events::{ObjectEvent, ObjectEvents, ObjectReference};
-use super::publication::Publication;
+use super::publication::{Publication, without_mark};
 use super::stats::Counter;
 use crate::metric::Family;
 use crate::metrics::definitions::policy_server as defined;
@@ -44,8 +44,9 @@ impl RecentVersions {
         }
     }
 
-    /// The number of the latest publication with this version, if there was one lately.
+    /// The number of the latest publication with this version, or a variant of it, if there was one lately.
     pub(super) fn number_of(&self, version: &str) -> Option<u64> {
+        let (version, _) = without_mark(version);
         let recent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         recent.iter().rev().find(|(recent, _)| **recent == *version).map(|(_, number)| *number)
     }

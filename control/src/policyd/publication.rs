@@ -2,9 +2,10 @@
 //! once, shared by all streams.
 
 mod resources;
+mod variant;
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 
@@ -13,9 +14,12 @@ use envoy_types::pb::google::protobuf::Any;
 use prost::Message;
 use prost::bytes::Bytes;
 use vipgate_dataplane::policy::spec::EndpointSpec;
-use vipgate_policy::compiler::{Placement, shard_groups};
+use vipgate_policy::compiler::{Placement, SetAside, shard_groups};
 
 use self::resources::{Next, Resources};
+use self::variant::Variant;
+pub use self::variant::without_mark;
+use super::set_aside;
 use crate::membership::authority::ShardGroup;
 use crate::xds::resource::slices::slice_key;
 use crate::xds::resource::{Content, Key, Kind, encode, settings};
@@ -37,6 +41,10 @@ pub struct Publication {
     pub shard_groups: Arc<BTreeSet<ShardGroup>>,
     /// Keys of added, changed and removed resources of gateways since the previous publication.
     pub changed_keys: Vec<Key>,
+    /// Resources that gateways can't decode, with the reasons. They are left out for all, as far as that is possible.
+    pub left_out: BTreeMap<Key, String>,
+    /// Whether it is for one gateway, without what that refuses.
+    variant: Option<Variant>,
     resources: Resources,
     full_responses: [OnceLock<Arc<[EncodedResponse]>>; Kind::ALL.len()],
     delta_responses: OnceLock<Arc<[EncodedResponse]>>,
@@ -66,11 +74,22 @@ impl Publication {
     /// The next publication, or `None` if nothing changed. Unchanged resources keep their encoding. If nothing but policies
     /// of nodes changed, gateways have it in force already, Settings included.
     pub fn next(&self, placement: Arc<Placement>) -> Option<Self> {
+        let (placement, next, left_out) = self.decodable(placement, self.number + 1);
+        self.followed_by(placement, next, left_out)
+    }
+
+    /// The next publication, with resources that gateways can't decode.
+    #[cfg(test)]
+    pub fn next_unchecked(&self, placement: Arc<Placement>) -> Option<Self> {
+        let next = self.resources.next((&self.placement, &placement), self.number + 1);
+        self.followed_by(placement, next, BTreeMap::new())
+    }
+
+    fn followed_by(&self, placement: Arc<Placement>, next: Next, left_out: BTreeMap<Key, String>) -> Option<Self> {
         let number = self.number + 1;
-        let Next { mut resources, mut changed_keys, changes_nodes } =
-            self.resources.next((&self.placement, &placement), number);
+        let Next { mut resources, mut changed_keys, changes_nodes, invalid: _ } = next;
         let changes_gateways = !changed_keys.is_empty() || self.number == 0;
-        if !changes_gateways && !changes_nodes {
+        if !changes_gateways && !changes_nodes && left_out == self.left_out {
             return None;
         }
         let mut version = self.version.clone();
@@ -98,10 +117,37 @@ impl Publication {
             placement,
             shard_groups,
             changed_keys,
+            left_out,
+            variant: None,
             resources,
             full_responses,
             delta_responses: OnceLock::new(),
         })
+    }
+
+    /// The next resources, without those that gateways can't decode: one would have them reject the whole policy. What
+    /// can't be set aside stays.
+    fn decodable(&self, mut placement: Arc<Placement>, number: u64) -> (Arc<Placement>, Next, BTreeMap<Key, String>) {
+        let (mut without, mut left_out) = (SetAside::default(), BTreeMap::new());
+        let original = placement.clone();
+        loop {
+            let next = self.resources.next((&self.placement, &placement), number);
+            let mut differs = false;
+            for (key, error) in &next.invalid {
+                differs |= set_aside::add(&mut without, key);
+                left_out.entry(key.clone()).or_insert_with(|| error.to_string());
+            }
+            // It ends: each round leaves out more.
+            if !differs {
+                let is_unchanged =
+                    |key: &Key| next.resources.get(&placement, key).is_some() && !next.changed_keys.contains(key);
+                for (key, reason) in self.left_out.iter().filter(|(key, _)| is_unchanged(key)) {
+                    left_out.entry(key.clone()).or_insert_with(|| reason.clone());
+                }
+                return (placement, next, left_out);
+            }
+            placement = Arc::new(original.without(&without));
+        }
     }
 
     /// How many policies of nodes were encoded for this publication.
@@ -133,6 +179,11 @@ impl Publication {
     /// Whether this is a Service with backend slices.
     fn has_slices(&self, key: &Key) -> bool {
         key.kind == Kind::Service && self.get(&slice_key(&key.name, 0)).is_some()
+    }
+
+    /// The backend slices of a Service.
+    pub fn slices_of(&self, service: &Key) -> &[PublishedResource] {
+        if service.kind == Kind::Service { self.resources.slices_of(&service.name) } else { &[] }
     }
 
     /// The resources of a kind, in the order of the placement.
@@ -193,13 +244,15 @@ impl Publication {
 
     /// Keys of resources of gateways that differ between an earlier publication and this one.
     pub fn changed_since(&self, earlier: &Self) -> Vec<Key> {
-        if earlier.number + 1 == self.number {
+        if self.follows(earlier) {
             return self.changed_keys.clone();
         }
         let mut keys = Vec::new();
+        // Resources of a variant differ from those of the publication that it is a variant of.
+        let may_differ_anywhere = self.is_variant() || earlier.is_variant();
         for kind in Kind::OF_GATEWAYS {
             let is_changed = |it: &&PublishedResource| {
-                it.changed_in > earlier.number
+                (it.changed_in > earlier.number || may_differ_anywhere)
                     && earlier.get(&it.key).is_none_or(|old| old.content.version != it.content.version)
             };
             keys.extend(self.of_kind(kind).filter(is_changed).map(|it| it.key.clone()));

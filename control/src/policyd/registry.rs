@@ -4,12 +4,18 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+use super::publication::Publication;
+use super::set_aside::{Refusals, Refused, Selection};
+use crate::xds::resource::Key;
 
 /// Maximum number of gateways; beyond it the one that has been disconnected for the longest is removed.
 const MAX_GATEWAYS: usize = 8192;
 /// Maximum number of disconnected gateways that the policy doesn't name: any client may claim such a name.
 const MAX_UNKNOWN_GATEWAYS: usize = 256;
+/// For how long a gateway that isn't connected keeps what it refuses.
+const MEMORY_TIME: Duration = Duration::from_mins(10);
 
 /// A gateway.
 #[derive(Clone, Debug)]
@@ -28,6 +34,10 @@ pub struct Gateway {
     pub version: Option<String>,
     /// Reason of its last NACK.
     pub error: Option<String>,
+    /// What it refuses, which is set aside for it.
+    pub refusals: Refusals,
+    /// When the next variant of the policy may be built for it.
+    next_build: Instant,
     /// Whether the policy named it when it disconnected.
     is_known: bool,
 }
@@ -111,8 +121,14 @@ impl Registry {
             in_force: 0,
             version: None,
             error: None,
+            refusals: Refusals::default(),
+            next_build: Instant::now(),
             is_known: false,
         });
+        // What another process refuses may be something else.
+        if gateway.process != process || gateway.streams == 0 && gateway.since.elapsed() > MEMORY_TIME {
+            gateway.refusals = Refusals::default();
+        }
         gateway.streams += 1;
         gateway.process = process;
         gateway.address = address;
@@ -148,13 +164,16 @@ impl Registry {
         }
     }
 
-    /// Records that a gateway has a publication in force.
-    pub fn acknowledge(&self, name: &str, number: u64) {
-        if let Some(gateway) = self.lock().get_mut(name)
-            && number > gateway.in_force
-        {
-            gateway.in_force = number;
-            gateway.error = None;
+    /// Records that a gateway has a publication in force; `is_in_sync`: and nothing else was sent or rejected since.
+    pub fn acknowledge(&self, name: &str, number: u64, is_in_sync: bool) {
+        if let Some(gateway) = self.lock().get_mut(name) {
+            if number > gateway.in_force || is_in_sync {
+                gateway.error = None;
+            }
+            if is_in_sync {
+                gateway.refusals.accept_returned();
+            }
+            gateway.in_force = gateway.in_force.max(number);
         }
     }
 
@@ -163,6 +182,48 @@ impl Registry {
         if let Some(gateway) = self.lock().get_mut(name) {
             gateway.error = Some(reason);
         }
+    }
+
+    /// Sets a resource aside that a gateway has refused; whether that changes anything.
+    pub fn refuse(&self, name: &str, refused: &Refused, reason: &str, current: &Publication) -> bool {
+        let mut all = self.lock();
+        all.get_mut(name).is_some_and(|it| it.refusals.refuse(refused, reason, current, Instant::now()))
+    }
+
+    /// What is set aside of a publication for a gateway, and what is no more, since its content has changed.
+    pub fn set_aside(&self, name: &str, current: &Publication) -> (Selection, Vec<Key>) {
+        let mut all = self.lock();
+        let Some(gateway) = all.get_mut(name).filter(|it| !it.refusals.is_empty()) else { return Default::default() };
+        let outdated = gateway.refusals.retain_current(current);
+        (gateway.refusals.selection(), outdated)
+    }
+
+    /// When a resource that is set aside for a gateway returns.
+    pub fn next_return(&self, name: &str) -> Option<Instant> {
+        self.lock().get(name)?.refusals.next_return()
+    }
+
+    /// Lets a resource return to a gateway if it is time.
+    pub fn return_due(&self, name: &str) -> Option<Key> {
+        self.lock().get_mut(name)?.refusals.return_due(Instant::now())
+    }
+
+    /// When a variant of the policy may be built for a gateway.
+    pub fn next_build(&self, name: &str) -> Option<Instant> {
+        self.lock().get(name).map(|gateway| gateway.next_build)
+    }
+
+    /// Records that no variant may be built for a gateway for this long.
+    pub fn pause_builds(&self, name: &str, pause: Duration) {
+        if let Some(gateway) = self.lock().get_mut(name) {
+            gateway.next_build = Instant::now() + pause;
+        }
+    }
+
+    /// Number of resources that are set aside for connected gateways.
+    pub fn set_aside_count(&self) -> usize {
+        let all = self.lock();
+        all.values().filter(|it| it.streams > 0).map(|it| it.refusals.active().count()).sum()
     }
 }
 

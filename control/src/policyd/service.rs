@@ -3,6 +3,7 @@
 
 mod admission;
 mod outgoing;
+mod variants;
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use tonic::{Code, Request, Response as Reply, Status, Streaming};
 
 use self::admission::{Admitted, Role};
 use self::outgoing::{DiscardHandle, ResponseQueue};
+use self::variants::Variants;
 use super::budget::{Budget, Charge, Purpose};
 use super::codec::{Response, cost};
 use super::identity::{ClientIdentity, RejectionLog};
@@ -106,6 +108,7 @@ impl AggregatedDiscoveryService for DiscoveryService {
             update_deadline: None,
             gateways_deadline: None,
             no_memory_since: None,
+            variants: Variants::default(),
             charge,
         };
         tokio::spawn(task.run(first, requests));
@@ -135,6 +138,8 @@ struct StreamTask {
     gateways_deadline: Option<Instant>,
     /// Since when there has been no memory for an update.
     no_memory_since: Option<Instant>,
+    /// Its publications without what the client refuses.
+    variants: Variants,
     /// Memory of the stream's state.
     charge: Charge,
 }
@@ -182,7 +187,9 @@ impl StreamTask {
     ) -> Result<(), End> {
         let first = self.first_request(first, requests).await?;
         let mut published = self.service.published.clone();
-        for request in self.until_ready(first, requests, &mut published).await? {
+        let requests_before = self.until_ready(first, requests, &mut published).await?;
+        self.first_target(&published).await?;
+        for request in requests_before {
             self.receive(request, &published)?;
         }
         self.send_pending(&published).await?;
@@ -246,7 +253,7 @@ impl StreamTask {
         published: &mut Published,
     ) -> Result<(), End> {
         loop {
-            let deadline = self.update_deadline;
+            let (deadline, variants_deadline) = (self.update_deadline, self.variants.deadline());
             tokio::select! {
                 // An error is a request over a limit; the client gets it as the stream's status.
                 request = requests.message() => {
@@ -256,6 +263,10 @@ impl StreamTask {
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
                     // Missing ACKs delay an update, but don't prevent it.
                     self.send_update(published).await?;
+                }
+                elapsed = self.variants.built() => self.handle_build(elapsed, published).await?,
+                () = sleep_until(variants_deadline.unwrap_or_else(Instant::now)), if variants_deadline.is_some() => {
+                    self.handle_deadline(published).await?;
                 }
                 changed = published.changed() => {
                     changed.map_err(|_| Some(stopping()))?;
@@ -278,40 +289,46 @@ impl StreamTask {
     /// Applies a request to the stream's state.
     fn receive(&mut self, request: DeltaDiscoveryRequest, published: &Published) -> Result<(), End> {
         let Some(current) = published.borrow().clone() else { return Ok(()) };
-        let acknowledgment = self.stream.handle_request(request, &current).map_err(Some)?;
+        let first = self.variants.last().unwrap_or(&current);
+        let acknowledgment = self.stream.handle_request(request, first).map_err(Some)?;
         self.charge.set(self.stream.held_bytes()).map_err(Some)?;
-        self.record(acknowledgment);
+        self.record(acknowledgment, &current);
         Ok(())
     }
 
     /// Counts and records an ACK or NACK.
-    fn record(&self, acknowledgment: Acknowledgment) {
-        let Some(Admitted { role, name }) = &self.client else { return };
+    fn record(&mut self, acknowledgment: Acknowledgment, current: &Publication) {
+        let Some(Admitted { role, name }) = self.client.clone() else { return };
         match acknowledgment {
             Acknowledgment::None => {}
             Acknowledgment::Ack => {
                 self.service.stats.acks.increment();
                 self.record_in_force();
             }
-            Acknowledgment::Nack(reason) => {
+            Acknowledgment::Nack { reason, refused } => {
                 self.service.stats.nacks.increment();
                 match role {
                     Role::Gateway => {
                         tracing::warn!(event = "update_refused", gateway = name, reason, "gateway refused an update");
+                        self.handle_nack(&name, &reason, refused, current);
                     }
                     Role::Node => {
                         tracing::warn!(event = "update_refused", node = name, reason, "node agent refused an update");
                     }
                 }
-                self.service.registry_of(*role).reject(name, reason);
+                self.service.registry_of(role).reject(&name, reason);
             }
         }
     }
 
     /// Records which publication the client has in force.
-    fn record_in_force(&self) {
+    fn record_in_force(&mut self) {
+        let is_in_sync = self.stream.is_in_sync();
+        if is_in_sync {
+            self.variants.accepted();
+        }
         if let Some(Admitted { role, name }) = &self.client {
-            self.service.registry_of(*role).acknowledge(name, self.stream.in_force());
+            self.service.registry_of(*role).acknowledge(name, self.stream.in_force(), is_in_sync);
         }
     }
 
@@ -328,8 +345,11 @@ impl StreamTask {
     /// release memory.
     async fn send_update(&mut self, published: &mut Published) -> Result<(), End> {
         self.update_deadline = None;
-        let new = published.borrow_and_update().clone();
-        let Some(new) = new else { return Ok(()) };
+        if self.waits_for_answers() {
+            return Ok(());
+        }
+        let Some(current) = published.borrow_and_update().clone() else { return Ok(()) };
+        let Some(new) = self.target(&current) else { return Ok(()) };
         let Some(update) = self.stream.update(&new).map_err(Some)? else {
             self.no_memory_since = None;
             return Ok(());
@@ -351,7 +371,7 @@ impl StreamTask {
         self.stream.publish(update);
         // One without a response for the client needs no ACK.
         self.record_in_force();
-        drop(new);
+        drop((new, current));
         self.send_pending(published).await
     }
 

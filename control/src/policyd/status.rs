@@ -1,6 +1,8 @@
 //! Status service (`vipgate policy status`): the state of each policy and the gateways on which it is in force. A reply
 //! is computed from all endpoints and gateways, so concurrent requests and the length of replies are limited.
 
+mod set_aside;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -235,6 +237,7 @@ impl<'a> StatusView<'a> {
             members: self.members(),
             view: self.state.membership.view.borrow().number,
             nodes: self.nodes(),
+            set_aside: self.set_aside(&mut diagnostics_limit),
         })
     }
 
@@ -279,10 +282,14 @@ impl<'a> StatusView<'a> {
         let mut faulty: BTreeMap<String, _> =
             compiled.faulty.iter().map(|(id, faulty)| (id.to_string(), faulty)).collect();
         let mut out = Vec::new();
-        for (name, summary) in policy_summaries(&self.published) {
+        let summaries = policy_summaries(&self.published);
+        let mut set_aside = self.set_aside_by_object(&summaries, diagnostics);
+        for (name, summary) in summaries {
             limit.take(size_of::<PolicyState>() + name.len() + summary.vips.len() * ADDRESS_BYTES)?;
             let (in_force, pending) = self.in_force(summary.since, limit)?;
             let fault = faulty.remove(name);
+            let set_aside = set_aside.remove(name).unwrap_or_default();
+            let is_set_aside = |gateway: &String| set_aside.iter().any(|it| it.gateway == *gateway);
             out.push(PolicyState {
                 name: name.to_owned(),
                 accepted: fault.is_none(),
@@ -290,9 +297,14 @@ impl<'a> StatusView<'a> {
                 reasons: fault.map(|fault| diagnostics.truncate(&fault.reasons)).unwrap_or_default(),
                 endpoints: summary.endpoints,
                 vips: summary.vips.iter().map(IpAddr::to_string).collect(),
-                in_force,
-                pending,
+                in_force: in_force.into_iter().filter(|it| !is_set_aside(it)).collect(),
+                pending: pending.into_iter().filter(|it| !is_set_aside(it)).collect(),
+                set_aside,
             });
+        }
+        // Services that are no policies are of interest where a part is set aside.
+        for (name, set_aside) in set_aside {
+            out.push(PolicyState { name, accepted: true, set_aside, ..PolicyState::default() });
         }
         // Then all other invalid objects; policies in force come first, since users look for them.
         for (name, fault) in faulty {
@@ -378,7 +390,8 @@ impl<'a> StatusView<'a> {
         let since = |kind, name: &str| changed_in(&self.published, kind, name);
         let own = [since(Kind::Endpoint, &address.to_string()), since(Kind::EgressPolicy, &spec.policy)];
         let since = vips.iter().map(|vip| since(Kind::Vip, vip));
-        let (in_force, pending) = self.in_force(since.chain(own).max().unwrap_or(0), limit)?;
+        let (mut in_force, mut pending) = self.in_force(since.chain(own).max().unwrap_or(0), limit)?;
+        self.without_set_aside(spec, &mut in_force, &mut pending);
         Ok(EndpointState {
             address: address.to_string(),
             policy: spec.policy.to_string(),

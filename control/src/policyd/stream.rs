@@ -3,6 +3,7 @@
 //! the server holds keys only. Subscriptions follow Envoy's incremental xDS, with and without wildcard ("How the client
 //! specifies what resources to return" in the protocol's description).
 
+mod acknowledgment;
 mod audience;
 mod pending;
 mod subscription;
@@ -15,6 +16,8 @@ use envoy_types::pb::envoy::service::discovery::v3::{DeltaDiscoveryRequest, Delt
 use prost::Message;
 use tonic::Status;
 
+pub use self::acknowledgment::Acknowledgment;
+use self::acknowledgment::InFlight;
 pub use self::audience::Audience;
 use self::pending::{Batch, Contents, KeyList, NAME_OVERHEAD, PendingResponse, SHARED_KEY_BYTES};
 use self::subscription::Subscription;
@@ -35,23 +38,10 @@ const MAX_HELD_BYTES: usize = 32 << 20;
 /// Memory per resource of a publication that isn't the current one: its entry, its item of the placement, its part of
 /// encoded responses. The rest is shared with later publications.
 const OLD_RESOURCE_BYTES: usize = 400;
-/// Maximum length of a stored NACK reason, bytes.
-const MAX_REASON_BYTES: usize = 1024;
 /// Limits for unknown resource types: length of the type, names in a reply, and length of each.
 const MAX_TYPE_BYTES: usize = 512;
 const MAX_UNKNOWN_NAMES: usize = 16;
 const MAX_UNKNOWN_NAME_BYTES: usize = 256;
-
-/// An unacknowledged response.
-#[derive(Debug)]
-struct InFlight {
-    nonce: String,
-    /// Number of its publication.
-    number: u64,
-    contents: Contents,
-    /// Its memory without the keys.
-    bytes: usize,
-}
 
 /// The responses that take a client from one publication to another.
 #[derive(Debug)]
@@ -72,17 +62,6 @@ impl Update {
     }
 }
 
-/// Acknowledgment in a request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Acknowledgment {
-    /// No nonce, or an unknown one.
-    None,
-    /// ACK: the response is in force.
-    Ack,
-    /// NACK with its reason, truncated.
-    Nack(String),
-}
-
 /// Delta xDS state of a client's stream.
 #[derive(Debug, Default)]
 pub struct DeltaStream {
@@ -93,6 +72,8 @@ pub struct DeltaStream {
     has_whole_services: bool,
     /// The publication that was sent last, or is being sent.
     publication: Option<Arc<Publication>>,
+    /// Which one of the stream that is.
+    sequence: u64,
     /// Its responses that haven't been encoded yet.
     pending: VecDeque<PendingResponse>,
     in_flight: VecDeque<InFlight>,
@@ -118,14 +99,28 @@ impl DeltaStream {
         self.in_force
     }
 
+    /// Whether the client has accepted everything that it was sent.
+    pub fn is_in_sync(&self) -> bool {
+        self.pending.is_empty() && self.in_flight.is_empty() && !self.has_rejected()
+    }
+
+    /// The publication that was sent last.
+    pub fn publication(&self) -> Option<&Arc<Publication>> {
+        self.publication.as_ref()
+    }
+
     /// Memory of the stream's state, bytes.
     pub fn held_bytes(&self) -> usize {
         let names: usize = self.subscriptions.values().map(|it| it.bytes).sum();
         names + self.in_flight_bytes + self.resend_bytes
     }
 
-    /// The stream's part of the memory of its publication if that isn't the current one, divided by all that hold it.
+    /// The stream's part of the memory of its publication if that isn't the current one, divided by all that hold it; of a
+    /// variant, what only that has.
     pub fn old_publication_bytes(&self, current: u64) -> usize {
+        if let Some(own) = self.publication.as_ref().and_then(|it| it.own_items()) {
+            return own * OLD_RESOURCE_BYTES;
+        }
         let Some(old) = self.publication.as_ref().filter(|it| it.number != current) else { return 0 };
         let resources: usize = Kind::ALL.iter().map(|kind| old.count(*kind)).sum();
         resources * OLD_RESOURCE_BYTES / Arc::strong_count(old)
@@ -133,9 +128,9 @@ impl DeltaStream {
 
     /// Whether the client should acknowledge earlier publications before it is sent another one.
     pub fn is_busy(&self) -> bool {
-        let mut numbers: Vec<u64> = self.in_flight.iter().map(|it| it.number).collect();
-        numbers.dedup();
-        numbers.len() >= MAX_UNACKED_PUBLICATIONS
+        let mut sequences: Vec<u64> = self.in_flight.iter().map(|it| it.sequence).collect();
+        sequences.dedup();
+        sequences.len() >= MAX_UNACKED_PUBLICATIONS
     }
 
     /// Handles a request: its acknowledgment and its change of subscriptions, whose resources become pending. `current`
@@ -202,7 +197,7 @@ impl DeltaStream {
     /// # Errors
     /// When too many responses are unacknowledged: the stream ends.
     pub fn update(&self, new: &Arc<Publication>) -> Result<Option<Update>, Status> {
-        let Some(old) = self.publication.as_ref().filter(|it| it.number != new.number) else { return Ok(None) };
+        let Some(old) = self.publication.as_ref().filter(|it| it.id() != new.id()) else { return Ok(None) };
         if self.in_flight.len() > MAX_IN_FLIGHT {
             return Err(Status::resource_exhausted(format!("more than {MAX_IN_FLIGHT} unacknowledged responses")));
         }
@@ -210,7 +205,8 @@ impl DeltaStream {
             && self.subscriptions.values().all(|subscription| subscription.all);
         let has_slices = |it: &Publication| it.count(Kind::BackendSlice) > 0;
         let is_shared = !self.has_whole_services || !has_slices(old) && !has_slices(new);
-        let batch = if wants_all && is_shared && !self.has_rejected() && old.number + 1 == new.number {
+        let is_shared = is_shared && !self.has_rejected() && !new.is_variant();
+        let batch = if wants_all && is_shared && new.follows(old) {
             let keys = KeyList { list: new.changed_keys.clone(), bytes: new.changed_keys.len() * SHARED_KEY_BYTES };
             let is_subscribed = |response: &&EncodedResponse| self.subscriptions.contains_key(&response.kind);
             Batch::encoded(new.delta().iter().filter(is_subscribed), &Contents::Keys(Arc::new(keys)))
@@ -226,6 +222,7 @@ impl DeltaStream {
     /// Starts an update: its responses become pending.
     pub fn publish(&mut self, update: Update) {
         self.publication = Some(update.publication);
+        self.sequence += 1;
         self.resend.clear();
         self.resend_kinds.clear();
         self.resend_bytes = 0;
@@ -249,8 +246,8 @@ impl DeltaStream {
         let nonce = self.nonces.to_string();
         match contents {
             Some(contents) => {
-                let number = publication.number;
-                self.in_flight.push_back(InFlight { nonce: nonce.clone(), number, contents, bytes });
+                let (number, sequence) = (publication.number, self.sequence);
+                self.in_flight.push_back(InFlight { nonce: nonce.clone(), number, sequence, contents, bytes });
             }
             None => self.in_flight_bytes -= bytes,
         }
@@ -294,52 +291,6 @@ impl DeltaStream {
         self.pending.extend(batch.responses);
     }
 
-    /// Whether there are rejected resources to send again.
-    fn has_rejected(&self) -> bool {
-        !self.resend.is_empty() || !self.resend_kinds.is_empty()
-    }
-
-    /// Schedules a rejected response's resources for the next update.
-    fn schedule_resend(&mut self, contents: &Contents) {
-        match contents {
-            Contents::All(kind) => {
-                self.resend_kinds.insert(*kind);
-            }
-            Contents::Keys(keys) => {
-                for key in &keys.list {
-                    let is_shared = self.publication.as_ref().is_some_and(|it| it.get(key).is_some());
-                    // A tree takes more than a list.
-                    let bytes = if is_shared { 2 * SHARED_KEY_BYTES } else { key.name.len() + NAME_OVERHEAD };
-                    if self.resend.insert(key.clone()) {
-                        self.resend_bytes += bytes;
-                    }
-                }
-            }
-        }
-    }
-
-    /// Handles the ACK or NACK in a request, if there is one.
-    fn acknowledge(&mut self, request: &DeltaDiscoveryRequest) -> Acknowledgment {
-        let is_acknowledged = |it: &InFlight| it.nonce == request.response_nonce;
-        let Some(index) = self.in_flight.iter().position(is_acknowledged) else { return Acknowledgment::None };
-        let Some(response) = self.in_flight.remove(index) else { return Acknowledgment::None };
-        let InFlight { number, contents, bytes, .. } = response;
-        self.in_flight_bytes -= bytes + contents.released_bytes();
-        let Some(error) = &request.error_detail else {
-            // A publication is in force when all its responses were sent and acknowledged, and none was rejected.
-            let is_sent = self.pending.is_empty() || self.publication.as_ref().is_some_and(|it| it.number > number);
-            if !self.has_rejected() && is_sent && self.in_flight.iter().all(|it| it.number > number) {
-                // Later publications without a response for the client are in force with it.
-                let is_all = self.pending.is_empty() && self.in_flight.is_empty();
-                let last = self.publication.as_ref().filter(|_| is_all).map_or(number, |it| it.number);
-                self.in_force = self.in_force.max(last);
-            }
-            return Acknowledgment::Ack;
-        };
-        self.schedule_resend(&contents);
-        Acknowledgment::Nack(truncated(&error.message))
-    }
-
     /// Sends all resources of a kind, except those whose version the client knows.
     fn push_all(&mut self, kind: Kind, publication: &Publication, known: &HashMap<String, String>) {
         let all = || publication.of_kind(kind).filter(|it| self.sends(kind, &it.key.name));
@@ -348,7 +299,7 @@ impl DeltaStream {
         let exists = |name: &str| publication.get(&Key { kind, name: name.into() }).is_some();
         let removed: Vec<String> = known.keys().filter(|name| !exists(name)).cloned().collect();
         let is_shared = !self.has_whole_services || !matches!(kind, Kind::Service | Kind::BackendSlice);
-        if is_shared && present.len() == publication.count(kind) && removed.is_empty() {
+        if is_shared && !publication.is_variant() && present.len() == publication.count(kind) && removed.is_empty() {
             // Encoded once for all streams.
             self.push(Batch::encoded(publication.full(kind).iter(), &Contents::All(kind)));
             return;
@@ -446,16 +397,6 @@ fn check_limit(held: usize) -> Result<(), Status> {
         "the names and unacknowledged responses of this stream exceed {} MiB",
         MAX_HELD_BYTES >> 20
     )))
-}
-
-/// A text cut to the maximum length of a reason, with an ellipsis if it was longer.
-fn truncated(text: &str) -> String {
-    let mut end = text.len().min(MAX_REASON_BYTES);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    let ellipsis = if end < text.len() { "…" } else { "" };
-    format!("{}{ellipsis}", &text[..end])
 }
 
 fn is_version(text: &str, content: &Content) -> bool {

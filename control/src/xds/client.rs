@@ -25,6 +25,7 @@ pub(crate) use self::target::{Target, TargetList};
 use super::cache::{Cache, CacheContents};
 use crate::config::PolicyServer;
 use crate::xds::client::held::HeldUpdates;
+use crate::xds::resource::Key;
 use crate::xds::store::{PolicyUpdate, ResourceStore};
 
 /// Reconnect backoff: first and maximum delay.
@@ -58,8 +59,8 @@ pub enum Effect {
 /// Why the gateway rejected an update.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub struct Rejection {
-    /// The rejected resource (kind and name), if it is a single one.
-    pub resource: Option<String>,
+    /// The rejected resource, if it is a single one.
+    pub resource: Option<Key>,
     /// The reason.
     pub reason: String,
 }
@@ -68,7 +69,7 @@ impl std::fmt::Display for Rejection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Some(resource) = &self.resource else { return f.write_str(&self.reason) };
         // Most reasons are whole sentences that begin with the resource, for where it isn't known.
-        let reason = self.reason.strip_prefix(resource.as_str()).and_then(|rest| rest.strip_prefix(": "));
+        let reason = self.reason.strip_prefix(&resource.to_string()).and_then(|rest| rest.strip_prefix(": "));
         write!(f, "resource {resource}: {}", reason.unwrap_or(&self.reason))
     }
 }

@@ -133,6 +133,15 @@ pub struct Key {
     pub name: Arc<str>,
 }
 
+impl Key {
+    /// The keys that are displayed as this text.
+    pub fn displayed_as(text: &str) -> impl Iterator<Item = Self> {
+        let after = |kind: Kind| text.strip_prefix(kind.name())?.strip_prefix(' ');
+        let kind = Kind::ALL.into_iter().find_map(|kind| Some((kind, after(kind)?)));
+        kind.into_iter().flat_map(move |(kind, rest)| [text, rest].map(|name| Self { kind, name: name.into() }))
+    }
+}
+
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (kind, name) = (self.kind.name(), printable(&self.name));

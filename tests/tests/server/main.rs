@@ -7,3 +7,4 @@ mod disconnect;
 mod etcd;
 mod manifests;
 mod no_policy;
+mod set_aside;

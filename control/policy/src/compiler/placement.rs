@@ -3,6 +3,7 @@
 mod locality;
 mod order;
 mod service;
+mod set_aside;
 mod table;
 
 use std::net::IpAddr;
@@ -15,6 +16,7 @@ use vipgate_dataplane::policy::spec::{
 
 pub use self::locality::GatewayLocality;
 pub use self::service::{PlacedBackend, PlacedService};
+pub use self::set_aside::SetAside;
 pub use self::table::{Difference, Iter, Keyed, Table, differences};
 use super::cluster::Cluster;
 use crate::manifest::UncoveredAction;

@@ -9,6 +9,7 @@ const KIND: Label = Label::one_of("kind", &["EgressPolicy", "Vip", "Endpoint", "
 const INSTEAD: Label = Label::one_of("instead", &["last_good", "nothing"]);
 const SEVERITY: Label = Label::one_of("severity", &["error", "warning"]);
 const RESPONSE_RESULT: Label = Label::one_of("result", &["accepted", "refused"]);
+const SET_ASIDE_FOR: Label = Label::one_of("for", &["one", "all"]);
 const STREAM_REASON: Label = Label::one_of("reason", &["certificate", "name_in_use", "secret"]);
 const POOL: Label = Label::any("pool", "name of the AddressPool");
 const ADDRESS_STATE: Label = Label::one_of("state", &["service", "policy", "free"]);
@@ -42,6 +43,8 @@ metrics! {
     RESPONSES = Counter("policyd_responses", []): "Responses sent to gateways and to agents of nodes";
     ACKNOWLEDGEMENTS = Counter("policyd_answers", [RESPONSE_RESULT]):
         "Responses that gateways and agents of nodes accepted (ACK) or refused (NACK)";
+    SET_ASIDE = Gauge("policyd_set_aside", [SET_ASIDE_FOR]):
+        "Resources that are set aside, for one connected gateway that refuses them, or for all since they are invalid";
     COMPILE_TIME = Milliseconds("policyd_compile_seconds", []): "Duration of the last compilation";
     MEMBERS = Gauge("policyd_members", []): "Gateways in the membership view";
     ACTIVE_MEMBERS = Gauge("policyd_members_serving", []): "Active gateways";

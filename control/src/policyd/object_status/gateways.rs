@@ -65,7 +65,14 @@ impl<'a> Gateways<'a> {
 
 fn ready(facts: &GatewayFacts) -> Condition {
     if facts.is_active {
-        return Condition::new(READY, true, "Active", "it is active");
+        let message = match facts.set_aside.as_slice() {
+            [] => "it is active".to_owned(),
+            [(key, reason), more @ ..] => {
+                let more = if more.is_empty() { String::new() } else { format!(", and {} more", more.len()) };
+                format!("it is active, with resources set aside that it refuses: {key}: {reason}{more}")
+            }
+        };
+        return Condition::new(READY, true, "Active", &message);
     }
     if let Some(fault) = &facts.fault {
         return Condition::new(READY, false, "Unable", &format!("it reports a fault: {fault}"));

@@ -11,9 +11,10 @@ use crate::policyd::cloud::{CloudState, PoolFacts};
 use crate::policyd::ipam::IpamState;
 use crate::policyd::membership::MembershipHandle;
 use crate::policyd::object_state::{Compilation, ObjectState, RecentVersions};
-use crate::policyd::publication::Publication;
+use crate::policyd::publication::{Publication, without_mark};
 use crate::policyd::registry::Registry;
 use crate::source::kubernetes::ObservedMap;
+use crate::xds::resource::Key;
 
 /// Where the inputs come from.
 #[derive(Debug)]
@@ -42,6 +43,7 @@ pub(super) struct Inputs {
 
 /// A gateway: of the policy, in the membership view, or connected.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts")]
 pub(super) struct GatewayFacts {
     pub(super) name: Arc<str>,
     /// Whether the policy names it, or names none.
@@ -52,6 +54,10 @@ pub(super) struct GatewayFacts {
     pub(super) in_force: u64,
     /// Why it has rejected a later one.
     pub(super) rejection: Option<String>,
+    /// What is set aside for it, with the reasons.
+    pub(super) set_aside: Vec<(Key, Arc<str>)>,
+    /// Whether anything is set aside for it by the policy server that it is connected to, which isn't this one.
+    pub(super) lacks_unknown: bool,
     pub(super) version: Option<String>,
     /// Its active sessions as of the last sample; `None`: there is none of it.
     pub(super) sessions: Option<u64>,
@@ -102,13 +108,17 @@ fn gateways(sources: &InputSources, published: &Publication, recent: &RecentVers
         let record = member
             .and_then(|member| membership.record(&name).filter(|record| record.incarnation == member.incarnation));
         let connected = registry.get(&*name).filter(|gateway| gateway.streams > 0);
-        let reported = record.and_then(|record| recent.number_of(record.policy_version.as_deref()?));
+        let version = record.and_then(|record| record.policy_version.as_deref());
+        let reported = version.and_then(|version| recent.number_of(version));
+        let refusals = connected.iter().flat_map(|gateway| gateway.refusals.active());
         facts.insert(
             name.clone(),
             GatewayFacts {
                 is_known: peers.is_empty() || published.placement.peer(&name).is_some(),
                 is_connected: connected.is_some(),
                 in_force: connected.map_or(reported.unwrap_or_default(), |gateway| gateway.in_force),
+                set_aside: refusals.map(|(key, refusal)| (key.clone(), refusal.reason.clone())).collect(),
+                lacks_unknown: connected.is_none() && version.is_some_and(|version| without_mark(version).1),
                 rejection: connected.and_then(|gateway| gateway.error.clone()),
                 version: connected.and_then(|gateway| gateway.version.clone()),
                 sessions: record.map(|record| record.sessions),

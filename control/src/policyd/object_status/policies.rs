@@ -10,7 +10,8 @@ use vipgate_policy::compiler::Placement;
 use super::accepted::Acceptance;
 use super::condition::{Condition, DesiredStatus, Truth};
 use super::inputs::{GatewayFacts, Inputs};
-use crate::policyd::policy_summary::{PolicySummary, policy_summaries};
+use crate::policyd::policy_summary::{Parts, PolicySummary, policy_summaries};
+use crate::policyd::publication::Publication;
 
 /// The condition's type.
 pub(super) const PROGRAMMED: &str = "Programmed";
@@ -32,6 +33,8 @@ pub(super) struct Policies<'a> {
     forwarding: Vec<&'a GatewayFacts>,
     /// A publication that all of them have in force.
     in_force_everywhere: u64,
+    /// What is set aside of each, as `gateway: resource: reason`, once per gateway.
+    set_aside: BTreeMap<&'a str, BTreeMap<&'a str, String>>,
     owners: Owners<'a>,
 }
 
@@ -39,9 +42,11 @@ impl<'a> Policies<'a> {
     pub(super) fn new(inputs: &'a Inputs, acceptance: &'a Acceptance<'a>) -> Self {
         let published = &inputs.compilation.published;
         let forwarding: Vec<&GatewayFacts> = inputs.forwarding().collect();
+        let summaries = policy_summaries(published);
         Self {
             acceptance,
-            summaries: policy_summaries(published),
+            set_aside: set_aside(published, &summaries, &forwarding),
+            summaries,
             in_force_everywhere: forwarding.iter().map(|gateway| gateway.in_force).min().unwrap_or_default(),
             forwarding,
             owners: Owners::new(&published.placement),
@@ -53,8 +58,9 @@ impl<'a> Policies<'a> {
         // In a placement it is `Kind namespace/name`.
         let summary = self.summaries.get(&*name.replacen('/', " ", 1)).cloned().unwrap_or_default();
         let accepted = self.acceptance.condition(name);
+        let set_aside = self.set_aside.get(&*name.replacen('/', " ", 1));
         let (programmed, is_provisional) = match self.acceptance.fault(name) {
-            None => self.programmed(summary.since),
+            None => self.programmed(summary.since, set_aside),
             Some(fault) => {
                 let message = if fault.has_last_good {
                     "its last valid version is in force"
@@ -81,16 +87,30 @@ impl<'a> Policies<'a> {
         }
     }
 
-    /// Whether a publication is in force on all gateways that forward, and whether that will change soon.
-    fn programmed(&self, since: u64) -> (Condition, bool) {
+    /// Whether a publication is in force on all gateways that forward, and whether that will change soon. `set_aside`: what
+    /// is set aside of the policy, by gateway.
+    fn programmed(&self, since: u64, set_aside: Option<&BTreeMap<&str, String>>) -> (Condition, bool) {
         if self.forwarding.is_empty() {
             let message = "no gateway is connected or active";
             return (Condition::new(PROGRAMMED, false, "NoGateway", message), true);
         }
-        if since > 0 && self.in_force_everywhere >= since {
-            return (Condition::new(PROGRAMMED, true, PROGRAMMED, "in force on every gateway"), false);
-        }
         let total = self.forwarding.len();
+        if let Some(gateways) = set_aside {
+            let texts: Vec<String> = gateways.values().cloned().collect();
+            let message = format!("a part of it is set aside at {}", listed(total, &texts));
+            return (Condition::new(PROGRAMMED, false, REJECTED_BY_GATEWAY, &message), false);
+        }
+        if since > 0 && self.in_force_everywhere >= since {
+            let elsewhere = self.forwarding.iter().filter(|gateway| gateway.lacks_unknown);
+            let elsewhere: Vec<String> = elsewhere.map(|gateway| gateway.name.to_string()).collect();
+            let message = if elsewhere.is_empty() {
+                "in force on every gateway".to_owned()
+            } else {
+                let at = listed(total, &elsewhere);
+                format!("in force on every gateway; another policy server knows what is set aside at {at}")
+            };
+            return (Condition::new(PROGRAMMED, true, PROGRAMMED, &message), false);
+        }
         let pending = || self.forwarding.iter().filter(|gateway| gateway.in_force < since.max(1));
         let rejections = || pending().filter_map(|gateway| Some((gateway, gateway.rejection.as_ref()?)));
         if rejections().next().is_some() {
@@ -111,6 +131,29 @@ impl<'a> Policies<'a> {
         let message = format!("not acknowledged by {}", listed(total, &connected));
         (Condition::new(PROGRAMMED, false, "NotAcknowledged", &message), true)
     }
+}
+
+/// What is set aside of each policy, by gateway.
+fn set_aside<'a>(
+    published: &'a Publication,
+    summaries: &BTreeMap<&'a str, PolicySummary>,
+    gateways: &[&'a GatewayFacts],
+) -> BTreeMap<&'a str, BTreeMap<&'a str, String>> {
+    let mut all: BTreeMap<&str, BTreeMap<&str, String>> = BTreeMap::new();
+    if gateways.iter().all(|gateway| gateway.set_aside.is_empty()) {
+        return all;
+    }
+    let parts = Parts::new(published, summaries);
+    for gateway in gateways {
+        for (key, reason) in &gateway.set_aside {
+            let reason: String = reason.chars().take(MAX_REJECTION).collect();
+            for name in parts.of(key).into_iter().filter(|name| summaries.contains_key(name)) {
+                let of_gateway = all.entry(name).or_default().entry(&*gateway.name);
+                of_gateway.or_insert_with(|| format!("{}: {key}: {reason}", gateway.name));
+            }
+        }
+    }
+    all
 }
 
 /// `2 of 3 gateways: a, b`.

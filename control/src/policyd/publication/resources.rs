@@ -12,7 +12,7 @@ use vipgate_policy::compiler::{Difference, Keyed, PlacedService, Placement, Tabl
 use self::node_policies::NodePolicies;
 use super::PublishedResource;
 use crate::xds::resource::slices::parse_name;
-use crate::xds::resource::{CLUSTER, Content, Key, Kind, SETTINGS, encode};
+use crate::xds::resource::{CLUSTER, Content, Key, Kind, ResourceError, SETTINGS, decode, encode};
 
 /// All resources of a publication.
 #[derive(Clone, Debug, Default)]
@@ -50,12 +50,14 @@ pub(super) struct Next {
     pub(super) changed_keys: Vec<Key>,
     /// Whether the policy of any node differs.
     pub(super) changes_nodes: bool,
+    /// Those of the changed ones that gateways can't decode, with the reasons.
+    pub(super) invalid: Vec<(Key, ResourceError)>,
 }
 
 impl Resources {
     /// The resources of the second placement. These are those of the first one. Without settings.
     pub(super) fn next(&self, (old, new): (&Placement, &Placement), number: u64) -> Next {
-        let mut diff = Diff { number, changed_keys: Vec::new(), version_sum: self.version_sum };
+        let mut diff = Diff { number, changed_keys: Vec::new(), version_sum: self.version_sum, invalid: Vec::new() };
         let resources = Self {
             policies: diff.table(&self.policies, (&old.policies, &new.policies), encode::egress_policy),
             shard_maps: diff.list(&self.shard_maps, (&old.shard_maps, &new.shard_maps), encode::shard_map),
@@ -74,7 +76,7 @@ impl Resources {
         };
         let (node_policies, changes_nodes) = self.node_policies.next((old, new), &diff.changed_keys, number);
         let resources = Self { node_policies, version_sum: diff.version_sum, ..resources };
-        Next { resources, changed_keys: diff.changed_keys, changes_nodes }
+        Next { resources, changed_keys: diff.changed_keys, changes_nodes, invalid: diff.invalid }
     }
 
     /// How many policies of nodes were encoded for this publication.
@@ -134,6 +136,11 @@ impl Resources {
         }
     }
 
+    /// The backend slices of a Service.
+    pub(super) fn slices_of(&self, service: &str) -> &[PublishedResource] {
+        self.slices.get(service).map_or(&[], |slices| slices)
+    }
+
     fn parts(&self, kind: Kind) -> Parts<'_> {
         match kind {
             Kind::EgressPolicy => Parts::Chunks(&self.policies),
@@ -170,6 +177,7 @@ struct Diff {
     number: u64,
     changed_keys: Vec<Key>,
     version_sum: u64,
+    invalid: Vec<(Key, ResourceError)>,
 }
 
 impl Diff {
@@ -270,7 +278,12 @@ impl Diff {
         self.add(resource)
     }
 
+    /// Adds a resource that was encoded anew, so this is where it is decoded once.
     fn add(&mut self, resource: PublishedResource) -> PublishedResource {
+        let PublishedResource { key, content, .. } = &resource;
+        if let Err(error) = decode(key.kind, &key.name, &content.body) {
+            self.invalid.push((key.clone(), error));
+        }
         self.version_sum = self.version_sum.wrapping_add(resource.content.version);
         self.changed_keys.push(resource.key.clone());
         resource

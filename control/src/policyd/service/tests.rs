@@ -24,6 +24,7 @@ use vipgate_dataplane::policy::spec::EndpointSpec;
 use vipgate_policy::compiler::{GatewayLocality, Placement};
 
 mod nodes;
+mod set_aside;
 
 use super::*;
 use crate::config::{KubernetesSource, NodeTokens, PolicyServer, Tls};

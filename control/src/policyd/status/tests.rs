@@ -9,10 +9,13 @@ use crate::listener::{ConnectionLimiter, Limits};
 use crate::policyd::cloud::CloudState;
 use crate::policyd::membership;
 use crate::policyd::registry::Process;
+use crate::policyd::set_aside::Refused;
 use crate::policyd::stats::Stats;
 use crate::source::ingest::SourceIngester;
 use crate::source::store::{CompileOutcome, ManifestStore};
 use crate::xds::fixtures::sample_placement;
+use crate::xds::proto::SetAside;
+use crate::xds::resource::Key;
 
 /// A status service whose policy has this many endpoints, from `10.0.0.1` on, and the sender of publications.
 fn service(endpoints: u8) -> (Service, watch::Sender<Option<Arc<Publication>>>) {
@@ -78,6 +81,35 @@ async fn a_reply_over_the_size_limit_is_an_error_and_counted() {
     assert_eq!(service.state.budget.refused.get(), 1);
     let reply = query(&service, (1..=10).map(address).collect()).await.unwrap();
     assert!(reply.endpoints.iter().all(|it| it.pending.len() == 2000));
+}
+
+#[tokio::test]
+async fn what_is_set_aside_is_named_with_its_gateway_its_policy_and_the_reason() {
+    let (service, _publish) = service(3);
+    let registry = &service.state.registry;
+    for name in ["gw-a", "gw-b"] {
+        registry.connect(name, Process::Unknown, None).unwrap();
+        registry.acknowledge(name, 1, true);
+    }
+    let published = service.state.published.borrow().clone().unwrap();
+    let key = Key { kind: Kind::Vip, name: "203.0.113.1".into() };
+    let refused = Refused { key, number: 1, is_closed: false };
+    assert!(registry.refuse("gw-a", &refused, "resource Vip 203.0.113.1: not here", &published));
+    let reply = query(&service, vec![address(1)]).await.unwrap();
+    let named = |it: &SetAside| format!("{}: {}: {}", it.gateway, it.resource, it.reason);
+    let expected = ["gw-a: Vip 203.0.113.1: not here"];
+    assert_eq!(reply.set_aside.iter().map(named).collect::<Vec<_>>(), expected);
+    // Both the policy and the Service have this VIP.
+    let of = |name: &str| reply.policies.iter().find(|it| it.name == name).unwrap();
+    for name in ["EgressPolicy a/p", "Service a/s"] {
+        assert_eq!(of(name).set_aside.iter().map(named).collect::<Vec<_>>(), expected, "{name}");
+    }
+    let policy = of("EgressPolicy a/p");
+    assert_eq!((&*policy.in_force, &*policy.pending), (&["gw-b".to_owned()][..], &[][..]));
+    let endpoint = &reply.endpoints[0];
+    assert_eq!((&*endpoint.in_force, &*endpoint.pending), (&["gw-b".to_owned()][..], &["gw-a".to_owned()][..]));
+    let mut connected = reply.gateways.iter().filter(|it| it.connected);
+    assert!(connected.all(|it| it.in_step), "it has all the rest in force");
 }
 
 #[tokio::test]

@@ -169,7 +169,7 @@ fn rejected_resources_are_sent_again_with_the_next_publication() {
     client.accept_all(&first);
     let second = publication(&first, &[(1, 1), (2, 2)]);
     client.publish(&second);
-    assert_eq!(client.acknowledge(0, Some("no"), &second), Acknowledgment::Nack("no".into()));
+    assert_eq!(client.acknowledge(0, Some("no"), &second), Acknowledgment::Nack { reason: "no".into(), refused: None });
     client.accept_all(&second);
     assert_eq!(client.stream.in_force(), 1, "the second is not in force");
     let third = publication(&second, &[(1, 1), (2, 2), (3, 3)]);
@@ -402,11 +402,11 @@ fn unacknowledged_responses_keep_no_old_publication_alive() {
 fn a_nack_reason_is_truncated_at_a_character_boundary() {
     let (mut client, first, _) = two_endpoints();
     client.subscribe_all(&first);
-    assert_eq!(client.acknowledge(0, Some("no"), &first), Acknowledgment::Nack("no".into()));
+    assert_eq!(client.acknowledge(0, Some("no"), &first), Acknowledgment::Nack { reason: "no".into(), refused: None });
     // One byte, then characters of two bytes.
     let reason = format!("x{}", "ä".repeat(1 << 20));
     let outcome = client.acknowledge(0, Some(reason.as_str()), &first);
-    let Acknowledgment::Nack(stored) = outcome else { panic!("a NACK") };
+    let Acknowledgment::Nack { reason: stored, .. } = outcome else { panic!("a NACK") };
     assert!(stored.starts_with("xää") && stored.ends_with("ä…"));
     assert_eq!(stored.chars().count(), 513);
 }

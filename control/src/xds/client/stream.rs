@@ -20,7 +20,7 @@ use super::connect::{RootCause, open_channel, with_causes};
 use super::{Client, ClientEvent, ClientStopped, Effect, Rejection, StreamEnd, Target};
 use crate::xds::cache::Cache;
 use crate::xds::client::coalesce::{CoalescedUpdates, Coalescer};
-use crate::xds::resource::{INCARNATION, Kind};
+use crate::xds::resource::{INCARNATION, Key, Kind, SETTINGS};
 use crate::xds::store::{PolicyUpdate, StageError};
 
 /// Maximum size of a response, bytes (documented in `policy.proto`). policyd sends about 64 KiB per response; another
@@ -239,7 +239,7 @@ impl Stream<'_> {
             return Ok(());
         }
         if let Some(reason) = self.client.store.count_mismatch() {
-            let rejection = Rejection { resource: Some("Settings settings".to_owned()), reason };
+            let rejection = Rejection { resource: Some(Key { kind: Kind::Settings, name: SETTINGS.into() }), reason };
             self.reject(&rejection);
             self.report(&rejection.to_string()).await;
             return Ok(());

@@ -42,8 +42,14 @@ pub fn encode_all(placement: &Placement) -> Vec<(Key, Content)> {
 /// wrapping sum of their versions.
 pub fn settings(counts: [usize; Kind::COUNTED], sum: u64) -> (Key, Content, String) {
     let version = Content::version_text(mix(sum));
+    let (key, content) = settings_of(counts, &version);
+    (key, content, version)
+}
+
+/// The same with a version of the policy that is given.
+pub fn settings_of(counts: [usize; Kind::COUNTED], version: &str) -> (Key, Content) {
     let message = proto::Settings {
-        version: version.clone(),
+        version: version.to_owned(),
         egress_policies: counts[0] as u64,
         shard_maps: counts[1] as u64,
         vips: counts[2] as u64,
@@ -54,8 +60,7 @@ pub fn settings(counts: [usize; Kind::COUNTED], sum: u64) -> (Key, Content, Stri
         overlay_nodes: counts[7] as u64,
         clusters: counts[8] as u64,
     };
-    let (key, content) = resource(Kind::Settings, SETTINGS.into(), &message);
-    (key, content, version)
+    resource(Kind::Settings, SETTINGS.into(), &message)
 }
 
 /// Numbers of resources of the kinds that Settings count.

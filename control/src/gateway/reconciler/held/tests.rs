@@ -141,7 +141,7 @@ fn an_update_is_published_and_acknowledged_once_it_is_captured() {
     let mut unknown = adds("10.0.0.4", false);
     unknown.change.endpoints[0].policy = "EgressPolicy t/other".into();
     let (_, reply) = setup.update(unknown);
-    assert_eq!(reply.unwrap_err().resource.as_deref(), Some("Endpoint 10.0.0.4"));
+    assert_eq!(reply.unwrap_err().resource.unwrap().to_string(), "Endpoint 10.0.0.4");
     // The network and its local addresses go on.
     let network = NetworkSpec { locals: vec![ip("10.0.0.254")], ..NetworkSpec::default() };
     setup.reconciler.run(Job::Network(Arc::new(network)));

@@ -1,5 +1,6 @@
 use super::*;
 use crate::policyd::object_status::fixtures::{connected, inputs, with_faulty};
+use crate::xds::resource::{Key, Kind};
 
 const NAME: &str = "EgressPolicy/a/p";
 
@@ -36,6 +37,27 @@ fn a_policy_is_programmed_once_every_forwarding_gateway_has_it() {
     let rejecting = GatewayFacts { rejection: Some("no memory".to_owned()), ..connected("g2", 0) };
     let rejected = "False RejectedByGateway: 1 of 2 gateways: g2: no memory";
     assert_eq!(of(vec![connected("g1", 1), rejecting]), (rejected.to_owned(), false));
+}
+
+#[test]
+fn a_policy_of_which_a_gateway_refuses_a_part_is_not_programmed_and_says_where_and_why() {
+    let refused = |kind, name: &str| vec![(Key { kind, name: name.into() }, "is a local address".into())];
+    let with = |set_aside| GatewayFacts { set_aside, ..connected("g2", 1) };
+    let of = |second: GatewayFacts| status(&inputs(&[], vec![connected("g1", 1), second])).1;
+    let message = |resource: &str| {
+        format!(
+            "False RejectedByGateway: a part of it is set aside at 1 of 2 gateways: g2: {resource}: is a local address"
+        )
+    };
+    assert_eq!(of(with(refused(Kind::Vip, "203.0.113.1"))), message("Vip 203.0.113.1"));
+    assert_eq!(of(with(refused(Kind::Endpoint, "10.0.0.2"))), message("Endpoint 10.0.0.2"));
+    assert_eq!(of(with(refused(Kind::EgressPolicy, "EgressPolicy a/p"))), message("EgressPolicy a/p"));
+    assert_eq!(of(with(refused(Kind::Service, "Service a/s"))), "True Programmed: in force on every gateway");
+    // One that another server serves says only that it has a variant.
+    let elsewhere = GatewayFacts { is_connected: false, is_active: true, lacks_unknown: true, ..connected("g2", 1) };
+    let expected = "True Programmed: in force on every gateway; another policy server knows what is set aside at 1 of 2 \
+                    gateways: g2";
+    assert_eq!(of(elsewhere), expected);
 }
 
 #[test]

@@ -22,7 +22,7 @@ async fn a_rejection_of_the_gateway_is_sent_as_a_nack_with_its_reason() {
     let mut pair = Pair::synced(&two).await;
     pair.stream.send_diff(&three, &two).await;
     let (_, reply) = pair.gateway.next_update().await;
-    let resource = Some("Vip 203.0.113.1".to_owned());
+    let resource = Some(key(Kind::Vip, "203.0.113.1"));
     reply.send(Err(Rejection { resource, reason: "is this gateway's own address".to_owned() })).unwrap();
     for nonce in ["n9", "n10"] {
         assert_eq!(pair.stream.expect_nack(nonce).await, "resource Vip 203.0.113.1: is this gateway's own address");
@@ -139,20 +139,21 @@ async fn an_unknown_type_is_rejected() {
 
 #[test]
 fn a_rejection_names_its_resource_once() {
-    let rejection = |resource: Option<&str>, reason: &str| {
-        Rejection { resource: resource.map(str::to_owned), reason: reason.to_owned() }.to_string()
+    let rejection = |resource: &Option<Key>, reason: &str| {
+        Rejection { resource: resource.clone(), reason: reason.to_owned() }.to_string()
     };
-    let name = Some("EgressPolicy tenant/web");
-    assert_eq!(rejection(name, "EgressPolicy tenant/web: bad"), "resource EgressPolicy tenant/web: bad");
-    assert_eq!(rejection(name, "is listed twice"), "resource EgressPolicy tenant/web: is listed twice");
-    assert_eq!(rejection(None, "no"), "no");
+    let policy = Some(key(Kind::EgressPolicy, "EgressPolicy tenant/web"));
+    assert_eq!(rejection(&policy, "EgressPolicy tenant/web: bad"), "resource EgressPolicy tenant/web: bad");
+    assert_eq!(rejection(&policy, "is listed twice"), "resource EgressPolicy tenant/web: is listed twice");
+    assert_eq!(rejection(&None, "no"), "no");
     for (kind, name, expected) in [
         (Kind::EgressPolicy, "EgressPolicy tenant/web", "EgressPolicy tenant/web"),
         (Kind::EgressPolicy, "Service tenant/api", "EgressPolicy Service tenant/api"),
         (Kind::Service, "Service tenant/api", "Service tenant/api"),
         (Kind::Vip, "203.0.113.10", "Vip 203.0.113.10"),
     ] {
-        assert_eq!(Key { kind, name: name.into() }.to_string(), expected);
+        assert_eq!(key(kind, name).to_string(), expected);
+        assert!(Key::displayed_as(expected).any(|it| it == key(kind, name)), "{expected}");
     }
 }
 

@@ -1,0 +1,109 @@
+//! A variant of a publication: for one gateway, without the resources that it refuses. It has the number of the
+//! publication that it is a variant of, so in force means the same for both. Variants of a gateway follow each other, so
+//! what stays the same is neither compared nor encoded again.
+
+use std::collections::HashSet;
+use std::sync::{Arc, OnceLock};
+
+use vipgate_policy::compiler::{Keyed, Placement, Table};
+
+use super::{Next, Publication, PublishedResource};
+use crate::policyd::set_aside::{Selection, set_aside};
+use crate::xds::resource::encode::settings_of;
+use crate::xds::resource::{Key, settings};
+
+/// Separates the version of the publication from that of its variant.
+const MARK: char = '~';
+/// Digits of the variant's own version.
+const OWN_DIGITS: usize = 8;
+
+/// What only a variant has.
+#[derive(Clone, Debug)]
+pub(super) struct Variant {
+    /// What is left out.
+    selection: Arc<Selection>,
+    /// Its number among the variants of one stream, and the publication before it, likewise.
+    serial: u64,
+    after: (u64, u64),
+    /// Items of the placement that it doesn't share with its publication.
+    own_items: usize,
+}
+
+impl Publication {
+    /// The variant of a publication without these resources; it is the next one for a client that has this one.
+    #[must_use]
+    pub fn variant(&self, of: &Self, selection: Arc<Selection>, serial: u64) -> Self {
+        // Nodes get no variants.
+        let placement = Placement { agents: [].into(), ..of.placement.without(&set_aside(&selection)) };
+        let next = self.resources.next((&self.placement, &placement), of.number);
+        let Next { mut resources, mut changed_keys, .. } = next;
+        let (counts, sum) = (resources.counts(), resources.version_sum);
+        let (_, _, own) = settings(counts, sum);
+        let version = format!("{}{MARK}{:.OWN_DIGITS$}", of.version, own);
+        let (key, content) = settings_of(counts, &version);
+        let own_items = own_items(&of.placement, &placement);
+        changed_keys.push(key.clone());
+        resources.settings = Some(PublishedResource { key, content, changed_in: of.number });
+        Self {
+            number: of.number,
+            version,
+            placement: Arc::new(placement),
+            shard_groups: of.shard_groups.clone(),
+            changed_keys,
+            left_out: of.left_out.clone(),
+            variant: Some(Variant { selection, serial, after: self.id(), own_items }),
+            resources,
+            full_responses: Default::default(),
+            delta_responses: OnceLock::new(),
+        }
+    }
+
+    /// Whether it is for one gateway only.
+    pub fn is_variant(&self) -> bool {
+        self.variant.is_some()
+    }
+
+    /// Whether it leaves out exactly these resources.
+    pub fn leaves_out(&self, selection: &Selection) -> bool {
+        self.variant.as_ref().map_or(selection.is_empty(), |variant| *variant.selection == *selection)
+    }
+
+    /// Whether a resource is set aside in it.
+    pub fn has_set_aside(&self, key: &Key) -> bool {
+        self.variant.as_ref().is_some_and(|variant| variant.selection.contains_key(key))
+    }
+
+    /// Items of its placement that no other publication has.
+    pub fn own_items(&self) -> Option<usize> {
+        self.variant.as_ref().map(|variant| variant.own_items)
+    }
+
+    /// What tells it from others of a stream: its number, and the serial number of a variant.
+    pub fn id(&self) -> (u64, u64) {
+        (self.number, self.variant.as_ref().map_or(0, |variant| variant.serial))
+    }
+
+    /// Whether it is the next one after `earlier`, so that what it has changed is the difference.
+    pub fn follows(&self, earlier: &Self) -> bool {
+        match &self.variant {
+            Some(variant) => variant.after == earlier.id(),
+            None => !earlier.is_variant() && earlier.number + 1 == self.number,
+        }
+    }
+}
+
+/// The version of the publication that a version, as a gateway reports it, is a variant of; and whether it is one.
+pub fn without_mark(version: &str) -> (&str, bool) {
+    version.split_once(MARK).map_or((version, false), |(of, _)| (of, true))
+}
+
+fn own_items(of: &Placement, variant: &Placement) -> usize {
+    fn own<T: Keyed>(of: &Table<T>, variant: &Table<T>) -> usize {
+        let shared: HashSet<_> = of.chunks().iter().map(Arc::as_ptr).collect();
+        variant.chunks().iter().filter(|chunk| !shared.contains(&Arc::as_ptr(chunk))).map(|chunk| chunk.len()).sum()
+    }
+    own(&of.policies, &variant.policies)
+        + own(&of.vips, &variant.vips)
+        + own(&of.endpoints, &variant.endpoints)
+        + own(&of.services, &variant.services)
+}
