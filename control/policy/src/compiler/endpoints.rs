@@ -11,6 +11,7 @@ use vipgate_dataplane::policy::spec::{BackendState, EndpointSpec};
 
 use self::spreader::{Assigned, Missing, PolicyVips, Spreader};
 use super::claim::{Claim, Inputs};
+use super::inventory::age_key;
 use super::pods::CoveredAddress;
 use super::shard_maps::ShardMaps;
 use super::vips::AssignedVip;
@@ -61,6 +62,9 @@ pub(super) fn assign(
             });
         }
         let (same_address, is_disputed) = of_one_pod(same_address, sources);
+        if sources.pods.holder(same_address[0].0).is_none() {
+            put_older_namespace_first(same_address, claims);
+        }
         let (address, winner, cover) = same_address[0];
         let mut remarks = Vec::new();
         // The winner's entries come first; the entries of each other claim are adjacent.
@@ -105,7 +109,7 @@ type Cover<'c, 'a> = (IpAddr, usize, &'c CoveredAddress<'a>);
 
 /// The entries of the pod that has an address, and whether that is disputed. Where pods are known this is decided already;
 /// where only slices name them, the pod that is ready has it.
-fn of_one_pod<'s, 'c, 'a>(entries: &'s mut [Cover<'c, 'a>], sources: &Inputs<'_>) -> (&'s [Cover<'c, 'a>], bool) {
+fn of_one_pod<'s, 'c, 'a>(entries: &'s mut [Cover<'c, 'a>], sources: &Inputs<'_>) -> (&'s mut [Cover<'c, 'a>], bool) {
     let has_several = |entries: &[Cover<'_, '_>]| {
         let mut names = entries.iter().map(|(_, _, cover)| &**cover.name).filter(|name| !name.is_empty());
         let first = names.next();
@@ -121,8 +125,19 @@ fn of_one_pod<'s, 'c, 'a>(entries: &'s mut [Cover<'c, 'a>], sources: &Inputs<'_>
     }
     // Stable: the order of precedence stays.
     entries.sort_by_key(|entry| !is_ready(entry));
-    let ready = &entries[..entries.partition_point(is_ready)];
-    (ready, has_several(ready))
+    let count = entries.partition_point(is_ready);
+    let ready = &mut entries[..count];
+    let is_disputed = has_several(ready);
+    (ready, is_disputed)
+}
+
+/// Puts the entries of one namespace before those of others: an address that no pod has is of the namespace with the oldest
+/// claim to it. Claims without a namespace keep their precedence.
+fn put_older_namespace_first(entries: &mut [Cover<'_, '_>], claims: &[Claim<'_>]) {
+    let of_tenants = entries.iter().map(|(_, claim, _)| &claims[*claim]).filter(|claim| !claim.namespace.is_empty());
+    let oldest = of_tenants.min_by_key(|claim| age_key(claim.created, claim.id)).map(|claim| claim.namespace);
+    let is_of_other = |namespace: &str| !namespace.is_empty() && oldest.is_some_and(|oldest| oldest != namespace);
+    entries.sort_by_key(|(_, claim, _)| is_of_other(claims[*claim].namespace));
 }
 
 fn count(affected: &mut Affected) {
@@ -178,7 +193,9 @@ fn override_remark(winner: &Claim<'_>, loser: &Claim<'_>) -> String {
 
 /// Why one policy takes precedence over another that covers the same endpoint.
 fn precedence(winner: &Claim<'_>, loser: &Claim<'_>) -> &'static str {
+    let order = |claim: &Claim<'_>| (claim.rank, claim.created.is_none(), claim.created.cloned());
     match () {
+        () if order(winner) > order(loser) => "no pod has the address, and its namespace has the oldest policy for it",
         () if winner.rank != loser.rank => winner.rank.precedence_reason(loser.rank, !winner.namespace.is_empty()),
         () if winner.created.is_some() && loser.created.is_none() => "the other policy has no creationTimestamp",
         () if winner.created != loser.created => "it is older",

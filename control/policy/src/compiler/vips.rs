@@ -16,7 +16,7 @@ use self::admission::Vip;
 pub(super) use self::admission::{Admitted, Closed, admit, warn_about_addresses};
 use super::claim::{Claim, Inputs};
 use super::gateways::{Assignment, Candidates, GatewayId, Gateways, Locality, VipRequest, address_key};
-use super::inventory::ObjectRef;
+use super::inventory::{ObjectRef, age_key};
 use super::shard_maps::{MapKey, ShardMaps};
 use crate::diagnostic::{Code, Diagnostic, Severity};
 use crate::manifest::{ANNOUNCE_FIELD, Announce, Origin, Service, ZoneAffinity};
@@ -60,17 +60,17 @@ struct Seniority<'a> {
     group: &'a str,
 }
 
-/// The seniority of each VIP. Objects without a `creationTimestamp` are the youngest, and of one age Services precede
-/// policies.
+/// The seniority of each VIP. Objects without a `creationTimestamp` are the youngest; of one age, namespace and name decide.
 fn seniorities<'a>(services: &[ObjectRef<'a, Service>], claims: &'a [Claim<'a>]) -> HashMap<IpAddr, Seniority<'a>> {
-    let of_service =
-        |it: &ObjectRef<'a, Service>| (it.body.created.as_ref(), false, &**it.name, it.body.vips.as_slice());
-    let of_claim = |it: &'a Claim<'a>| (it.created, true, &**it.name, &*it.vips);
+    let of_service = |it: &ObjectRef<'a, Service>| {
+        (age_key(it.body.created.as_ref(), it.id), false, &**it.name, it.body.vips.as_slice())
+    };
+    let of_claim = |it: &'a Claim<'a>| (age_key(it.created, it.id), true, &**it.name, &*it.vips);
     let of_claims = claims.iter().filter(|claim| claim.service.is_none()).map(of_claim);
     let mut objects: Vec<_> = services.iter().map(of_service).chain(of_claims).collect();
-    objects.sort_by_key(|(created, is_policy, name, _)| (created.is_none(), *created, *is_policy, *name));
+    objects.sort_by_key(|(age, is_policy, ..)| (*age, *is_policy));
     let mut seniorities = HashMap::new();
-    for (.., group, vips) in objects {
+    for (_, _, group, vips) in objects {
         for (_, vip) in vips {
             let turn = seniorities.len();
             seniorities.entry(*vip).or_insert(Seniority { turn, group });

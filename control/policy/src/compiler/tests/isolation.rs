@@ -333,6 +333,24 @@ fn naming_an_address_that_an_older_policy_has_of_a_pool_moves_it_not() {
 }
 
 #[test]
+fn an_address_that_no_pod_has_is_of_the_namespace_with_the_oldest_claim_to_it() {
+    let tenant = |namespace: &str, year, vip: &str, annotations: &str| {
+        let service = service("s", &format!("{annotations}{}", created(year)), 80, &[vip]);
+        of(namespace, &service) + "---\n" + &endpoints_of(namespace, "s", "s-x", "{addresses: [198.18.0.1]}")
+    };
+    let older = tenant("a", 2020, "203.0.113.1", EGRESS);
+    // An EgressPolicy precedes an annotation, but in one namespace only.
+    let younger = tenant("b", 2021, "203.0.113.2", "")
+        + "---\n"
+        + &of("b", &policy("p", &created(2021), "{serviceRef: {name: s}}"));
+    let outcome = compiled(&[older, younger]);
+    let endpoint = &outcome.set.endpoints[0];
+    assert_eq!((&*endpoint.policy, &endpoint.vips[..]), ("Service a/s", &[ip("203.0.113.1")][..]));
+    assert!(endpoint.remarks.is_empty(), "{:?}", endpoint.remarks);
+    assert!(codes(&outcome).contains(&Code::PoliciesOverlap), "{:?}", messages(&outcome));
+}
+
+#[test]
 fn who_shares_a_vip_does_not_choose_how_it_is_announced() {
     let service = |year: u16, port, mode: &str| {
         let annotations =

@@ -19,7 +19,7 @@ use crate::source::tests::isolation::pipeline::Pipeline;
 use crate::source::tests::isolation::world::{Age, PUBLIC};
 
 /// Where the younger gives way.
-const CONTENTION: [Code; 12] = [
+const CONTENTION: [Code; 13] = [
     Code::PortConflict,
     Code::AnnounceConflict,
     Code::VipOfTwoNamespaces,
@@ -32,6 +32,7 @@ const CONTENTION: [Code; 12] = [
     Code::NoGatewayInZone,
     Code::LimitExceeded,
     Code::BackendIsVip,
+    Code::PoliciesOverlap,
 ];
 /// What follows from gateways without capacity for younger VIPs.
 const OF_GATEWAYS: [Code; 2] = [Code::NoEligibleGateway, Code::NoGatewayInZone];
