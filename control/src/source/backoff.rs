@@ -1,9 +1,14 @@
-//! Exponential backoff with jitter for reconnecting to a source.
+//! Exponential backoff, and with jitter for reconnecting to a source.
 
 use std::time::Duration;
 
 const MIN_DELAY: Duration = Duration::from_millis(100);
 const MAX_DELAY: Duration = Duration::from_secs(5);
+
+/// The delay after this many failures in a row: from the first to the longest one, it doubles with each.
+pub(crate) fn delay_after(failures: u32, (first, longest): (Duration, Duration)) -> Duration {
+    (first * 2_u32.saturating_pow(failures)).min(longest)
+}
 
 /// Delays from 100 ms to 5 s.
 pub(crate) struct Backoff {

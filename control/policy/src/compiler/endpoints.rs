@@ -62,7 +62,7 @@ pub(super) fn assign(
             });
         }
         let (same_address, is_disputed) = of_one_pod(same_address, sources);
-        if sources.pods.holder(same_address[0].0).is_none() {
+        if same_address.len() > 1 && sources.pods.holder(same_address[0].0).is_none() {
             put_older_namespace_first(same_address, claims);
         }
         let (address, winner, cover) = same_address[0];
@@ -72,7 +72,7 @@ pub(super) fn assign(
             let loser = same_claim[0].1;
             count(overridden.entry((loser, winner)).or_insert(Affected { count: 0, first: address }));
             let remark = || override_remark(&claims[winner], &claims[loser]).into();
-            // Whoever else claims it in vain is nobody's business.
+            // Which policies of other namespaces cover the pod in vain isn't said.
             let namespaces = [claims[winner].namespace, claims[loser].namespace];
             let is_own = namespaces[0] == namespaces[1] || namespaces.contains(&"");
             if is_own && remarks.len() < MAX_REMARKS {
@@ -193,9 +193,10 @@ fn override_remark(winner: &Claim<'_>, loser: &Claim<'_>) -> String {
 
 /// Why one policy takes precedence over another that covers the same endpoint.
 fn precedence(winner: &Claim<'_>, loser: &Claim<'_>) -> &'static str {
-    let order = |claim: &Claim<'_>| (claim.rank, claim.created.is_none(), claim.created.cloned());
+    let has_lower_precedence =
+        (winner.rank, age_key(winner.created, winner.id)) > (loser.rank, age_key(loser.created, loser.id));
     match () {
-        () if order(winner) > order(loser) => "no pod has the address, and its namespace has the oldest policy for it",
+        () if has_lower_precedence => "no pod has the address, and its namespace has the oldest policy for it",
         () if winner.rank != loser.rank => winner.rank.precedence_reason(loser.rank, !winner.namespace.is_empty()),
         () if winner.created.is_some() && loser.created.is_none() => "the other policy has no creationTimestamp",
         () if winner.created != loser.created => "it is older",

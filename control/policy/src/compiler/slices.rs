@@ -139,7 +139,7 @@ impl<'a> Inputs<'a> {
                     Ok(Owner::Pod(name)) => Some(name),
                     Ok(Owner::Unknown) => Some(pod),
                     Ok(Owner::Host) => {
-                        // Who else is there is nobody's business.
+                        // Which pods of other namespaces are on the host isn't said.
                         let reason = format!("{address} is a host address, not a pod address: ignored for egress");
                         diagnostics.push(slice.warning(Code::HostAddress, &endpoint.field(), reason));
                         None

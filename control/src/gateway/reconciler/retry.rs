@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::source::backoff::delay_after;
+
 /// First and longest delay; it doubles with each failure in a row.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 
@@ -20,9 +22,8 @@ impl Retry {
 
     /// An attempt has failed.
     pub(super) fn failed(&mut self, now: Instant) {
-        let delay = BACKOFF.0 * 2_u32.saturating_pow(self.failures.min(16));
-        self.failures += 1;
-        self.at = Some(now + delay.min(BACKOFF.1));
+        self.at = Some(now + delay_after(self.failures, BACKOFF));
+        self.failures = self.failures.saturating_add(1);
     }
 
     /// Nothing is left to do.

@@ -10,6 +10,7 @@ use vipgate_xdp::nic::Nic;
 use vipgate_xdp::steering::Steering;
 
 use crate::kernel::{LinkState, LinkStatus};
+use crate::source::backoff::delay_after;
 use crate::state::tracking::{InterfaceAttachment, XdpAttachment};
 
 /// Poll interval: the kernel sends no notification for interfaces that are down, nor for BPF links.
@@ -34,7 +35,7 @@ impl Backoff {
     fn delay(self) -> Duration {
         match self.count.checked_sub(MAX_IMMEDIATE) {
             None => Duration::ZERO,
-            Some(further) => (BACKOFF.0 * 2u32.saturating_pow(further)).min(BACKOFF.1),
+            Some(further) => delay_after(further, BACKOFF),
         }
     }
 

@@ -36,7 +36,7 @@ use self::world::{Change, Shape};
 use super::systems::Subscriber;
 use crate::xds::store::tests::generators::SeededRng;
 
-/// Worlds without the variables: always the same ones, about a minute.
+/// Worlds without the variables: always the same ones, less than two minutes.
 const WORLDS: u64 = 150;
 /// Worlds through each of the product's sources.
 const REAL_WORLDS: u64 = 6;
