@@ -126,6 +126,28 @@ fn an_empty_source_withdraws_nothing_until_accepted() {
     assert!(code == 1 && stderr.contains("no part of the source"), "{stderr}");
 }
 
+/// Without a Pod, strict tenancy takes addresses of slices as they are: the status of whatever compiles them says so.
+#[test]
+fn slices_are_reported_as_not_verified_until_there_is_a_pod() {
+    let testbed = Testbed::with_gateway("slices");
+    let socket = testbed.folder.path().join("gateway.sock").display().to_string();
+    let of_gateway = ["status", "--socket", &socket];
+    let arguments = if testbed.uses_policy_server { &["policy", "status"][..] } else { &of_gateway[..] };
+    let is_unverified = || {
+        let (code, stdout, stderr) = testbed.command(arguments);
+        assert_eq!(code, 0, "{stderr}");
+        stdout.contains("\nslices    addresses NOT VERIFIED")
+    };
+    assert!(is_unverified());
+    testbed.write_policy(
+        "pod.yaml",
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: api-0, namespace: tenant-a}\n\
+         status: {podIP: 10.1.0.11, podIPs: [{ip: 10.1.0.11}, {ip: \"fd00:1::11\"}]}\n",
+    );
+    assert!(wait_for(Duration::from_secs(5), || !is_unverified()), "{}", testbed.log());
+    testbed.check_source_addresses(&testbed.pods[0], SERVER, VIP_A);
+}
+
 #[test]
 fn sighup_reloads_the_policy() {
     let testbed = Testbed::with_gateway("hup");

@@ -174,6 +174,7 @@ fn manifests(status: &SourceStatus) -> proto::ManifestSource {
         last_good,
         rejected,
         faulty: faulty.collect(),
+        slices_unverified: compiled.slices_unverified,
     }
 }
 

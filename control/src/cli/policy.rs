@@ -12,6 +12,7 @@ use tonic::{Code, Response, Status};
 
 use super::Format;
 use super::show::block_on;
+use super::status::SLICES_UNVERIFIED;
 use super::table::{Table, number, word};
 use crate::command_error::CommandError;
 use crate::config::PolicyServer;
@@ -185,6 +186,9 @@ fn render_source(out: &mut String, reply: &StatusReply) {
             let _ = writeln!(out, "          {reason}");
         }
     }
+    if source.slices_unverified {
+        let _ = writeln!(out, "slices    {SLICES_UNVERIFIED}");
+    }
     let version = if reply.version.is_empty() { "none yet" } else { &reply.version };
     let StatusReply { vips, covered_endpoints, services, .. } = reply;
     let _ = writeln!(out, "policy    {version}, {vips} VIPs, {covered_endpoints} endpoints, {services} Services");
@@ -306,4 +310,26 @@ fn endpoints(reply: &StatusReply) -> String {
         ]);
     }
     table.take()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::xds::proto::SourceStatus;
+
+    fn shown(source: SourceStatus) -> String {
+        let mut out = String::new();
+        render_source(&mut out, &StatusReply { source: Some(source), ..StatusReply::default() });
+        out
+    }
+
+    #[test]
+    fn slices_that_are_not_verified_are_one_line_after_the_source() {
+        let source = SourceStatus { source: "etcd".to_owned(), connected: true, healthy: true, ..Default::default() };
+        let verified = shown(source.clone());
+        let line = "slices    addresses NOT VERIFIED: tenancy is strict, but the source has no Pod\n";
+        let expected = verified.replace("source    etcd\n", &format!("source    etcd\n{line}"));
+        assert!(verified.contains("source    etcd\npolicy    none yet"), "{verified}");
+        assert_eq!(shown(SourceStatus { slices_unverified: true, ..source }), expected);
+    }
 }

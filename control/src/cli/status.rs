@@ -13,6 +13,8 @@ use crate::output::{format_count, format_duration, format_percent, json, permill
 const FIXED_DIRECTIONS: [&str; 3] = ["egress", "reply", "unchanged"];
 /// Directions that are shown only if they have packets.
 const OPTIONAL_DIRECTIONS: [&str; 4] = ["inbound", "service_reply", "peer_out", "peer_in"];
+/// What is shown of a source with `slices_unverified`.
+pub(super) const SLICES_UNVERIFIED: &str = "addresses NOT VERIFIED: tenancy is strict, but the source has no Pod";
 
 pub(super) fn run(args: &QueryArgs) -> Result<(), CommandError> {
     let client = block_on(connect(args))?;
@@ -76,6 +78,9 @@ fn policy_lines(line: &mut WriteLine<'_>, mut policy: proto::PolicyStatus) {
         let (label, text) = manifests_line(manifests);
         line(label, &text);
         manifests.reasons.iter().for_each(|reason| line("", reason));
+        if manifests.slices_unverified {
+            line("slices", SLICES_UNVERIFIED);
+        }
         for it in &manifests.faulty {
             let effect = if it.last_good { "its last good version is in force" } else { "not in force" };
             line("MANIFEST", &format!("{}: {effect}", it.name));
@@ -356,6 +361,21 @@ cluster   uncovered packets are dropped if they are from
         cluster.drop_uncovered = false;
         assert!(lines(cluster).starts_with("cluster   uncovered packets are LEFT TO THE KERNEL, also from\n"));
         assert!(lines(proto::ClusterRanges::default()).contains("no pod_cidrs"));
+    }
+
+    #[test]
+    fn slices_that_are_not_verified_are_one_line_after_the_manifests() {
+        let shown = |slices_unverified| {
+            let manifests = proto::ManifestSource { healthy: true, slices_unverified, ..Default::default() };
+            let policy = proto::PolicyStatus { manifests: Some(manifests), ..Default::default() };
+            text(&proto::StatusReply { policy: Some(policy), ..Default::default() })
+        };
+        let manifests = "manifests 0 objects accepted, 0 last good, 0 rejected\n";
+        let line = "slices    addresses NOT VERIFIED: tenancy is strict, but the source has no Pod\n";
+        let (verified, unverified) = (shown(false), shown(true));
+        assert!(verified.contains(manifests), "{verified}");
+        assert_eq!(unverified, verified.replace(manifests, &format!("{manifests}{line}")));
+        assert!(line.trim_end().len() <= 80, "it fits a terminal");
     }
 
     #[test]

@@ -226,6 +226,7 @@ impl<'a> StatusView<'a> {
                 reasons: health.reasons.clone(),
                 since_seconds: health.age_seconds(),
                 waiting: health.waiting,
+                slices_unverified: self.state.source.compiled.load().slices_unverified,
             }),
             policies,
             gateways,

@@ -130,6 +130,17 @@ async fn diagnostics_over_the_size_limit_are_left_out_with_a_note() {
 }
 
 #[tokio::test]
+async fn a_source_whose_slices_are_not_verified_is_reported_until_they_are() {
+    let (service, _publish) = service(1);
+    for slices_unverified in [true, false] {
+        let outcome = CompileOutcome { slices_unverified, ..CompileOutcome::default() };
+        service.state.source.compiled.store(Arc::new(outcome));
+        let reply = query(&service, Vec::new()).await.unwrap();
+        assert_eq!(reply.source.unwrap().slices_unverified, slices_unverified);
+    }
+}
+
+#[tokio::test]
 async fn the_permit_of_a_cancelled_request_is_held_until_its_work_ends() {
     let permits: &'static Semaphore = Box::leak(Box::new(Semaphore::new(1)));
     let (end, ended) = std::sync::mpsc::channel::<()>();
