@@ -48,6 +48,8 @@ fn backends_see_the_client_address_and_clients_the_vip() {
         testbed.service_status()["opened"].as_u64().unwrap() == 80
             && testbed.service_status()["sessions"].as_u64().unwrap() > 0
     );
+    // Both ports have the same backends: one table of each family.
+    assert_eq!(testbed.service_status()["lookup_table_bytes"], 2 * 2 * 2039);
     // The same pods' egress uses the VIP of their own Service.
     testbed.check_source_addresses(&testbed.pods[0], SERVER, VIP_A);
     testbed.check_frames();

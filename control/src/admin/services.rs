@@ -58,6 +58,7 @@ fn describe(service: &Service, errors: &BTreeMap<u16, String>) -> proto::Service
         sessions: backends.iter().map(|backend| backend.sessions).sum(),
         opened: backends.iter().map(|backend| backend.opened).sum(),
         opened_per_second: backends.iter().map(|backend| backend.opened_per_second).sum(),
+        lookup_table_bytes: service.lookup_table_bytes() as u64,
         backends,
     }
 }

@@ -22,6 +22,7 @@ pub(super) fn run(args: &QueryArgs) -> Result<(), CommandError> {
         number("sessions"),
         number("new/s"),
         word("notes").optional(),
+        number("table bytes").optional(),
     ]);
     for service in &reply.services {
         table.row([
@@ -31,6 +32,7 @@ pub(super) fn run(args: &QueryArgs) -> Result<(), CommandError> {
             service.sessions.to_string(),
             service.opened_per_second.to_string(),
             remarks(service),
+            service.lookup_table_bytes.to_string(),
         ]);
         for backend in &service.backends {
             table.row(row(backend));
@@ -66,7 +68,7 @@ fn remarks(service: &Service) -> String {
     all.collect::<Vec<_>>().join(", ")
 }
 
-fn row(backend: &Backend) -> [String; 6] {
+fn row(backend: &Backend) -> [String; 7] {
     let name = if backend.name.is_empty() { "-" } else { &backend.name };
     let mut ports: Vec<String> = backend.ports.iter().filter(|port| **port != 0).map(u32::to_string).collect();
     ports.dedup();
@@ -84,5 +86,6 @@ fn row(backend: &Backend) -> [String; 6] {
         backend.sessions.to_string(),
         backend.opened_per_second.to_string(),
         accepts.to_owned(),
+        String::new(),
     ]
 }

@@ -82,9 +82,10 @@ fn services_are_listed_with_backends_and_their_sessions() {
     usage.close();
     usage.measure(1500);
     let expected = "\
-SERVICE           ADDRESS                STATE                             SESSIONS  NEW/S  NOTES
+SERVICE           ADDRESS                STATE                             SESSIONS  NEW/S  \
+NOTES                                  TABLE BYTES
 tenant-a/api      203.0.113.10 : 80/tcp  1 of 2, health 200 on port 30000        29     20  \
-external: Local, client affinity 60 s
+external: Local, client affinity 60 s            2
   tenant-a/api-0  10.1.0.11 : 8080       ready, weight 5                         29     20  
   -               10.1.0.12 : 8080       terminating                              0      0  no new sessions
 "
@@ -94,6 +95,7 @@ external: Local, client affinity 60 s
     let service = &listed["services"][0];
     assert_eq!((&service["name"], &service["sessions"]), (&"Service tenant-a/api".into(), &29.into()));
     assert_eq!(service["health"], serde_json::json!({"port": 30_000, "local_endpoints": 1, "error": ""}));
+    assert_eq!(service["lookup_table_bytes"], 2, "one table of the only backend that accepts sessions: one slot");
     let backend = serde_json::json!({
         "address": "10.1.0.12", "name": "", "state": "terminating", "weight": 1, "external": false, "internal": false,
         "ports": [8080], "sessions": 0, "opened": 0, "opened_per_second": 0,

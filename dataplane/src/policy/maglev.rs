@@ -96,6 +96,11 @@ impl Maglev {
         self.members.len()
     }
 
+    /// Bytes of its slots.
+    pub fn slot_bytes(&self) -> usize {
+        size_of_val(&*self.slots)
+    }
+
     /// The backend for a hash; the first few attempts give different ones where there are several.
     #[inline]
     pub fn select(&self, hash: u64, attempt: u32) -> Option<u16> {

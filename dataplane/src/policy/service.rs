@@ -200,6 +200,17 @@ impl Service {
         of(&self.v4).chain(of(&self.v6))
     }
 
+    /// Bytes of its lookup tables. Ports, and kinds of clients, with the same backends share one.
+    pub fn lookup_table_bytes(&self) -> usize {
+        fn of<A: Address>(half: &ServicePart<A>) -> impl Iterator<Item = &Arc<Maglev>> {
+            half.frontends.iter().flat_map(|frontend| [&frontend.external, &frontend.internal])
+        }
+        let mut tables: Vec<&Arc<Maglev>> = of(&self.v4).chain(of(&self.v6)).collect();
+        tables.sort_unstable_by_key(|table| Arc::as_ptr(table));
+        tables.dedup_by_key(|table| Arc::as_ptr(table));
+        tables.iter().map(|table| table.slot_bytes()).sum()
+    }
+
     /// The scope of backends for external clients, or for pods.
     pub fn scope(&self, is_external: bool) -> Scope {
         if is_external { self.spec.external } else { self.spec.internal }

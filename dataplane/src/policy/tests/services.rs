@@ -256,6 +256,33 @@ fn with_backends(backends: &[(&str, u16)]) -> ServiceSpec {
     ServiceSpec { backends: distinct(backends.iter().map(backend)), table_size: 2039, ..one.clone() }
 }
 
+#[test]
+fn lookup_table_bytes_count_each_distinct_table_once() {
+    let bytes = |spec: ServiceSpec| {
+        let policy = Builder::new(NetworkSpec::default()).with_policy(&set(&[spec])).unwrap().policy;
+        policy.services().next().unwrap().lookup_table_bytes()
+    };
+    let targets = [("10.0.0.1", 8080), ("10.0.0.2", 8080), ("fd00::1", 8080)];
+    assert_eq!(bytes(with_backends(&[])), 0);
+    // A table of one backend has one slot.
+    assert_eq!(bytes(with_backends(&targets[..1])), 2);
+    assert_eq!(bytes(with_backends(&targets)), 2 * (2039 + 1));
+    let one = with_backends(&targets[..2]);
+    assert_eq!(bytes(one.clone()), 2 * 2039);
+    let ports = [80, 81].map(|port| ServicePortSpec { port, ..one.ports[0].clone() });
+    let with_ports = |targets: [[u16; 2]; 2]| {
+        let backends = one.backends.iter().zip(targets);
+        let backends = backends.map(|(it, ports)| BackendSpec { ports: ports.into(), ..it.clone() });
+        ServiceSpec { ports: ports.to_vec(), backends: backends.collect(), ..one.clone() }
+    };
+    assert_eq!(bytes(with_ports([[8080, 9090], [8080, 9090]])), 2 * 2039);
+    assert_eq!(bytes(with_ports([[8080, 9090], [8080, 0]])), 2 * (2039 + 1));
+    // Pods reach both backends, external clients one of them.
+    let mut local = one.clone();
+    local.backends[1].external = false;
+    assert_eq!(bytes(local), 2 * (2039 + 1));
+}
+
 /// The backend of each slot of the Service's table.
 fn slots(backends: &[(&str, u16)]) -> Vec<(IpAddr, u16)> {
     let mut builder = Builder::new(NetworkSpec::default());
