@@ -1,5 +1,5 @@
-//! No tenant changes what another gets: random worlds of tenants with ordinary and hostile objects, through the product's
-//! sources, store, compiler, publications, and a gateway's resource store and builder.
+//! No tenant changes what another gets: worlds of tenants with ordinary and hostile objects, random ones and focused ones in
+//! turn, through the product's sources, store, compiler, publications, and a gateway's resource store and builder.
 //!
 //! After each batch of changes, what is published for one tenant and said of its objects equals that of a world without the
 //! others, but for contention that `docs/security-model.md` names; every address leaves with a VIP of its own pod's
@@ -12,6 +12,7 @@
 mod acts;
 mod checks;
 mod entries;
+mod focus;
 mod history;
 mod objects;
 mod pipeline;
@@ -100,7 +101,7 @@ fn no_tenant_changes_what_another_gets() {
     let first = number("VIPGATE_ORACLE_FIRST").unwrap_or(0);
     let chosen = number("VIPGATE_ORACLE_WORLDS");
     let max = chosen.or(seconds.is_none().then_some(WORLDS));
-    let classes: Vec<&str> = acts::of_tenants().iter().chain(&acts::of_kubelets()).map(|(class, _)| *class).collect();
+    let classes: Vec<&str> = acts::all().iter().map(|(class, _)| *class).collect();
     let ordinary = tenant::CHANGES.iter().map(|(class, _)| *class);
     let classes: Vec<&str> = classes.into_iter().chain(ordinary).chain(OUTCOMES).collect();
     let (coverage, start) = (Coverage::default(), Instant::now());
@@ -132,7 +133,7 @@ fn nor_does_one_through_an_api_server() {
 
 /// Checks one world; `shape`: through the product's source of this shape.
 fn check_world(seed: u64, shape: Option<Shape>, coverage: &Coverage) {
-    let history = History::random(seed, shape, coverage);
+    let history = History::of_world(seed, shape, coverage);
     let source = || match shape {
         Some(shape) => Source::real(shape),
         None => Source::quick(history.setting.shape),
@@ -180,7 +181,8 @@ fn run(history: &History, source: Source, seed: u64, coverage: &Coverage) {
             gateway = gateway.of_next_server();
         }
         whole.apply(batch.changes.iter());
-        alone.apply(batch.changes.iter().filter(|change| !history.is_of_others(change)));
+        let of_protected: Vec<Change> = batch.changes.iter().filter_map(|it| history.without_others(it)).collect();
+        alone.apply(of_protected.iter());
         let (outcome, alone_outcome) = (whole.compile(&watchdog), alone.compile(&watchdog));
         let objects = whole.entries.objects();
         let (whole, alone) = ((&whole, &outcome), (&alone, &alone_outcome));

@@ -155,6 +155,7 @@ impl Subscriber {
     /// Publishes a placement, which the gateway brings into force.
     pub(super) fn publish(&mut self, placement: Arc<Placement>, log: &[String]) {
         if let Some(next) = self.last.next(placement) {
+            assert!(next.left_out.is_empty(), "gateways can't decode a resource: {:?}: {log:#?}", next.left_out);
             self.last = Arc::new(next);
             check_encoded(&self.last);
         }

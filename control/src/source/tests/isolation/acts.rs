@@ -1,6 +1,7 @@
 //! Hostile acts: what a tenant may write in its own namespace, whatever it says of others. Each is a class of its own.
 
 mod bursts;
+mod limits;
 mod pods;
 mod policies;
 mod services;
@@ -29,6 +30,16 @@ pub(super) fn of_kubelets() -> Vec<(&'static str, Act)> {
 /// The acts in big worlds.
 pub(super) fn of_big_worlds() -> Vec<(&'static str, Act)> {
     bursts::BIG.to_vec()
+}
+
+/// The acts at limits of one object, in big worlds, too.
+pub(super) fn at_limits() -> Vec<(&'static str, Act)> {
+    limits::ACTS.to_vec()
+}
+
+/// All acts.
+pub(super) fn all() -> Vec<(&'static str, Act)> {
+    [of_tenants(), of_kubelets(), of_big_worlds(), at_limits()].concat()
 }
 
 /// Names with which a tenant's slices and policies reach for others.

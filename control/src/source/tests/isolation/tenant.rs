@@ -60,6 +60,34 @@ pub(super) fn set_up(world: &mut World, tenant: Tenant, dice: &mut Dice) {
     }
 }
 
+/// Adds whatever hostile acts reach for: VIPs in pools and outside of them, pods of each Service, a host-network pod, a backend
+/// outside of the cluster, and an address from a pool.
+pub(super) fn set_up_fully(world: &mut World, tenant: Tenant, dice: &mut Dice) {
+    let is_protected = tenant == world.protected();
+    for (n, range) in [PUBLIC, OUTSIDE, if is_protected { GOLD } else { PUBLIC }].into_iter().enumerate() {
+        let mut service = objects::service(&[tenant.vip(range, n)], 8000 + n as u16);
+        service["spec"]["externalTrafficPolicy"] = "Local".into();
+        service["spec"]["healthCheckNodePort"] = (30_000 + tenant.index * 100 + n).into();
+        // The pods of the third one are those of the policy below.
+        if n < 2 {
+            service["metadata"]["annotations"][EGRESS] = "true".into();
+        }
+        world.put(id(Kind::Service, tenant.namespace, &format!("web{n}")), service);
+        for _ in 0..PODS {
+            put_pod(world, tenant, n, dice);
+        }
+    }
+    add_host_pod(world, tenant, dice);
+    add_external_backend(world, tenant, dice);
+    let policy = json!({"spec": {"selectors": [app("web2")], "pools": [{"name": "drawn"}]}});
+    world.put(id(Kind::EgressPolicy, tenant.namespace, "drawn2"), policy);
+    // Others keep what is left of their share of VIPs for acts.
+    let policies = if is_protected { dice.below(3) } else { 0 };
+    for _ in 0..policies {
+        add_policy(world, tenant, dice);
+    }
+}
+
 /// The number of a Service or pod, from its name.
 fn number(id: &ObjectId) -> usize {
     let digits: String = id.name.chars().skip_while(|c| !c.is_ascii_digit()).take_while(char::is_ascii_digit).collect();

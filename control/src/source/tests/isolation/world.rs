@@ -42,7 +42,7 @@ pub(super) struct Setting {
     /// Whether kubelets are hostile, too.
     pub(super) has_hostile_kubelets: bool,
     pub(super) has_node_agents: bool,
-    /// Whether a namespace has a large share of the limits, and objects fill it.
+    /// Whether a namespace has a large share of the limits, and a tenant fills it.
     pub(super) is_big: bool,
 }
 
@@ -125,11 +125,10 @@ impl Setting {
 }
 
 impl World {
-    /// A world with the platform's objects only.
-    pub(super) fn new(setting: Setting, dice: &mut Dice) -> Self {
+    /// A world with the platform's objects only; `others`: tenants besides the protected one, three at most.
+    pub(super) fn new(setting: Setting, others: usize, dice: &mut Dice) -> Self {
         let first = if setting.age == Age::Youngest { "zulu" } else { "alpha" };
-        let others = ["bravo", "charlie", "delta"];
-        let names = std::iter::once(first).chain(others.into_iter().take(1 + dice.below(3)));
+        let names = std::iter::once(first).chain(["bravo", "charlie", "delta"].into_iter().take(others));
         let tenants = names.enumerate().map(|(index, namespace)| Tenant { index, namespace }).collect();
         let mut world = Self { setting, tenants, objects: BTreeMap::new(), batch: Batch::default(), clock: 0 };
         world.add_pools(dice);
@@ -221,6 +220,19 @@ impl World {
         is_removed
     }
 
+    /// Changes all objects back to what they were.
+    pub(super) fn restore(&mut self, before: &BTreeMap<ObjectId, Value>) {
+        let added: Vec<ObjectId> = self.objects.keys().filter(|id| !before.contains_key(*id)).cloned().collect();
+        for id in &added {
+            self.remove(id);
+        }
+        for (id, value) in before {
+            if self.objects.get(id) != Some(value) {
+                self.set(id.clone(), value.clone());
+            }
+        }
+    }
+
     /// Records a change, unless the source doesn't have this kind.
     pub(super) fn record(&mut self, change: Change) {
         if self.setting.has_pods || change.id().kind != Kind::Pod {
@@ -277,6 +289,22 @@ impl World {
     pub(super) fn vip_of_victim(&self, tenant: Tenant, dice: &mut Dice) -> Option<String> {
         let (_, service) = self.of_victim(Kind::Service, tenant, dice)?;
         super::objects::vips(service).first().map(|vip| (*vip).to_owned())
+    }
+
+    /// The IPv4 VIPs of another tenant's Services.
+    pub(super) fn vips_of_victim(&self, tenant: Tenant, dice: &mut Dice) -> Vec<String> {
+        let victim = self.victim(tenant, dice);
+        let services =
+            self.objects.iter().filter(|(id, _)| id.kind == Kind::Service && id.namespace == victim.namespace);
+        let vips = services.flat_map(|(_, service)| super::objects::vips(service));
+        vips.filter(|vip| !vip.contains(':')).map(str::to_owned).collect()
+    }
+
+    /// A random VIP of another tenant's Services in one of these ranges.
+    pub(super) fn vip_of_victim_in(&self, ranges: &[&str], tenant: Tenant, dice: &mut Dice) -> Option<String> {
+        let mut vips = self.vips_of_victim(tenant, dice);
+        vips.retain(|vip| ranges.iter().any(|range| vip.starts_with(*range)));
+        (!vips.is_empty()).then(|| pick(dice, &vips).clone())
     }
 
     /// A random pod of another tenant, with its first address.

@@ -9,7 +9,7 @@ use super::{Act, EGRESS};
 use crate::source::tests::isolation::objects::{endpoint, id, pod, service, slice};
 use crate::source::tests::isolation::world::{OUTSIDE, Tenant, World};
 
-pub(super) const SMALL: [(&str, Act); 7] = [
+pub(super) const SMALL: [(&str, Act); 8] = [
     ("burst: policies", |world, tenant, _| {
         (0..60).for_each(|n| put_policy(world, tenant, n, from_pool("six", 1)));
         true
@@ -25,6 +25,14 @@ pub(super) const SMALL: [(&str, Act); 7] = [
     ("burst: Services of one VIP", |world, tenant, dice| {
         let (vip, count) = (tenant.vip(OUTSIDE, 9), 40 + dice.below(30));
         put_services(world, tenant, count, &vip, 60);
+        true
+    }),
+    ("burst: VIPs of two Services", |world, tenant, _| {
+        // More than a namespace's share: those of a Service that is set aside aren't free for another one.
+        let vips: Vec<String> = (0..20).map(|n| format!("192.0.{}.{n}", 40 + tenant.index)).collect();
+        for n in 0..2 {
+            world.put(id(Kind::Service, tenant.namespace, &format!("burst-vips{n}")), service(&vips, 7600 + n));
+        }
         true
     }),
     ("burst: pods", |world, tenant, _| {

@@ -6,7 +6,7 @@ use vipgate_policy::manifest::{Kind, ObjectId};
 use super::{Act, name};
 use crate::source::tests::isolation::objects::{self, id, pod};
 use crate::source::tests::isolation::tenant::{end_pod, write_slices};
-use crate::source::tests::isolation::world::{GATEWAYS, NODES, Tenant, World};
+use crate::source::tests::isolation::world::{GATEWAYS, GOLD, NODES, OUTSIDE, PUBLIC, Tenant, World};
 use crate::source::tests::isolation::{Dice, pick};
 
 pub(super) const ACTS: [(&str, Act); 7] = [
@@ -55,7 +55,7 @@ pub(super) const ACTS: [(&str, Act); 7] = [
     }),
 ];
 
-pub(super) const OF_KUBELETS: [(&str, Act); 8] = [
+pub(super) const OF_KUBELETS: [(&str, Act); 9] = [
     ("kubelet: pod with the address of another's", |world, tenant, dice| {
         let Some((_, address)) = world.pod_of_victim(tenant, dice) else { return false };
         put(world, tenant, dice, &json!({"app": "web0"}), &[address])
@@ -69,8 +69,12 @@ pub(super) const OF_KUBELETS: [(&str, Act); 8] = [
         world.put(id, fields);
         true
     }),
-    ("kubelet: pod with another's VIP", |world, tenant, dice| {
-        let Some(vip) = world.vip_of_victim(tenant, dice) else { return false };
+    ("kubelet: pod with another's VIP in a pool", |world, tenant, dice| {
+        let Some(vip) = world.vip_of_victim_in(&[PUBLIC, GOLD], tenant, dice) else { return false };
+        put(world, tenant, dice, &json!({"app": "web0"}), &[vip])
+    }),
+    ("kubelet: pod with another's VIP outside of pools", |world, tenant, dice| {
+        let Some(vip) = world.vip_of_victim_in(&[OUTSIDE], tenant, dice) else { return false };
         put(world, tenant, dice, &json!({"app": "web0"}), &[vip])
     }),
     ("kubelet: pod with a host's address", |world, tenant, dice| {
@@ -81,19 +85,19 @@ pub(super) const OF_KUBELETS: [(&str, Act); 8] = [
         let address = *pick(dice, &["127.0.0.1", "0.0.0.0", "300.0.0.1", "", "a\u{7}b"]);
         put(world, tenant, dice, &json!({"app": "web0"}), &[address.to_owned()])
     }),
-    ("kubelet: node with another's VIP", |world, tenant, dice| {
-        let Some(vip) = world.vip_of_victim(tenant, dice) else { return false };
-        add_address(world, &vip)
+    ("kubelet: node with another's VIPs", |world, tenant, dice| {
+        let vips = world.vips_of_victim(tenant, dice);
+        !vips.is_empty() && add_addresses(world, &vips)
     }),
     ("kubelet: node with a pod's address", |world, tenant, dice| {
         let Some((_, address)) = world.pod_of_victim(tenant, dice).filter(|_| world.setting.has_pods) else {
             return false;
         };
-        add_address(world, &address)
+        add_addresses(world, &[address])
     }),
     ("kubelet: node with texts", |world, _, dice| {
         let text = *pick(dice, &["a\u{7}b", "node.example", "", "127.0.0.1"]);
-        add_address(world, text)
+        add_addresses(world, &[text.to_owned()])
     }),
 ];
 
@@ -121,10 +125,11 @@ fn reuse(world: &mut World, next: Tenant, before: Tenant, dice: &mut Dice) -> bo
     true
 }
 
-/// Adds an address to a node's status.
-fn add_address(world: &mut World, address: &str) -> bool {
+/// Adds addresses to a node's status, in place of what was added before.
+fn add_addresses(world: &mut World, addresses: &[String]) -> bool {
     world.edit(&id(Kind::Node, "", NODES[1].0), |node| {
         let own = node["status"]["addresses"][0].clone();
-        node["status"]["addresses"] = json!([own, {"type": "ExternalIP", "address": address}]);
+        let added = addresses.iter().map(|address| json!({"type": "ExternalIP", "address": address}));
+        node["status"]["addresses"] = std::iter::once(own).chain(added).collect();
     })
 }

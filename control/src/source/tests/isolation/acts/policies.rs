@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 use vipgate_dataplane::policy::limits::{
-    MAX_ADDRESSES_OF_POLICY, MAX_GUARANTEED_PORTS, MAX_POOLS_OF_POLICY, MAX_PREFIXES_OF_POLICY, MAX_SELECTOR_TERMS,
-    MAX_SELECTORS_OF_POLICY, MAX_SESSIONS_PER_ENDPOINT,
+    MAX_ADDRESSES_OF_POLICY, MAX_GUARANTEED_PORTS, MAX_POOLS_OF_POLICY, MAX_SELECTOR_TERMS, MAX_SELECTORS_OF_POLICY,
+    MAX_SESSIONS_PER_ENDPOINT,
 };
 use vipgate_policy::manifest::Kind;
 
@@ -12,7 +12,7 @@ use crate::source::tests::isolation::objects::{app, id};
 use crate::source::tests::isolation::world::{GATEWAYS, GOLD, NODES, PUBLIC, Tenant, World};
 use crate::source::tests::isolation::{Dice, pick};
 
-pub(super) const ACTS: [(&str, Act); 19] = [
+pub(super) const ACTS: [(&str, Act); 18] = [
     ("EgressPolicy: pods of all namespaces", |world, tenant, dice| {
         let namespaces =
             [json!({}), json!({"matchLabels": {"kubernetes.io/metadata.name": world.protected().namespace}})];
@@ -53,14 +53,6 @@ pub(super) const ACTS: [(&str, Act); 19] = [
         let count = MAX_POOLS_OF_POLICY + dice.below(2);
         let pools = vec![json!({"name": "six"}); count];
         put(world, tenant, dice, json!({"selectors": [app("web0")], "pools": pools}))
-    }),
-    ("EgressPolicy: as many prefixes as possible, or one more", |world, tenant, dice| {
-        let count = MAX_PREFIXES_OF_POLICY + dice.below(2);
-        let field = *pick(dice, &["destinationCIDRs", "excludedCIDRs"]);
-        let prefixes: Vec<String> = (0..count).map(|n| format!("198.{}.{}.0/24", 32 + n / 256, n % 256)).collect();
-        let mut spec = from_pool("six", 1);
-        spec[field] = json!(prefixes);
-        put(world, tenant, dice, spec)
     }),
     ("EgressPolicy: as many selectors as possible, or one more", |world, tenant, dice| {
         let count = MAX_SELECTORS_OF_POLICY + dice.below(2);
@@ -106,9 +98,14 @@ pub(super) const ACTS: [(&str, Act); 19] = [
         spec["gateways"] = pick(dice, &gateways).clone();
         put(world, tenant, dice, spec)
     }),
-    ("EgressPolicy: address that a pool may have given", |world, tenant, dice| {
-        let addresses: Vec<String> = (0..8).map(|n| format!("{PUBLIC}.{}", 64 + n * 2 + dice.below(2))).collect();
-        put(world, tenant, dice, of_own_pods(json!(addresses)))
+    ("EgressPolicy: addresses that a pool may have given", |world, tenant, _| {
+        // All that it has, in two policies: one of them fits into a namespace's share.
+        for at in 0..2 {
+            let addresses: Vec<String> = (0..8).map(|n| format!("{PUBLIC}.{}", 64 + n * 2 + at)).collect();
+            let policy = json!({"spec": of_own_pods(json!(addresses))});
+            world.put(id(Kind::EgressPolicy, tenant.namespace, &format!("given{at}")), policy);
+        }
+        true
     }),
     ("EgressPolicy: whatever a pool has left", |world, tenant, dice| put(world, tenant, dice, from_pool("drawn", 16))),
     ("EgressPolicy: unknown field", |world, tenant, dice| {

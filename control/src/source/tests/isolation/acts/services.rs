@@ -1,7 +1,7 @@
 //! Services, status included: VIPs, ports and names of others, every field at its limits, and legal changes.
 
 use serde_json::{Value, json};
-use vipgate_dataplane::policy::limits::{MAX_PORTS_OF_SERVICE, MAX_VIPS_OF_SERVICE};
+use vipgate_dataplane::policy::limits::MAX_VIPS_OF_SERVICE;
 use vipgate_policy::manifest::Kind;
 
 use super::{Act, edit, name};
@@ -30,6 +30,13 @@ pub(super) const ACTS: [(&str, Act); 22] = [
         world.put(id(Kind::EgressPolicy, tenant.namespace, "shared"), policy);
         true
     }),
+    ("Service: other announce mode of another's VIP outside of pools", |world, tenant, dice| {
+        let Some(vip) = world.vip_of_victim_in(&[OUTSIDE], tenant, dice) else { return false };
+        let mut fields = service(&[vip], 7201);
+        fields["metadata"]["annotations"]["vipgate.io/announce"] = "BGP".into();
+        world.put(id(Kind::Service, tenant.namespace, "announce"), fields);
+        true
+    }),
     ("Service: health check port of another", |world, tenant, dice| {
         let Some((_, other)) = world.of_victim(Kind::Service, tenant, dice) else { return false };
         let Some(port) = other["spec"]["healthCheckNodePort"].as_u64() else { return false };
@@ -46,9 +53,13 @@ pub(super) const ACTS: [(&str, Act); 22] = [
     ("Service: address of a gateway", |world, tenant, dice| {
         put(world, tenant, dice, &[GATEWAYS[0].1.to_owned()], 7401)
     }),
-    ("Service: address of a host", |world, tenant, dice| {
-        let host = *pick(dice, &[NODES[0].1, NODES[1].1, API_SERVER]);
-        put(world, tenant, dice, &[host.to_owned()], 7402)
+    ("Service: addresses of hosts", |world, tenant, _| {
+        // One each: where one is refused, the others may not be.
+        for (n, host) in [NODES[0].1, NODES[1].1, API_SERVER].into_iter().enumerate() {
+            let fields = service(&[host.to_owned()], 7402);
+            world.put(id(Kind::Service, tenant.namespace, &format!("host{n}")), fields);
+        }
+        true
     }),
     ("Service: address of another's external backend", |world, tenant, dice| {
         let victim = world.victim(tenant, dice);
@@ -74,16 +85,6 @@ pub(super) const ACTS: [(&str, Act); 22] = [
         let count = MAX_VIPS_OF_SERVICE + dice.below(2);
         let vips: Vec<String> = (0..count).map(|n| format!("192.0.{}.{n}", 32 + tenant.index)).collect();
         put(world, tenant, dice, &vips, 7501)
-    }),
-    ("Service: as many ports as possible, or one more", |world, tenant, dice| {
-        if !dice.one_in(3) {
-            return false;
-        }
-        let count = MAX_PORTS_OF_SERVICE + dice.below(2);
-        let mut fields = service(&[tenant.vip(OUTSIDE, 5)], 1);
-        fields["spec"]["ports"] = (0..count).map(|n| json!({"name": format!("p{n}"), "port": 1 + n})).collect();
-        world.put(id(Kind::Service, tenant.namespace, "ports"), fields);
-        true
     }),
     ("Service: becomes ClusterIP", |world, tenant, dice| {
         edit(world, Kind::Service, tenant, dice, |service| {

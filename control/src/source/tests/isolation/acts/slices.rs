@@ -10,16 +10,17 @@ use crate::source::tests::isolation::world::{API_SERVER, GATEWAYS, NODES, Tenant
 use crate::source::tests::isolation::{Dice, pick};
 
 pub(super) const ACTS: [(&str, Act); 18] = [
-    ("EndpointSlice: VIP of another", |world, tenant, dice| {
-        let Some(vip) = world.vip_of_victim(tenant, dice) else { return false };
-        if dice.one_in(2) {
-            // Of a Service without VIPs: an alias of another one's load balancer.
-            let alias = json!({"spec": {"type": "ClusterIP", "ports": [{"name": "main", "port": 80}]}});
-            world.put(id(Kind::Service, tenant.namespace, "alias"), alias);
-            world.put(id(Kind::EndpointSlice, tenant.namespace, "alias"), slice("alias", &[endpoint(&vip, None)]));
-            return true;
+    ("EndpointSlice: VIPs of another", |world, tenant, dice| {
+        let vips = world.vips_of_victim(tenant, dice);
+        let endpoints: Vec<Value> = vips.iter().map(|vip| endpoint(vip, None)).collect();
+        if endpoints.is_empty() {
+            return false;
         }
-        put(world, tenant, dice, vec![endpoint(&vip, None)])
+        // Of a Service without VIPs: an alias of another one's load balancer.
+        let alias = json!({"spec": {"type": "ClusterIP", "ports": [{"name": "main", "port": 80}]}});
+        world.put(id(Kind::Service, tenant.namespace, "alias"), alias);
+        world.put(id(Kind::EndpointSlice, tenant.namespace, "alias"), slice("alias", &endpoints));
+        put(world, tenant, dice, endpoints)
     }),
     ("EndpointSlice: pod of another", |world, tenant, dice| {
         of_pod(world, tenant, dice, |_, _, address, _| endpoint(address, None))
@@ -123,16 +124,20 @@ fn of_pod(
     put(world, tenant, dice, vec![endpoint(&other.namespace, &other.name, &address, &uid)])
 }
 
-/// Puts a slice with a text in place of a name.
+/// Puts slices with a text in place of a name, one for each name: the error of one would hide that another one is accepted.
 fn named(world: &mut World, tenant: Tenant, dice: &mut Dice, text: &str) -> bool {
-    let mut endpoint = endpoint("198.18.9.6", Some((tenant.namespace, "pod", "uid")));
-    match dice.below(6) {
-        0 => endpoint["targetRef"]["name"] = text.into(),
-        1 => endpoint["targetRef"]["namespace"] = text.into(),
-        2 => endpoint["targetRef"]["uid"] = text.into(),
-        3 => endpoint["nodeName"] = text.into(),
-        4 => endpoint["zone"] = text.into(),
-        _ => endpoint["hints"] = json!({"forZones": [{"name": text}]}),
+    trap(world, tenant, dice);
+    for n in 0..6 {
+        let mut endpoint = endpoint(&format!("198.18.9.{}", 10 + n), Some((tenant.namespace, "pod", "uid")));
+        match n {
+            0 => endpoint["targetRef"]["name"] = text.into(),
+            1 => endpoint["targetRef"]["namespace"] = text.into(),
+            2 => endpoint["targetRef"]["uid"] = text.into(),
+            3 => endpoint["nodeName"] = text.into(),
+            4 => endpoint["zone"] = text.into(),
+            _ => endpoint["hints"] = json!({"forZones": [{"name": text}]}),
+        }
+        world.put(id(Kind::EndpointSlice, tenant.namespace, &format!("named{n}")), slice(TRAP, &[endpoint]));
     }
-    put(world, tenant, dice, vec![endpoint])
+    true
 }

@@ -1,9 +1,11 @@
-//! Limits: no namespace has more than its share of what gateways hold, counted from what is published.
+//! Limits: no namespace has more than its share of what gateways hold, counted from what is published; and the name of a VIP
+//! doesn't grow with the Services that share it.
 
 use std::collections::BTreeMap;
 
 use vipgate_dataplane::policy::limits::{
-    BACKEND_PORTS, EGRESS_PREFIXES, ENDPOINT_VIPS, ENDPOINTS, LOOKUP_TABLES, Limit, POLICIES, SERVICES, VIPS,
+    BACKEND_PORTS, EGRESS_PREFIXES, ENDPOINT_VIPS, ENDPOINTS, LOOKUP_TABLES, Limit, MAX_NAMES_OF_VIP, POLICIES,
+    SERVICES, VIPS,
 };
 use vipgate_policy::compiler::lookup_table_bytes;
 
@@ -30,6 +32,8 @@ pub(super) fn check(observation: &Observation<'_>) {
     for vip in &placement.vips {
         // The oldest one has it.
         counts.add(vip.name.split(", ").next().unwrap_or_default(), &VIPS, false, 1);
+        let names = vip.name.split(", ").count();
+        assert!(names <= MAX_NAMES_OF_VIP, "{} has {names} names, more than {MAX_NAMES_OF_VIP}", vip.address);
     }
     for policy in &placement.policies {
         counts.add(&policy.name, &POLICIES, false, 1);

@@ -12,6 +12,7 @@ use vipgate_policy::compiler::{PlacedService, Placement};
 use vipgate_policy::diagnostic::Code;
 use vipgate_policy::manifest::{Kind, ObjectId};
 
+use super::privacy::is_in_text;
 use super::{Observation, namespace_of};
 use crate::source::store::{CompileOutcome, Faulty};
 use crate::source::tests::isolation::objects::{pod_addresses, texts, vips};
@@ -110,11 +111,15 @@ impl Part {
         part
     }
 
-    /// Adds the shard maps that its VIPs and endpoints refer to.
-    fn add_maps(&mut self, placement: &Placement) {
+    /// The names of the shard maps that its VIPs and endpoints refer to.
+    fn map_names(&self) -> BTreeSet<Arc<str>> {
         let of_vips = self.vips.values().filter_map(|vip| Some(vip.shard_map.as_ref()?.map.clone()));
         let of_endpoints = self.endpoints.values().filter_map(|it| it.slot.as_ref()?.map.clone());
-        let names: BTreeSet<Arc<str>> = of_vips.chain(of_endpoints).collect();
+        of_vips.chain(of_endpoints).collect()
+    }
+
+    fn add_maps(&mut self, placement: &Placement) {
+        let names = self.map_names();
         let maps = placement.shard_maps.iter().filter(|map| names.contains(&map.name));
         self.maps = maps.map(|map| (map.name.clone(), map.clone())).collect();
     }
@@ -133,6 +138,9 @@ impl Part {
         let texts: Vec<String> = addresses.iter().map(ToString::to_string).collect();
         let is_about = |text: &str| texts.iter().any(|address| text.contains(address.as_str()));
         self.endpoints.retain(|address, _| !addresses.contains(address));
+        // One of them may be the only endpoint of a map.
+        let names = self.map_names();
+        self.maps.retain(|name, _| names.contains(name));
         self.on_nodes.retain(|(_, address, _)| !addresses.contains(address));
         for service in &mut self.services {
             service.backends.retain(|backend| !addresses.contains(&backend.address));
@@ -169,6 +177,7 @@ pub(super) fn check(observation: &Observation<'_>, coverage: &Coverage) {
     }
     let age = observation.history.setting.age;
     let (expected, actual) = (Part::of(namespace, alone, alone_outcome), Part::of(namespace, pipeline, outcome));
+    check_in_use(observation, &expected, &actual);
     if age == Age::Youngest && actual.added(&expected).any(|(_, code)| OF_GATEWAYS.contains(&code)) {
         coverage.count("contention: the younger gives way");
         return;
@@ -205,6 +214,32 @@ pub(super) fn check(observation: &Observation<'_>, coverage: &Coverage) {
     coverage.count("the protected tenant has what it has alone");
 }
 
+/// Checks that a VIP gives way to Pods of others alone, and outside of all pools only: not to what slices and Nodes say.
+fn check_in_use(observation: &Observation<'_>, expected: &Part, actual: &Part) {
+    let added = actual.added(expected).filter(|(_, code)| *code == Code::VipInUse);
+    let texts_in_use: Vec<&str> = added.map(|(text, _)| text).collect();
+    if texts_in_use.is_empty() {
+        return;
+    }
+    let (mut pools, mut pods) = (Vec::<IpNet>::new(), Vec::<IpAddr>::new());
+    for (id, value) in &observation.objects {
+        match id.kind {
+            Kind::AddressPool => {
+                pools.extend(texts(value, "spec.ranges.*").iter().filter_map(|it| it.parse::<IpNet>().ok()));
+            }
+            Kind::Pod if id.namespace != observation.history.protected => {
+                pods.extend(pod_addresses(value).iter().filter_map(|it| it.parse::<IpAddr>().ok()));
+            }
+            _ => {}
+        }
+    }
+    pods.retain(|pod| !pools.iter().any(|pool| pool.contains(pod)));
+    for text in texts_in_use {
+        let is_of_pod = pods.iter().any(|pod| is_in_text(text, *pod));
+        assert!(is_of_pod, "a VIP of the protected tenant gives way to what isn't a Pod, or in a pool: {text}");
+    }
+}
+
 /// Compares field by field, for short messages.
 fn compare(expected: &Part, actual: &Part) {
     assert_eq!(expected.diagnostics, actual.diagnostics, "what is said of the protected tenant");
@@ -218,18 +253,21 @@ fn compare(expected: &Part, actual: &Part) {
 }
 
 /// Addresses of the protected tenant's that others claim by a kind that precedes: pods of others, where the manifests of two
-/// pods name one address, and VIPs of others that its slices list.
+/// pods name one address; and VIPs of others, or what hostile kubelets add to nodes, that its slices list and no pod of its
+/// own has.
 fn contested(observation: &Observation<'_>) -> BTreeSet<IpAddr> {
     let history = observation.history;
     let parse = |texts: Vec<&str>| texts.into_iter().filter_map(|text| text.parse().ok()).collect::<Vec<IpAddr>>();
-    let (mut pods, mut vips_of_others, mut own, mut own_pods) =
+    let (mut pods, mut vips_and_hosts, mut own, mut own_pods) =
         (BTreeSet::new(), BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     for (id, value) in &observation.objects {
         let is_protected = id.namespace == history.protected;
         match id.kind {
             Kind::Pod if is_protected => {
                 own.extend(parse(pod_addresses(value)));
-                own_pods.extend(parse(pod_addresses(value)));
+                if !matches!(value["status"]["phase"].as_str(), Some("Succeeded" | "Failed")) {
+                    own_pods.extend(parse(pod_addresses(value)));
+                }
             }
             Kind::Pod if value["spec"]["hostNetwork"] != true => pods.extend(parse(pod_addresses(value))),
             Kind::EndpointSlice if is_protected => own.extend(parse(texts(value, "endpoints.*.addresses.*"))),
@@ -237,10 +275,11 @@ fn contested(observation: &Observation<'_>) -> BTreeSet<IpAddr> {
             Kind::EndpointSlice if !history.setting.has_pods => {
                 pods.extend(parse(texts(value, "endpoints.*.addresses.*")));
             }
-            Kind::Service if !is_protected => vips_of_others.extend(parse(vips(value))),
+            Kind::Service if !is_protected => vips_and_hosts.extend(parse(vips(value))),
+            Kind::Node => vips_and_hosts.extend(parse(texts(value, "status.addresses.*.address")).into_iter().skip(1)),
             _ => {}
         }
     }
-    let is_listed = |vip: &&IpAddr| vips_of_others.contains(*vip) && !own_pods.contains(*vip);
+    let is_listed = |address: &&IpAddr| vips_and_hosts.contains(*address) && !own_pods.contains(*address);
     own.iter().filter(|address| pods.contains(*address)).chain(own.iter().filter(is_listed)).copied().collect()
 }

@@ -64,7 +64,7 @@ fn objects_of(namespace: &str, text: &str) -> Vec<String> {
 }
 
 /// Whether a text has an address, in whatever form.
-fn is_in_text(text: &str, address: IpAddr) -> bool {
+pub(super) fn is_in_text(text: &str, address: IpAddr) -> bool {
     let words = text.split(|c: char| !(c.is_ascii_hexdigit() || c == '.' || c == ':'));
     words.filter_map(|word| word.parse::<IpAddr>().ok()).any(|word| word == address)
 }
