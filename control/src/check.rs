@@ -229,7 +229,7 @@ impl Settings {
     /// Options of the compiler.
     fn options(&self, tenancy: Tenancy) -> Options {
         let Self { node_agents, namespace_share, ref cluster, .. } = *self;
-        Options { tenancy, node_agents, namespace_share, cluster: cluster.clone() }
+        Options { tenancy, node_agents, namespace_share, cluster: cluster.clone(), recorded: None }
     }
 
     /// The tenancy of all files; strict if they differ.

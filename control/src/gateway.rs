@@ -130,8 +130,7 @@ pub fn detach(path: &Path) -> Result<(), CommandError> {
     match sessions {
         None => output::print("sessions: none stored\n"),
         Some(sessions) => {
-            sessions.remove()?;
-            process_secret::remove(&config).map_err(CommandError::runtime)?;
+            sessions.remove(&config)?;
             output::print("sessions: stored sessions removed\n")
         }
     }

@@ -63,9 +63,10 @@ use crate::command_error::CommandError;
 use crate::config::{PodWatch, PolicydConfig, PolicydLimits, PolicydSource};
 use crate::listener::{self, ConnectionLimiter, Limits, limit_by_descriptors, raise_descriptor_limit};
 use crate::metrics::NotReady;
+use crate::source::address_record::RecordStorage;
 use crate::source::ingest::{SourceIngester, SourceStatus};
 use crate::source::kubernetes::watch_cluster;
-use crate::source::store::ManifestStore;
+use crate::source::store::{ManifestStore, RecordMode};
 use crate::source::{SourceEvent, etcd, files};
 use crate::xds::proto::policy_status_server::PolicyStatusServer;
 use crate::xds::tls::ClientCertificates;
@@ -109,13 +110,29 @@ pub fn run(path: &Path) -> Result<(), CommandError> {
     outcome
 }
 
-/// The store of manifests, empty; `has_ipam`: addresses are managed.
-fn manifest_store(config: &PolicydConfig, has_ipam: bool) -> Result<ManifestStore, CommandError> {
+/// The ingester of the source with this name, without manifests; `has_ipam`: addresses are managed.
+fn ingester(config: &PolicydConfig, source: String, has_ipam: bool) -> Result<SourceIngester, CommandError> {
     let cluster = Cluster::from_config(&config.pod_cidrs, &config.service_cidrs, config.uncovered);
     let node_agents = config.node_agents.as_ref().map(node_agents::options).transpose()?;
     let store = ManifestStore::new(config.allow_empty).with_cluster(cluster).with_tenancy(config.tenancy);
     let store = store.with_namespace_share(config.namespace_share);
-    Ok(store.with_node_agents(node_agents).with_unclassed(unclassed_services(config)).with_ipam(has_ipam))
+    let store = store.with_node_agents(node_agents).with_unclassed(unclassed_services(config)).with_ipam(has_ipam);
+    let (mode, storage) = address_record(config)?;
+    Ok(SourceIngester::new(source, store.with_record(mode)).with_storage(storage))
+}
+
+/// Where the record of addresses of pools is.
+fn address_record(config: &PolicydConfig) -> Result<(RecordMode, Option<RecordStorage>), CommandError> {
+    let storage = match (&config.source, &config.state) {
+        (PolicydSource::Kubernetes(_), _) => return Ok((RecordMode::OfPools, None)),
+        (PolicydSource::Etcd(etcd), _) => RecordStorage::etcd(etcd),
+        (PolicydSource::Files(_), None) => RecordStorage::Memory,
+        (PolicydSource::Files(_), Some(directory)) => {
+            let opened = RecordStorage::file(directory.join("addresses"));
+            opened.map_err(|error| CommandError::usage(error).context("state"))?
+        }
+    };
+    Ok((RecordMode::Kept, Some(storage)))
 }
 
 /// What identifies clients: certificates, and tokens of the agents of nodes.
@@ -133,14 +150,13 @@ async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
     let (event_sender, events) = mpsc::channel(EVENT_QUEUE);
     let kubernetes = KubernetesState::of(&config.source);
     let (source, source_task) = start_source(&config, event_sender, kubernetes.as_ref());
-    let store = manifest_store(&config, kubernetes.is_some())?;
+    let intake = ingester(&config, source, kubernetes.is_some())?;
     let (verifier, certificates) = identification(&config)?;
     let listener = listen::bind(config.listen)?;
     let metrics_listener = metrics::bind(config.metrics.listen).await?;
     privileges::drop_capabilities();
     let (publish, published) = watch::channel(None);
     let (command_sender, commands) = mpsc::channel(1);
-    let intake = SourceIngester::new(source, store);
     let listen = config.listen.to_string();
     let state = server_state(config, (intake.status(), kubernetes, certificates), command_sender, published);
     let signal_error = |error| CommandError::runtime(error).context("cannot install signal handlers");

@@ -1,6 +1,7 @@
 //! Policy sources: manifests in files, etcd or the Kubernetes API. A source reports its entries (files, keys or
 //! objects) as named texts, their changes, and whether it is reachable; the store parses and compiles them.
 
+pub(crate) mod address_record;
 pub(crate) mod backoff;
 pub mod etcd;
 pub mod files;

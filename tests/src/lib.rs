@@ -60,6 +60,25 @@ addressType: IPv4
 ports: [{name: https, port: 8443}]
 endpoints: [{addresses: [10.1.0.31], conditions: {ready: true}}]
 ";
+/// Manifests of a third tenant: a pool of two addresses, EgressPolicies with these names that ask for one of it, and p4
+/// as the pod of the policy `b`.
+pub fn tenant_with_pool(policies: &[&str]) -> String {
+    let mut text = "apiVersion: vipgate.io/v1alpha1\nkind: AddressPool\nmetadata: {name: pair}\n\
+                    spec: {ranges: [203.0.113.40/31]}\n---\n\
+                    apiVersion: v1\nkind: Pod\nmetadata: {name: p4, namespace: tenant-c, labels: {app: b}}\n\
+                    spec: {containers: []}\nstatus: {phase: Running, podIPs: [{ip: 10.1.0.31}]}\n"
+        .to_owned();
+    for name in policies {
+        let policy = format!(
+            "---\napiVersion: vipgate.io/v1alpha1\nkind: EgressPolicy\n\
+             metadata: {{name: {name}, namespace: tenant-c}}\n\
+             spec:\n  selectors: [{{podSelector: {{matchLabels: {{app: {name}}}}}}}]\n  pools: [{{name: pair, count: 1}}]\n"
+        );
+        text += &policy;
+    }
+    text
+}
+
 /// pcap filter that matches packets with a pod's address.
 pub const POD_FILTER: &str = "(net 10.1.0.0/24 or net fd00:1::/64)";
 

@@ -66,7 +66,7 @@ const AT_NIC: &str = "private: [203.0.113.128/26]";
 fn pool(options: &str) -> String {
     format!(
         "---\napiVersion: vipgate.io/v1alpha1\nkind: AddressPool\nmetadata: {{name: public}}\n\
-         spec: {{provider: {{aws: {{region: eu-west-1, tags: {{vipgate: public}}}}, {options}}}}}\n"
+         spec: {{reuseAfter: 0s, provider: {{aws: {{region: eu-west-1, tags: {{vipgate: public}}}}, {options}}}}}\n"
     )
 }
 

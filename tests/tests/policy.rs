@@ -7,7 +7,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use vipgate::lab::reflector::query_udp;
-use vipgate_tests::{EXTRA_ENDPOINT, SERVER, Testbed, VIP_A, wait_for};
+use vipgate_tests::{EXTRA_ENDPOINT, SERVER, Testbed, VIP_A, session_state, tenant_with_pool, wait_for};
 
 #[test]
 fn endpoint_changes_keep_open_connections() {
@@ -146,6 +146,26 @@ fn slices_are_reported_as_not_verified_until_there_is_a_pod() {
     );
     assert!(wait_for(Duration::from_secs(5), || !is_unverified()), "{}", testbed.log());
     testbed.check_source_addresses(&testbed.pods[0], SERVER, VIP_A);
+}
+
+#[test]
+fn a_gateway_that_is_alone_keeps_addresses_of_pools_over_a_restart() {
+    let (state, more) = session_state();
+    let mut testbed = Testbed::new("pool");
+    testbed.uses_policy_server = false;
+    testbed.write_policy("tenant-c.yaml", &tenant_with_pool(&["a", "b"]));
+    testbed.start(&more);
+    let source = |testbed: &Testbed| query_udp(&testbed.pods[3], SERVER[0].parse().unwrap()).unwrap();
+    let vip = source(&testbed);
+    assert!(["203.0.113.40", "203.0.113.41"].contains(&vip.as_str()), "{vip}");
+    testbed.stop("KILL");
+    // What `a` has given up is quarantined: `c` waits.
+    testbed.write_policy("tenant-c.yaml", &tenant_with_pool(&["b", "c"]));
+    testbed.start(&more);
+    assert_eq!(source(&testbed), vip);
+    assert!(testbed.log().contains("VG0420"), "{}", testbed.log());
+    let record = fs::read_to_string(state.path().join("gw-test.addresses")).unwrap();
+    assert!(record.contains(&format!("{vip} EgressPolicy tenant-c/b\n")) && record.lines().count() == 2, "{record}");
 }
 
 #[test]

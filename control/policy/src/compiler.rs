@@ -20,6 +20,7 @@ mod placement;
 mod placement_diff;
 mod pods;
 mod pool;
+mod pool_addresses;
 mod precedence;
 mod services;
 mod shard_maps;
@@ -28,9 +29,10 @@ mod slices;
 mod tenancy;
 mod vips;
 
-use std::net::IpAddr;
 use std::ops::Range;
 use std::sync::Arc;
+
+use k8s_openapi::jiff::Timestamp;
 
 use self::changes::Changes;
 pub use self::cluster::Cluster;
@@ -50,10 +52,12 @@ pub use self::placement_diff::{
 };
 use self::pods::Pods;
 use self::pool::Pools;
+pub use self::pool_addresses::PoolAddresses;
 pub use self::services::lookup_table_bytes;
 use self::shard_maps::ShardMaps;
 pub use self::shard_moves::{Placed, ShardMove, shard_groups, shard_moves};
 pub use self::tenancy::Tenancy;
+use crate::address_record::Recorded;
 use crate::diagnostic::{Diagnostic, Diagnostics};
 use crate::manifest::Object;
 use crate::shortage::Shortage;
@@ -65,8 +69,8 @@ pub struct Compiled {
     pub placement: Placement,
     /// Errors and warnings, ordered by file and line.
     pub diagnostics: Vec<Diagnostic>,
-    /// VIPs that policies have of their own, not from a Service, sorted.
-    pub policy_addresses: Vec<IpAddr>,
+    /// What objects have of pools.
+    pub addresses: PoolAddresses,
     /// What policies lack, and providers of pools can allocate; in the order in which policies get addresses.
     pub shortages: Vec<Shortage>,
     /// Whether tenancy is strict, and addresses of slices can't be checked, since no Pod is known.
@@ -96,7 +100,7 @@ pub fn compile<'a>(objects: impl IntoIterator<Item = &'a Object>) -> Compiled {
 pub fn compile_for<'a>(options: impl Into<Options>, objects: impl IntoIterator<Item = &'a Object>) -> Compiled {
     let mut objects: Vec<&Object> = objects.into_iter().collect();
     objects.sort_by(|a, b| inventory::order(a, b));
-    Memo::default().compile(&options.into(), objects.into_iter(), &Changes::default())
+    Memo::default().compile(&options.into(), objects.into_iter(), &Changes::all())
 }
 
 /// A compiler that keeps its last result, and compiles only what a change of the objects concerns. Each result equals
@@ -106,6 +110,10 @@ pub struct Compiler {
     options: Options,
     /// In the order of the inventory.
     objects: Vec<Arc<Object>>,
+    /// Whether the record of addresses, or what they wait for, is new.
+    has_new_record: bool,
+    /// What the last result says of addresses.
+    waits_until: Option<Timestamp>,
     memo: Memo,
 }
 
@@ -120,14 +128,31 @@ impl Compiler {
         &self.options
     }
 
+    /// Sets the record of addresses of pools, and the time.
+    pub fn set_recorded(&mut self, recorded: Recorded) {
+        let now = recorded.now;
+        let is_same = |last: &Recorded| Recorded { now, ..last.clone() } == recorded;
+        self.has_new_record |=
+            self.waits_until.is_some_and(|end| end <= now) || !self.options.recorded.as_ref().is_some_and(is_same);
+        self.options.recorded = Some(recorded);
+    }
+
+    /// Has the next result say again what is to be recorded: the last one's isn't yet.
+    pub fn repeat_next_record(&mut self) {
+        self.has_new_record = true;
+    }
+
     /// Compiles the policy of all objects. An object that is the same as in the previous call is the same allocation.
     pub fn compile<'a, I: DoubleEndedIterator<Item = &'a Arc<Object>>>(
         &mut self,
         objects: impl IntoIterator<IntoIter = I>,
     ) -> Compiled {
         let Replaced { at, removed } = replace(&mut self.objects, objects.into_iter());
-        let changes = Changes::between(&removed, &self.objects[at]);
-        self.memo.compile(&self.options, self.objects.iter().map(Arc::as_ref), &changes)
+        let mut changes = Changes::between(&removed, &self.objects[at]);
+        changes.concerns_vips |= std::mem::take(&mut self.has_new_record);
+        let compiled = self.memo.compile(&self.options, self.objects.iter().map(Arc::as_ref), &changes);
+        self.waits_until = compiled.addresses.waits_until;
+        compiled
     }
 }
 

@@ -1,22 +1,25 @@
 //! Address management (LB IPAM): which addresses of AddressPools the Services of vipgate's class get.
 //!
-//! Pure, and without a memory: what a Service has is in its status. A Service keeps its addresses as long as it asks for
-//! nothing else; a pool that shrinks takes none away. What is given up in one plan is free in the next, when the status
-//! says so: two writes in any order never give one address to two Services.
+//! Pure: what a Service has is in its status, and who had an address before is in the record. A Service keeps its addresses
+//! as long as it asks for nothing else; a pool that shrinks takes none away. What is given up in one plan is free in the
+//! next, when the status says so, and quarantined for others: two writes in any order never give one address to two Services.
 
+mod history;
 mod planner;
 mod pools;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::jiff::Timestamp;
 
 use self::planner::Planner;
 use self::pools::Pools;
+use crate::address_record::{AddressRecord, Recorded};
 use crate::compiler::{Tenancy, namespace_labels};
-use crate::manifest::{Body, Family, Object, ServiceRequest};
+use crate::manifest::{Body, Family, Object, ObjectId, ServiceRequest};
 use crate::shortage::Shortage;
 
 /// What Services get addresses from, and what they have, at one time.
@@ -26,8 +29,12 @@ pub struct Snapshot {
     pub tenancy: Tenancy,
     /// The objects in force: pools, namespaces and Services; others are ignored.
     pub objects: Vec<Arc<Object>>,
-    /// Addresses that policies have of their own, sorted.
-    pub policy_addresses: Vec<IpAddr>,
+    /// Addresses that policies have of their own, or are to have, with their owners; by address.
+    pub policy_addresses: Vec<(IpAddr, ObjectId)>,
+    /// Objects that are there but can't be read.
+    pub unreadable: BTreeSet<ObjectId>,
+    /// Whether all objects are known.
+    pub is_complete: bool,
 }
 
 /// Why a Service doesn't get an address, by kind.
@@ -45,12 +52,24 @@ pub enum Reason {
     Family,
     /// The addresses that it names can't be read.
     Invalid,
+    /// The addresses that nobody has are quarantined.
+    Quarantined,
+    /// Its namespace may have no more addresses of the pool.
+    NamespaceLimit,
 }
 
 impl Reason {
     /// All reasons.
-    pub const ALL: [Self; 6] =
-        [Self::NoPool, Self::Exhausted, Self::InUse, Self::NotInPool, Self::Family, Self::Invalid];
+    pub const ALL: [Self; 8] = [
+        Self::NoPool,
+        Self::Exhausted,
+        Self::InUse,
+        Self::NotInPool,
+        Self::Family,
+        Self::Invalid,
+        Self::Quarantined,
+        Self::NamespaceLimit,
+    ];
 
     /// Its name in metrics and logs.
     pub fn as_str(self) -> &'static str {
@@ -61,6 +80,8 @@ impl Reason {
             Self::NotInPool => "not_in_pool",
             Self::Family => "family",
             Self::Invalid => "invalid",
+            Self::Quarantined => "quarantined",
+            Self::NamespaceLimit => "namespace_limit",
         }
     }
 }
@@ -98,6 +119,8 @@ pub struct PoolUsage {
     pub services: u64,
     /// Addresses of policies.
     pub policies: u64,
+    /// Addresses that nobody has, and nobody but their former owner gets yet.
+    pub quarantined: u64,
     /// Free addresses, at most `u64::MAX`.
     pub free: u64,
     /// The families of its ranges without a free address.
@@ -115,6 +138,11 @@ pub struct AllocationPlan {
     pub usage: Vec<PoolUsage>,
     /// What Services lack, and providers of pools can allocate; oldest Service first.
     pub shortages: Vec<Shortage>,
+    /// The record of each pool, by its name, with what Services and policies are to have. It is written first: then a
+    /// restart gives it to nobody else.
+    pub records: BTreeMap<String, AddressRecord>,
+    /// When the quarantine of an address ends that a Service waits for.
+    pub waits_until: Option<Timestamp>,
 }
 
 impl AllocationPlan {
@@ -127,9 +155,25 @@ impl AllocationPlan {
 }
 
 impl Snapshot {
-    /// Whether it has these objects and addresses of policies. An object that is the same is the same allocation.
-    pub fn is_of<'a>(&self, objects: impl Iterator<Item = &'a Arc<Object>>, policy_addresses: &[IpAddr]) -> bool {
-        self.policy_addresses == policy_addresses && self.objects.iter().map(Arc::as_ptr).eq(objects.map(Arc::as_ptr))
+    /// Whether it says the same as another one. An object that is the same is the same allocation.
+    pub fn is_same(&self, other: &Self) -> bool {
+        let Self { tenancy, objects, policy_addresses, unreadable, is_complete } = self;
+        (tenancy, policy_addresses, unreadable, is_complete)
+            == (&other.tenancy, &other.policy_addresses, &other.unreadable, &other.is_complete)
+            && objects.iter().map(Arc::as_ptr).eq(other.objects.iter().map(Arc::as_ptr))
+    }
+
+    /// What the pools among the objects have recorded.
+    pub fn record(&self) -> AddressRecord {
+        let mut record = AddressRecord::default();
+        for object in &self.objects {
+            if let Body::AddressPool(pool) = &object.body
+                && let Some(recorded) = &pool.recorded
+            {
+                record.extend(recorded);
+            }
+        }
+        record
     }
 
     /// The Services among the objects.
@@ -141,8 +185,8 @@ impl Snapshot {
         self.objects.iter().filter_map(request).collect()
     }
 
-    /// Decides on each of these Services.
-    pub fn plan(&self, services: &[ServiceRequest]) -> AllocationPlan {
+    /// Decides on each of these Services, by this record at this time.
+    pub fn plan(&self, services: &[ServiceRequest], record: AddressRecord, now: Timestamp) -> AllocationPlan {
         let mut namespaces: BTreeMap<String, BTreeMap<String, String>> = BTreeMap::new();
         for object in &self.objects {
             if let Body::Namespace(namespace) = &object.body {
@@ -160,7 +204,10 @@ impl Snapshot {
             _ => None,
         });
         let pools = Pools::new(manifests, self.tenancy, &namespaces);
-        Planner::new(services, pools, &self.policy_addresses).plan()
+        let (record, unreadable) = (Arc::new(record), self.unreadable.clone());
+        let (is_complete, unrecorded_pools) = (self.is_complete, BTreeSet::new());
+        let recorded = Recorded { record, now, unreadable, is_complete, unrecorded_pools };
+        Planner::new(services, pools, (&self.policy_addresses, &recorded)).plan()
     }
 }
 

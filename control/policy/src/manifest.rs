@@ -4,6 +4,7 @@
 
 mod address;
 mod address_pool;
+mod address_record;
 mod annotation;
 mod cloud_pool;
 pub mod crd;
@@ -28,6 +29,8 @@ use k8s_openapi::api::networking::v1::ServiceCIDR;
 
 pub use self::address::{Family, unusable as unusable_address};
 pub use self::address_pool::{AddressPool, AddressPoolSpec, Announce};
+pub(crate) use self::address_record::end_of_quarantine;
+pub use self::address_record::{AddressRecord, Holding, InvalidLine};
 pub(crate) use self::annotation::{ANNOUNCE_FIELD, EGRESS_FIELD, TABLE_SIZE_FIELD};
 pub use self::cloud_pool::{CloudAddress, CloudNic, CloudPool, claim_owner};
 pub use self::custom_resources::{
@@ -44,7 +47,7 @@ pub use self::read::{Manifests, ReadOptions, UnsupportedKinds, read};
 pub use self::service::{DEFAULT_TABLE_SIZE, Service, ServicePort, UnclassedServices};
 pub use self::service_request::{FIELD_MANAGER, FamilyPolicy, ServiceRequest, is_own_status};
 pub use self::slice::{EndpointSlice, Hints, SliceEndpoint, SlicePort};
-pub use self::values::{AddressRange, Cidr};
+pub use self::values::{AddressRange, Cidr, ReuseAfter};
 use crate::diagnostic::{Code, Diagnostic, ObjectLocation, Severity};
 use crate::yaml::{Source, join};
 

@@ -301,7 +301,8 @@ pub struct Sessions {
     /// Default: 1/32 of `capacity`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reserve: Option<u64>,
-    /// Directory for session state that survives a restart; `null`: none. Default: `/dev/shm/vipgate`.
+    /// Directory for session state that survives a restart, and with `policy.files` and no other gateway for the record of
+    /// addresses of AddressPools; `null`: none. Default: `/dev/shm/vipgate`.
     #[schemars(with = "Option<FilePath>")]
     pub state: Option<PathBuf>,
     /// Idle timeouts of sessions.

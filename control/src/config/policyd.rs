@@ -61,6 +61,10 @@ pub struct PolicydConfig {
     pub node_agents: Option<NodeAgentsConfig>,
     /// Public addresses of cloud providers, for AddressPools with a `provider`. Default: none is attached.
     pub cloud: Option<CloudConfig>,
+    /// With `source.files`: directory of what must outlive the process, which is the record of addresses of AddressPools
+    /// (`addresses`). Each server has its own. Default: none, and a restart begins a new record.
+    #[schemars(with = "Option<FilePath>")]
+    pub state: Option<PathBuf>,
     /// Limits of connections and of memory for clients.
     #[serde(default)]
     pub limits: PolicydLimits,
@@ -248,6 +252,12 @@ impl Etcd {
     /// Key prefix of the membership state that servers share; separate from the manifests.
     pub fn membership_prefix(&self) -> String {
         format!("{}-members/", self.prefix.trim_end_matches('/'))
+    }
+
+    /// Key of the record of addresses of pools that servers share: beside the membership state, where servers of older
+    /// versions take it for no manifest.
+    pub fn record_key(&self) -> String {
+        format!("{}addresses", self.membership_prefix())
     }
 }
 

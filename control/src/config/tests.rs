@@ -293,13 +293,22 @@ fn policyd_yaml_has_defaults_and_validation() {
     }
     let etcd = PolicydConfig::parse("d.yaml", "source: {etcd: {endpoints: [\"http://127.0.0.1:2379\"]}}").unwrap();
     assert!(matches!(&etcd.source, PolicydSource::Etcd(etcd) if etcd.prefix == "/vipgate/"));
-    assert!(matches!(etcd.source, PolicydSource::Etcd(etcd) if etcd.membership_prefix() == "/vipgate-members/"));
+    let PolicydSource::Etcd(etcd) = etcd.source else { panic!("etcd") };
+    assert_eq!(
+        (etcd.membership_prefix(), etcd.record_key()),
+        ("/vipgate-members/".into(), "/vipgate-members/addresses".into())
+    );
+    let text = "source: {files: [a]}\nstate: /var/lib/x";
+    assert_eq!(PolicydConfig::parse("d.yaml", text).unwrap().state.as_deref(), Some(Path::new("/var/lib/x")));
+    assert!(schema_accepts(Published::PolicydYaml, text));
+    assert_eq!(config.state, None);
     for (text, expected) in [
         ("source: {files: []}", "d.yaml:1: source.files: at least one"),
         ("listen: \"127.0.0.1:1\"", "d.yaml:1: source: is missing"),
         ("source: {etcd: {endpoints: [x]}}", "d.yaml:1: source.etcd.endpoints[0]: `x` is not a server URL"),
         ("source: {files: [a]}\ntls: {cert: c}", "d.yaml:2: tls.key: is missing"),
         ("source: {files: [a]}\nleases: {ttl: 600}", "d.yaml:2: leases.ttl: "),
+        ("source: {files: [a]}\nstate: [a]", "d.yaml:2: state: "),
         ("source: {kubernetes: {x: 1}}", "d.yaml:1: source.kubernetes.x: unknown field"),
         ("source: {kubernetes: {services: {unclassed: x}}}", "d.yaml:1: source.kubernetes.services.unclassed: "),
         ("source: {kubernetes: {namespaces: [a, a]}}", "d.yaml:1: source.kubernetes.namespaces[1]: a is a duplicate"),

@@ -13,7 +13,6 @@ use vipgate_policy::compiler::GatewayLocality;
 use crate::source;
 use crate::source::files::WatchedFiles;
 use crate::source::ingest::{SourceIngester, join_result};
-use crate::source::store::ManifestStore;
 use crate::state::files::{FileCommand, FileSourceHandle};
 use crate::xds::client::ClientEvent;
 use crate::xds::resource::version_of;
@@ -45,14 +44,13 @@ impl PolicySubscription {
     }
 
     /// A subscription to files, and their current policy, unless they are empty. The files are read again when they
-    /// change, if they are watched, or on request. `name`: their paths, for display.
+    /// change, if they are watched, or on request.
     pub(crate) async fn files(
-        name: String,
         files: WatchedFiles,
         locality: GatewayLocality,
-        store: ManifestStore,
+        ingester: SourceIngester,
     ) -> (Self, Option<PolicyUpdate>) {
-        let (mut files, subscription) = FileSource::new(&name, files, locality, store);
+        let (mut files, subscription) = FileSource::new(files, locality, ingester);
         files.read().await;
         let update = files.difference().await;
         if update.is_some() {
@@ -98,13 +96,7 @@ struct FileSource {
 }
 
 impl FileSource {
-    fn new(
-        name: &str,
-        files: WatchedFiles,
-        locality: GatewayLocality,
-        store: ManifestStore,
-    ) -> (Self, PolicySubscription) {
-        let ingester = SourceIngester::new(format!("files {name}"), store);
+    fn new(files: WatchedFiles, locality: GatewayLocality, ingester: SourceIngester) -> (Self, PolicySubscription) {
         let (events, received) = mpsc::channel(MAX_PENDING_EVENTS);
         let (command_sender, commands) = mpsc::channel(1);
         let handle = FileSourceHandle { status: ingester.status(), commands: command_sender };
@@ -144,6 +136,10 @@ impl FileSource {
                         let _ = reply.send(accepted);
                     }
                 },
+                () = self.ingester.due() => {
+                    self.ingester.recompile().await;
+                    self.send_update().await;
+                }
                 () = self.events.closed() => return,
             }
         }

@@ -1,12 +1,11 @@
 //! Process secret, left to the next process on this host beside the session tables (`sessions.state`). With it, a
 //! restarted gateway takes over its name at once, while a process on another host waits until the lease expires.
 
-use std::fs;
-use std::io::{self, ErrorKind};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::Path;
 
 use crate::config::Config;
-use crate::gateway::session_store;
+use crate::gateway::session_store::{SECRET, path_beside};
 use crate::membership::Secret;
 use crate::replaced_file::replace;
 use crate::text_file::read_regular;
@@ -27,7 +26,7 @@ pub(super) fn generate() -> Result<Secret, getrandom::Error> {
 /// Writes the secret of this process for the next one, and returns that of the previous process. If it can't be
 /// written, the next process has to wait for the lease to expire.
 pub(super) fn exchange(config: &Config, own: &Secret) -> Option<Secret> {
-    let path = path(config)?;
+    let path = path_beside(config, SECRET)?;
     let previous = read_regular(&path).ok().and_then(|bytes| Secret::from_slice(&bytes));
     if let Err(error) = write(&path, own) {
         let file = path.display();
@@ -41,27 +40,13 @@ pub(super) fn exchange(config: &Config, own: &Secret) -> Option<Secret> {
     previous
 }
 
-/// Removes the stored secret.
-pub(super) fn remove(config: &Config) -> io::Result<()> {
-    match path(config).map_or(Ok(()), fs::remove_file) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
-}
-
-/// Beside the directory of the session tables, which holds worker files only.
-fn path(config: &Config) -> Option<PathBuf> {
-    let mut path = session_store::state_dir(config)?.into_os_string();
-    path.push(".secret");
-    Some(path.into())
-}
-
 fn write(path: &Path, secret: &Secret) -> io::Result<()> {
     replace(path, MODE, &[secret.bytes()])
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;

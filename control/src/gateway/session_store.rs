@@ -20,6 +20,10 @@ use self::migrate::{MigrationOutcome, MigrationTarget};
 use crate::command_error::CommandError;
 use crate::config::Config;
 
+/// Suffix of the file beside the session tables with the record of addresses of pools.
+pub(super) const ADDRESSES: &str = ".addresses";
+/// Suffix of the file beside them with the process secret.
+pub(super) const SECRET: &str = ".secret";
 /// How long to wait for a file lock: a killed process releases its locks last.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -174,12 +178,19 @@ impl StoredSessions {
         Ok(Some(Self { directory, _locks: locks }))
     }
 
-    /// Removes the files.
+    /// Removes the files, and those beside them.
     ///
     /// # Errors
     /// When a file can't be removed.
-    pub(super) fn remove(self) -> Result<(), CommandError> {
-        fs::remove_dir_all(&self.directory).map_err(|error| cannot_remove(&self.directory, error))
+    pub(super) fn remove(self, config: &Config) -> Result<(), CommandError> {
+        fs::remove_dir_all(&self.directory).map_err(|error| cannot_remove(&self.directory, error))?;
+        for path in [ADDRESSES, SECRET].into_iter().filter_map(|suffix| path_beside(config, suffix)) {
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(cannot_remove(&path, error)),
+                _ => {}
+            }
+        }
+        Ok(())
     }
 }
 
@@ -187,8 +198,16 @@ fn cannot_remove(directory: &Path, error: std::io::Error) -> CommandError {
     CommandError::runtime(error).context(format_args!("sessions.state: cannot remove {}", directory.display()))
 }
 
+/// A file of this gateway beside the directory of its session tables, which holds worker files only; `None` if sessions
+/// aren't stored.
+pub(super) fn path_beside(config: &Config, suffix: &str) -> Option<PathBuf> {
+    let mut path = state_dir(config)?.into_os_string();
+    path.push(suffix);
+    Some(path.into())
+}
+
 /// The directory of this gateway's session tables; `None` if sessions aren't stored.
-pub(super) fn state_dir(config: &Config) -> Option<PathBuf> {
+fn state_dir(config: &Config) -> Option<PathBuf> {
     // The name becomes exactly one path component, and never `.` or `..`.
     let name = config.name.replace(['/', '\0'], "_");
     let name = if name.starts_with('.') { format!("_{name}") } else { name };

@@ -77,7 +77,7 @@ impl Startup {
         // Before any other thread starts: threads inherit the CPU affinity.
         super::workers::avoid_worker_cores(&cores);
         let background = BackgroundRuntime::start()?;
-        let source = source::open(&config, &background).await;
+        let source = source::open(&config, &background).await?;
         let network = network::open(&config).await?;
         // Early: it withdraws routes that a previous process has left.
         let advertiser = network::open_advertiser(&config).await?;

@@ -1,12 +1,16 @@
-//! Address management: the leader of the policy servers writes the addresses of Services to their status.
+//! Address management: the leader of the policy servers records in the status of pools who has their addresses, and writes
+//! the addresses of Services to their status.
 //!
 //! ```text
-//!   objects in force -> plan -> is there a change? -> all Services, read from the API -> plan -> writes
+//!   objects in force -> plan -> is there a change? -> all Services and pools, read from the API -> plan
+//!                                                         -> records of pools -> addresses of Services
 //! ```
 //! The first plan is of what the watches have delivered, and may be late; the second one is of the API's own state, so
-//! that it has every write of this server and of the leader before. A write fails if its Service has changed meanwhile.
+//! that it has every write of this server and of the leader before. A write fails if its object has changed meanwhile.
+//! No Service gets an address that isn't recorded.
 
 mod api;
+mod records;
 mod report;
 
 use std::collections::BTreeMap;
@@ -15,12 +19,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
+use k8s_openapi::jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::time::sleep;
-use vipgate_policy::ipam::{AllocationPlan, PoolUsage, Reason, Snapshot};
+use vipgate_policy::address_record::AddressRecord;
+use vipgate_policy::ipam::{AllocationPlan, Decision, PoolUsage, Reason, Snapshot};
 use vipgate_policy::manifest::ServiceRequest;
 
-use self::api::{ListedService, ServiceApi, WRITE_TIMEOUT, WriteError};
+use self::api::{AddressApi, ListedPool, ListedService, WRITE_TIMEOUT, WriteError};
+use self::records::RecordChange;
 use self::report::{Report, Reporter};
 use super::cloud::CloudState;
 use super::leader::{Leadership, leads_for};
@@ -33,10 +40,14 @@ use crate::metrics::definitions::policy_server as defined;
 use crate::source::backoff::Backoff;
 use crate::source::ingest::join_result;
 
-/// Writes after which all Services are read again.
+/// Writes to Services after which all are read again.
 const MAX_WRITES: usize = 100;
+/// How long the watches of a new leader may be late.
+const CATCH_UP_TIME: Duration = Duration::from_secs(10);
 /// Pause between rounds, such as after a conflict.
 const ROUND_INTERVAL: Duration = Duration::from_millis(250);
+/// How often quarantined addresses are counted.
+const COUNT_INTERVAL: Duration = Duration::from_mins(1);
 
 /// State of address management, shared with the compiler and metrics.
 #[derive(Debug, Default)]
@@ -68,8 +79,13 @@ impl IpamState {
     pub(super) fn families(&self) -> Vec<Family> {
         let report = self.report.load();
         let usage = report.usage.iter().flat_map(|pool| {
-            [("service", pool.services), ("policy", pool.policies), ("free", pool.free)]
-                .map(|(state, count)| (vec![("pool", pool.name.clone()), ("state", state.to_owned())], count))
+            let states = [
+                ("service", pool.services),
+                ("policy", pool.policies),
+                ("quarantined", pool.quarantined),
+                ("free", pool.free),
+            ];
+            states.map(|(state, count)| (vec![("pool", pool.name.clone()), ("state", state.to_owned())], count))
         });
         let refused = |reason: Reason| (reason.as_str(), report.refused.get(&reason).copied().unwrap_or_default());
         let results = [("written", &self.written), ("conflict", &self.conflicts), ("failed", &self.failures)];
@@ -89,7 +105,7 @@ pub(super) async fn run(
     stop: watch::Receiver<bool>,
 ) {
     let allocator = Allocator {
-        api: ServiceApi::new(source),
+        api: AddressApi::new(source),
         state,
         cloud,
         leadership,
@@ -98,21 +114,35 @@ pub(super) async fn run(
         uncertain: BTreeMap::new(),
         reporter: Reporter::new(objects),
         reported: None,
+        leads_since: None,
     };
     allocator.run(stop).await;
 }
 
-/// What is left to do after a round.
+/// What is left to do after a round, the most urgent last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Rest {
     Nothing,
+    /// Another round after this time, since quarantines end.
+    Later(Duration),
     /// Another round.
     More,
     /// The same again, later.
     Failed,
 }
 
+impl Rest {
+    /// What is left once a plan is carried out.
+    fn after(plan: &AllocationPlan, now: Timestamp) -> Self {
+        let until = |end: Timestamp| Duration::try_from(end.duration_since(now)).unwrap_or_default();
+        let has_quarantined = plan.usage.iter().any(|pool| pool.quarantined > 0);
+        let delays = plan.waits_until.map(until).into_iter().chain(has_quarantined.then_some(COUNT_INTERVAL));
+        delays.min().map_or(Self::Nothing, |delay| Self::Later(delay.max(ROUND_INTERVAL)))
+    }
+}
+
 struct Allocator {
-    api: ServiceApi,
+    api: AddressApi,
     state: Arc<IpamState>,
     cloud: Arc<CloudState>,
     leadership: watch::Receiver<Leadership>,
@@ -123,6 +153,8 @@ struct Allocator {
     reporter: Reporter,
     /// The error that was logged last.
     reported: Option<String>,
+    /// Since when this server leads.
+    leads_since: Option<Instant>,
 }
 
 impl Allocator {
@@ -132,6 +164,7 @@ impl Allocator {
         while !*stop.borrow() {
             let leader = leads_for(*leadership.borrow_and_update(), Duration::ZERO);
             let snapshot = snapshots.borrow_and_update().clone().filter(|_| leader);
+            self.leads_since = leader.then(|| self.leads_since.unwrap_or_else(Instant::now));
             let rest = if let Some(snapshot) = snapshot {
                 self.round(&snapshot, &stop).await
             } else {
@@ -142,6 +175,7 @@ impl Allocator {
             };
             let delay = match rest {
                 Rest::Nothing => None,
+                Rest::Later(delay) => Some(delay),
                 Rest::More => Some(ROUND_INTERVAL),
                 Rest::Failed => Some(backoff.next_delay()),
             };
@@ -153,6 +187,10 @@ impl Allocator {
                 let _ = leadership.wait_for(|leadership| leads_for(*leadership, Duration::ZERO) != leader).await;
             };
             let is_failed = matches!(rest, Rest::Failed);
+            if rest != Rest::Nothing {
+                // However fast objects change: a round may read the whole API.
+                sleep(ROUND_INTERVAL).await;
+            }
             tokio::select! {
                 _ = snapshots.changed(), if !is_failed => {}
                 () = other_leader => {}
@@ -163,38 +201,104 @@ impl Allocator {
     }
 
     async fn round(&mut self, snapshot: &Arc<Snapshot>, stop: &watch::Receiver<bool>) -> Rest {
-        let (services, plan) = plan_for(snapshot, Snapshot::services).await;
-        if plan.changes().is_empty() && self.uncertain.is_empty() {
+        let snapshot = &self.as_known(snapshot);
+        let (services, plan) = plan_for(snapshot, |snapshot| (snapshot.services(), snapshot.record())).await;
+        let is_done = plan.changes().is_empty() && records::are_observed(&plan.records, snapshot);
+        if is_done && self.uncertain.is_empty() {
             self.report(&services, &plan);
-            return Rest::Nothing;
+            return self.after(&plan);
         }
-        let listed = match self.api.list().await {
+        let mut listed = match self.api.list().await {
             Ok(listed) => listed,
             Err(error) => {
-                self.report_error("all Services", &error);
+                self.report_error("all Services and AddressPools", &error);
                 return Rest::Failed;
             }
         };
-        let services = self.with_uncertain(&listed);
-        let (services, plan) = plan_for(snapshot, move |_| services).await;
+        // Others aren't in force: their addresses are nobody's.
+        listed.pools.retain(|name, _| plan.records.contains_key(name));
+        let (services, record) = (self.with_uncertain(&listed.services), records::merged(&listed.pools));
+        let snapshot = Arc::new(records::with_unobserved(snapshot, &record));
+        let (services, plan) = plan_for(&snapshot, move |_| (services, record)).await;
         self.report(&services, &plan);
-        let changes = plan.changes();
-        let mut rest = if changes.len() > MAX_WRITES { Rest::More } else { Rest::Nothing };
-        for decision in changes.into_iter().take(MAX_WRITES) {
-            sleep(self.bucket.take(self.started.elapsed())).await;
-            // Another leader may read the Services when the Lease has ended: nothing may be under way then.
-            if !leads_for(*self.leadership.borrow(), WRITE_TIMEOUT) || *stop.borrow() {
-                return Rest::More;
-            }
-            match self.write(&listed[decision.service], &decision.addresses).await {
-                Rest::Nothing => {}
-                other => rest = other,
-            }
-        }
-        if matches!(rest, Rest::Nothing) {
+        let (unwritten, rest) = self.write_records(&listed.pools, &plan, stop).await;
+        let mut changes = plan.changes();
+        changes.retain(|it| !records::waits_for(&services[it.service], &it.addresses, &unwritten));
+        let rest = rest.max(self.write_services(&listed.services, &changes, stop).await);
+        if rest == Rest::Nothing {
             self.reported = None;
         }
+        rest.max(self.after(&plan))
+    }
+
+    /// The snapshot of a leader: a new one may not have the objects yet that the record is of, so it frees none at first.
+    fn as_known(&self, snapshot: &Arc<Snapshot>) -> Arc<Snapshot> {
+        if self.has_caught_up() {
+            snapshot.clone()
+        } else {
+            Arc::new(Snapshot { is_complete: false, ..(**snapshot).clone() })
+        }
+    }
+
+    fn has_caught_up(&self) -> bool {
+        self.leads_since.is_some_and(|since| since.elapsed() >= CATCH_UP_TIME)
+    }
+
+    fn after(&self, plan: &AllocationPlan) -> Rest {
+        let rest = Rest::after(plan, Timestamp::now());
+        if self.has_caught_up() { rest } else { rest.max(Rest::Later(CATCH_UP_TIME)) }
+    }
+
+    /// Writes the records that the API doesn't have; returns those that it may still not have.
+    async fn write_records<'a>(
+        &mut self,
+        pools: &'a BTreeMap<String, ListedPool>,
+        plan: &'a AllocationPlan,
+        stop: &watch::Receiver<bool>,
+    ) -> (Vec<RecordChange<'a>>, Rest) {
+        let (mut unwritten, mut rest) = (Vec::new(), Rest::Nothing);
+        for change in records::changes(pools, plan) {
+            let Some(pool) = change.listed else {
+                // The watch will say that it is gone.
+                unwritten.push(change);
+                continue;
+            };
+            let outcome = if self.may_write(stop).await {
+                let written = self.api.write_record((change.pool, pool), change.record).await;
+                self.count(&format!("AddressPool {}", change.pool), written.as_ref().err())
+            } else {
+                Rest::More
+            };
+            if outcome != Rest::Nothing {
+                unwritten.push(change);
+            }
+            rest = rest.max(outcome);
+        }
+        (unwritten, rest)
+    }
+
+    /// Writes the addresses of Services.
+    async fn write_services(
+        &mut self,
+        services: &[ListedService],
+        changes: &[&Decision],
+        stop: &watch::Receiver<bool>,
+    ) -> Rest {
+        let mut rest = if changes.len() > MAX_WRITES { Rest::More } else { Rest::Nothing };
+        for decision in changes.iter().take(MAX_WRITES) {
+            if !self.may_write(stop).await {
+                return rest.max(Rest::More);
+            }
+            rest = rest.max(self.write(&services[decision.service], &decision.addresses).await);
+        }
         rest
+    }
+
+    /// Waits until a write may begin; returns whether this server still leads then.
+    async fn may_write(&mut self, stop: &watch::Receiver<bool>) -> bool {
+        sleep(self.bucket.take(self.started.elapsed())).await;
+        // Another leader may read the Services when the Lease has ended: nothing may be under way then.
+        leads_for(*self.leadership.borrow(), WRITE_TIMEOUT) && !*stop.borrow()
     }
 
     fn report(&mut self, services: &[ServiceRequest], plan: &AllocationPlan) {
@@ -222,56 +326,67 @@ impl Allocator {
 
     async fn write(&mut self, service: &ListedService, addresses: &[IpAddr]) -> Rest {
         let path = service.request.path();
-        match self.api.write(service, addresses).await {
+        let written = self.api.write(service, addresses).await;
+        match &written {
             Ok(()) => {
                 self.uncertain.remove(&path);
-                self.state.written.increment();
                 self.reporter.report_write(&path, &service.request.current, addresses);
+            }
+            Err(WriteError::Unknown(_)) => {
+                self.uncertain.insert(path.clone(), (service.version().to_owned(), addresses.to_vec()));
+            }
+            Err(WriteError::Conflict | WriteError::Refused(_)) => {}
+        }
+        self.count(&format!("Service {path}"), written.as_ref().err())
+    }
+
+    /// Counts a write; returns what follows from its error.
+    fn count(&mut self, object: &str, error: Option<&WriteError>) -> Rest {
+        match error {
+            None => {
+                self.state.written.increment();
                 Rest::Nothing
             }
-            Err(WriteError::Conflict) => {
+            Some(WriteError::Conflict) => {
                 self.state.conflicts.increment();
-                tracing::debug!(service = path, "the Service has changed meanwhile");
+                tracing::debug!(object, "it has changed meanwhile");
                 Rest::More
             }
-            Err(WriteError::Refused(error)) => {
+            Some(WriteError::Refused(error) | WriteError::Unknown(error)) => {
                 self.state.failures.increment();
-                self.report_error(&path, &error);
-                Rest::Failed
-            }
-            Err(WriteError::Unknown(error)) => {
-                self.state.failures.increment();
-                self.report_error(&path, &error);
-                self.uncertain.insert(path, (service.version().to_owned(), addresses.to_vec()));
+                self.report_error(object, error);
                 Rest::Failed
             }
         }
     }
 
-    fn report_error(&mut self, service: &str, error: &str) {
+    fn report_error(&mut self, object: &str, error: &str) {
         if self.reported.as_deref() != Some(error) {
             tracing::warn!(
                 event = "address_failed",
-                service,
+                object,
                 error,
-                "addresses of Services can't be read or written: check the API server and the account's rights (`patch` \
-                 of services/status)"
+                "addresses can't be read or written: check the API server and the account's rights (`list` of services \
+                 and addresspools, `patch` of services/status and addresspools/status)"
             );
             self.reported = Some(error.to_owned());
         }
     }
 }
 
-/// Plans for Services on a blocking thread: there may be ten thousand.
+/// Plans on a blocking thread: there may be ten thousand Services.
 async fn plan_for(
     snapshot: &Arc<Snapshot>,
-    services: impl FnOnce(&Snapshot) -> Vec<ServiceRequest> + Send + 'static,
+    inputs: impl FnOnce(&Snapshot) -> (Vec<ServiceRequest>, AddressRecord) + Send + 'static,
 ) -> (Vec<ServiceRequest>, AllocationPlan) {
     let snapshot = snapshot.clone();
     let work = tokio::task::spawn_blocking(move || {
-        let services = services(&snapshot);
-        let plan = snapshot.plan(&services);
+        let (services, record) = inputs(&snapshot);
+        let plan = snapshot.plan(&services, record, Timestamp::now());
         (services, plan)
     });
     join_result(work.await)
 }
+
+#[cfg(test)]
+mod tests;

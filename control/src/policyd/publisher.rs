@@ -15,8 +15,8 @@ use crate::source::ingest::{SourceIngester, join_result};
 use crate::source::store::{AcceptEmptyError, AcceptedEmpty};
 use crate::systemd;
 
-/// How long the first policy waits for the providers of pools.
-const CLOUD_TIMEOUT: Duration = Duration::from_secs(15);
+/// How long the first policy waits for the providers of pools, and for addresses of pools to be recorded.
+const FIRST_POLICY_TIMEOUT: Duration = Duration::from_secs(15);
 /// How often the log repeats that there is no policy.
 const NO_POLICY_LOG_INTERVAL: Duration = Duration::from_secs(30);
 
@@ -101,7 +101,8 @@ impl Publisher {
                 let observed = self.inventory.borrow_and_update().clone();
                 Next::Publish(self.intake.set_cloud((*observed).clone()).await)
             }
-            () = sleep_until(self.began + CLOUD_TIMEOUT), if is_first && self.began.elapsed() < CLOUD_TIMEOUT => {
+            () = self.intake.due() => Next::Publish(self.intake.recompile().await),
+            () = sleep_until(self.began + FIRST_POLICY_TIMEOUT), if is_first && self.waits_for_all() => {
                 let cached = self.state.cloud.cached().await;
                 if !cached.is_empty() {
                     let pools = cached.keys().cloned().collect::<Vec<_>>().join(", ");
@@ -147,10 +148,18 @@ impl Publisher {
         }
     }
 
-    /// Whether what is compiled may be published: a first policy without the private addresses of VIPs would take them from
-    /// gateways that have them.
+    /// Whether what is compiled may be published: a first policy without the private addresses of VIPs, or without
+    /// addresses that are about to be recorded, would take them from gateways that have them.
     fn is_complete(&self) -> bool {
-        self.last.number > 0 || self.began.elapsed() >= CLOUD_TIMEOUT || !self.state.cloud.awaits_observation()
+        let has_pending = || self.state.source.compiled.load().has_pending;
+        let is_whole = || !self.waits_for_all() || !(self.state.cloud.awaits_observation() || has_pending());
+        // Without the record it isn't known who has which address, and gateways have a policy.
+        self.last.number > 0 || self.intake.knows_record() && is_whole()
+    }
+
+    /// Whether a first policy has time to become complete.
+    fn waits_for_all(&self) -> bool {
+        self.began.elapsed() < FIRST_POLICY_TIMEOUT
     }
 }
 

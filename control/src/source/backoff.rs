@@ -11,6 +11,7 @@ pub(crate) fn delay_after(failures: u32, (first, longest): (Duration, Duration))
 }
 
 /// Delays from 100 ms to 5 s.
+#[derive(Debug)]
 pub(crate) struct Backoff {
     next: Duration,
 }

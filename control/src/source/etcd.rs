@@ -7,7 +7,7 @@
 
 mod decode;
 mod key;
-mod member;
+pub(super) mod member;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -49,8 +49,8 @@ struct Reflector<'a> {
     /// The key prefix of manifests.
     prefix: &'a str,
     keys: KeyRange,
-    /// The key prefix of membership records, which policy servers write. If `prefix` has no trailing slash, they are
-    /// listed too.
+    /// The key prefix of membership records and of the record of addresses, which policy servers write. If `prefix` has
+    /// no trailing slash, they are listed too.
     membership: String,
     events: &'a Sender<SourceEvent>,
     /// Errors reported since the last successful listing.
@@ -107,7 +107,7 @@ impl Reflector<'_> {
         }
     }
 
-    /// Sends an update without membership records; an entry whose key doesn't match its manifest becomes an error.
+    /// Sends an update without what policy servers write; an entry whose key doesn't match its manifest becomes an error.
     async fn send_update(&self, mut update: SourceUpdate) {
         update.changed.retain(|(name, _)| !name.starts_with(&self.membership));
         update.removed.retain(|name| !name.starts_with(&self.membership));

@@ -1,5 +1,5 @@
 //! Ingestion of a policy source, by policyd and by a gateway with manifests in files: applies its events to the store,
-//! compiles the policy, and maintains the status of the source.
+//! compiles the policy, has addresses of pools recorded, and maintains the status of the source.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -7,16 +7,23 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
+use k8s_openapi::jiff::Timestamp;
 use tokio::task::JoinError;
 use vipgate_policy::diagnostic::Diagnostic;
 use vipgate_policy::manifest::CloudPool;
 
+use super::address_record::{RecordStorage, Recorder};
 use super::store::{AcceptEmptyError, AcceptedEmpty, CompileOutcome, ManifestStore};
 use super::{SourceEvent, SourceUpdate};
 use crate::metric::{Family, Label, metrics};
 
 /// Maximum number of reasons in a summary.
 const MAX_LISTED_REASONS: usize = 5;
+/// Records that follow from each other at once: what policies gave up, what others are to have then, and what other
+/// servers write meanwhile.
+const MAX_RECORDS: usize = 4;
+/// How often the wall clock is looked at, which can be set meanwhile.
+const CLOCK_INTERVAL: Duration = Duration::from_mins(1);
 
 const STATE: Label = Label::one_of("state", &["accepted", "last_good", "rejected"]);
 
@@ -131,12 +138,20 @@ impl SourceStatus {
 pub struct SourceIngester {
     store: ManifestStore,
     status: Arc<SourceStatus>,
+    /// Stores the record of addresses of pools, where it is beside the source.
+    recorder: Option<Recorder>,
 }
 
 impl SourceIngester {
     /// Creates the ingester of a source with this name.
     pub fn new(name: String, store: ManifestStore) -> Self {
-        Self { store, status: Arc::new(SourceStatus::new(name)) }
+        Self { store, status: Arc::new(SourceStatus::new(name)), recorder: None }
+    }
+
+    /// Sets where the record of addresses of pools is stored. Default: nowhere.
+    #[must_use]
+    pub(crate) fn with_storage(self, storage: Option<RecordStorage>) -> Self {
+        Self { recorder: storage.map(Recorder::new), ..self }
     }
 
     /// The status of the source.
@@ -190,26 +205,113 @@ impl SourceIngester {
         Ok(accepted)
     }
 
+    /// Whether the record of addresses is known, where there is one beside the source.
+    pub(crate) fn knows_record(&self) -> bool {
+        self.recorder.as_ref().is_none_or(Recorder::is_loaded)
+    }
+
+    /// Waits until a compilation is due without an event: a quarantine ends that a policy waits for, or what couldn't be
+    /// recorded is to be tried again.
+    pub(crate) fn due(&self) -> impl Future<Output = ()> + use<> {
+        let retry_at = self.recorder.as_ref().and_then(Recorder::retry_at);
+        let waits_until = self.status.compiled.load().waits_until;
+        async move {
+            loop {
+                let retry = retry_at.map(|at| at.saturating_duration_since(tokio::time::Instant::now()));
+                let quarantine = waits_until.map(|end| Timestamp::now().duration_until(end));
+                // One that has passed is negative.
+                let quarantine = quarantine.map(|left| Duration::try_from(left).unwrap_or_default());
+                match [retry, quarantine].into_iter().flatten().min() {
+                    None => std::future::pending().await,
+                    Some(left) if left.is_zero() => return,
+                    Some(left) => tokio::time::sleep(left.min(CLOCK_INTERVAL)).await,
+                }
+            }
+        }
+    }
+
+    /// Compiles again, since that is due. Returns the time of compilation.
+    pub(crate) async fn recompile(&mut self) -> Duration {
+        self.compile(Vec::new()).await
+    }
+
+    /// Compiles until what is given is recorded, as far as that is possible now.
     async fn compile(&mut self, updates: Vec<SourceUpdate>) -> Duration {
-        let (mut store, status) = (std::mem::take(&mut self.store), self.status.clone());
+        if let Some(recorder) = &mut self.recorder
+            && let Some(stored) = recorder.load().await
+        {
+            if recorder.is_shared() {
+                self.store.adopt_record(stored, record_time());
+            } else {
+                self.store.set_record(stored);
+            }
+        }
+        let (mut outcome, mut took) = self.compile_once(updates).await;
+        let mut records = 0;
+        while self.save_record(&outcome, records).await {
+            records += 1;
+            let (next, more) = self.compile_once(Vec::new()).await;
+            (outcome, took) = (next, took + more);
+        }
+        let status = self.status.clone();
+        let work = tokio::task::spawn_blocking(move || {
+            // Comparing the diagnostics of thousands of manifests and dropping the previous result is slow, too.
+            let before = status.compiled.load_full();
+            log_changes(&before, &outcome);
+            status.compiled.store(Arc::new(outcome));
+        });
+        join_result(work.await);
+        self.status.update_health();
+        took
+    }
+
+    async fn compile_once(&mut self, updates: Vec<SourceUpdate>) -> (CompileOutcome, Duration) {
+        let mut store = std::mem::take(&mut self.store);
+        let is_reachable = self.status.unreachable.load().is_none();
         let work = tokio::task::spawn_blocking(move || {
             let start = Instant::now();
             for update in updates {
                 store.update(update);
             }
+            store.set_now(record_time());
+            store.set_reachable(is_reachable);
             let outcome = store.compile();
-            let took = start.elapsed();
-            // Comparing the diagnostics of thousands of manifests and dropping the previous result is slow, too.
-            let before = status.compiled.load_full();
-            log_changes(&before, &outcome);
-            status.compiled.store(Arc::new(outcome));
-            (store, took)
+            (store, outcome, start.elapsed())
         });
-        let (store, took) = join_result(work.await);
+        let (store, outcome, took) = join_result(work.await);
         self.store = store;
-        self.status.update_health();
-        took
+        (outcome, took)
     }
+
+    /// Stores the record that follows from a compilation, after so many others; returns whether the next compilation has
+    /// another record.
+    async fn save_record(&mut self, outcome: &CompileOutcome, records: usize) -> bool {
+        let Some(recorder) = &mut self.recorder else { return false };
+        let Some(next) = &outcome.next_record else {
+            recorder.rest();
+            return false;
+        };
+        if records == MAX_RECORDS {
+            recorder.postpone();
+            return false;
+        }
+        if outcome.has_pending {
+            recorder.report_memory();
+        }
+        let Some(stored) = recorder.save(next).await else { return false };
+        if Arc::ptr_eq(&stored, next) {
+            self.store.set_record(stored);
+        } else {
+            self.store.adopt_record(stored, record_time());
+        }
+        true
+    }
+}
+
+/// The time, in whole milliseconds: it is written to the record.
+fn record_time() -> Timestamp {
+    let now = Timestamp::now();
+    Timestamp::from_millisecond(now.as_millisecond()).unwrap_or(now)
 }
 
 /// The result of a blocking task. A panic in it is a bug and is propagated.

@@ -28,7 +28,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 use vipgate_policy::manifest::Kind;
 
-pub(crate) use self::client::{ConnectError, client};
+pub(crate) use self::client::{ConnectError, client, objects};
 use self::collection::{Collection, CollectionEvent};
 use self::mirror::Mirror;
 pub(crate) use self::observed::{ObservedMap, ObservedObject, ObservedObjects};

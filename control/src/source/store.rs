@@ -2,7 +2,7 @@
 //!
 //! A faulty object doesn't affect others. One that can't be read any more stays in force as it was last read; one that
 //! conflicts with others, or exceeds a limit, isn't in force, whatever it was before: what is in force is what a fresh start
-//! with the same objects would bring into force. Only changed entries are parsed again.
+//! with the same objects, and the same record of addresses, would bring into force. Only changed entries are parsed again.
 //!
 //! Emptiness isn't trusted: an entry or directory that had objects and is now empty or missing retains them, and so
 //! does a source that had objects and now has none, until it has some again or the empty source is accepted. An entry
@@ -13,14 +13,19 @@ mod cloud_objects;
 mod entries;
 mod entry;
 mod health;
+mod record;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use k8s_openapi::jiff::Timestamp;
 use thiserror::Error;
-use vipgate_policy::compiler::{Cluster, Compiled, Compiler, NodeAgents, Options, Placement, Share, Tenancy};
+use vipgate_policy::address_record::AddressRecord;
+use vipgate_policy::compiler::{
+    Cluster, Compiled, Compiler, NodeAgents, Options, Placement, PoolAddresses, Share, Tenancy,
+};
 use vipgate_policy::diagnostic::{Code, Diagnostic, ObjectLocation, sort_and_dedup};
 use vipgate_policy::ipam::Snapshot;
 use vipgate_policy::manifest::{CloudPool, Kind, Object, ObjectId, ReadOptions, UnclassedServices, UnsupportedKinds};
@@ -28,6 +33,8 @@ use vipgate_policy::manifest::{CloudPool, Kind, Object, ObjectId, ReadOptions, U
 pub use self::cloud_objects::{CloudGateway, CloudObjects, ProviderPool};
 use self::entries::Entries;
 use self::entry::{Entry, Presence};
+use self::record::Reachability;
+pub use self::record::RecordMode;
 use super::{SourceUpdate, UnavailablePath};
 
 /// All manifests of a source.
@@ -50,6 +57,16 @@ pub struct ManifestStore {
     ipam: Option<Arc<Snapshot>>,
     /// What cloud providers have, by pool.
     cloud: BTreeMap<String, Arc<CloudPool>>,
+    record_mode: RecordMode,
+    /// Who has which address of a pool.
+    record: Arc<AddressRecord>,
+    /// The records of pools that it was merged from.
+    of_pools: Vec<Arc<AddressRecord>>,
+    /// The time of compilations.
+    now: Timestamp,
+    /// Until when the record may be of objects that are still on their way.
+    adopted_until: Option<Timestamp>,
+    reachability: Reachability,
     compiler: Compiler,
     /// Of the last update.
     revision: u64,
@@ -74,6 +91,13 @@ pub struct CompileOutcome {
     pub ipam: Option<Arc<Snapshot>>,
     /// What the policy server needs of cloud providers.
     pub cloud: CloudObjects,
+    /// Whether policies are to have addresses of pools that aren't recorded yet.
+    pub has_pending: bool,
+    /// The record of addresses once what is given is recorded, for whoever stores it beside the source; `None`: it is the
+    /// same, or it is elsewhere.
+    pub next_record: Option<Arc<AddressRecord>>,
+    /// When the quarantine of an address ends that a policy waits for: then a compilation gives it.
+    pub waits_until: Option<Timestamp>,
     /// Revision of the last update in it.
     pub revision: u64,
 }
@@ -305,18 +329,25 @@ impl ManifestStore {
         let unreported = unhealthy.iter().filter(|it| !it.has_diagnostic);
         diagnostics.extend(unreported.map(|it| Diagnostic::for_file(&it.name, Code::SourceUnavailable, &*it.reason)));
         let mut faulty = self.unreadable();
+        let unreadable: BTreeSet<ObjectId> = faulty.keys().cloned().collect();
+        let adoption_ends = self.adoption_ends();
+        let is_complete =
+            self.is_complete(&unhealthy) && adoption_ends.is_none() && self.reachability == Reachability::Reachable;
+        self.update_recorded(&unreadable, is_complete);
         let mut compiled = self.compile_objects();
         let refused = self.add_refused(&compiled.diagnostics, &mut faulty);
         diagnostics.append(&mut compiled.diagnostics);
         sort_and_dedup(&mut diagnostics);
         let is_in_force = |object: &&Arc<Object>| faulty.get(&object.id).is_none_or(|faulty| faulty.has_last_good);
+        let PoolAddresses { of_policies, are_pending, next_record, waits_until } =
+            std::mem::take(&mut compiled.addresses);
         if self.has_ipam && self.initialized {
             let of_pools = [Kind::AddressPool, Kind::Namespace].map(|kind| self.entries.of_kind(kind));
             let objects = of_pools.into_iter().flatten().filter(is_in_force).chain(self.entries.of_kind(Kind::Service));
-            let policy_addresses = std::mem::take(&mut compiled.policy_addresses);
-            if self.ipam.as_ref().is_none_or(|last| !last.is_of(objects.clone(), &policy_addresses)) {
-                let (tenancy, objects) = (self.compiler.options().tenancy, objects.cloned().collect());
-                self.ipam = Some(Arc::new(Snapshot { tenancy, objects, policy_addresses }));
+            let (tenancy, objects) = (self.compiler.options().tenancy, objects.cloned().collect());
+            let snapshot = Snapshot { tenancy, objects, policy_addresses: of_policies, unreadable, is_complete };
+            if self.ipam.as_ref().is_none_or(|last| !last.is_same(&snapshot)) {
+                self.ipam = Some(Arc::new(snapshot));
             }
         }
         let of_kind = |kind| self.entries.of_kind(kind).filter(is_in_force);
@@ -332,6 +363,9 @@ impl ManifestStore {
             slices_unverified: compiled.slices_unverified,
             ipam: self.ipam.clone(),
             cloud,
+            has_pending: are_pending,
+            next_record: self.note_next(next_record),
+            waits_until: waits_until.into_iter().chain(adoption_ends).min(),
             revision: self.revision,
         }
     }

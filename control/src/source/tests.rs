@@ -74,7 +74,7 @@ const CLASSES: &[&str] = &[
 async fn incremental_updates_equal_a_rebuild() {
     let mut coverage = Coverage::default();
     for seed in 0..SCENARIOS {
-        scenario(seed, &mut coverage).await;
+        Box::pin(scenario(seed, &mut coverage)).await;
     }
     let missed: Vec<_> = CLASSES.iter().filter(|class| !coverage.0.contains_key(*class)).collect();
     assert!(missed.is_empty(), "never reached: {missed:?}; reached: {:#?}", coverage.0);

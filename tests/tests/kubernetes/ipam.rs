@@ -12,7 +12,7 @@ use vipgate_tests::{Testbed, wait_for};
 use crate::access::grant_all_but;
 use crate::fixture::{source, start_gateway, start_policyd, wait_in_step, wait_seen_as};
 
-/// Pools of the testbed's outside networks. The second one is only for those that name it.
+/// Pools of the testbed's outside networks, without quarantine. The second one is only for those that name it.
 const POOLS: &str = "
 apiVersion: v1
 kind: Namespace
@@ -21,12 +21,12 @@ metadata: {name: tenant-a}
 apiVersion: vipgate.io/v1alpha1
 kind: AddressPool
 metadata: {name: public}
-spec: {ranges: [203.0.113.30-203.0.113.31, \"2001:db8:113::30-2001:db8:113::31\"]}
+spec: {ranges: [203.0.113.30-203.0.113.31, \"2001:db8:113::30-2001:db8:113::31\"], reuseAfter: 0s}
 ---
 apiVersion: vipgate.io/v1alpha1
 kind: AddressPool
 metadata: {name: reserved}
-spec: {ranges: [203.0.113.40-203.0.113.44], autoAssign: false}
+spec: {ranges: [203.0.113.40-203.0.113.44], autoAssign: false, reuseAfter: 0s}
 ";
 
 /// Endpoints of the Service `web`, pod p3.
@@ -40,7 +40,7 @@ endpoints: [{addresses: [10.1.0.21], conditions: {ready: true}}]
 ";
 
 /// A Service of vipgate's: 1.20 has no classes, so an annotation says so.
-fn service(name: &str, annotations: &str, spec: &str) -> String {
+pub(crate) fn service(name: &str, annotations: &str, spec: &str) -> String {
     format!(
         "---\napiVersion: v1\nkind: Service\n\
          metadata: {{name: {name}, namespace: tenant-a, annotations: {{vipgate.io/egress: \"true\"{annotations}}}}}\n\
@@ -54,12 +54,12 @@ fn addresses_of(service: &Value) -> Vec<String> {
     ingress.iter().map(|ingress| ingress["ip"].as_str().unwrap_or_default().to_owned()).collect()
 }
 
-fn addresses(api: &ApiServer, name: &str) -> Vec<String> {
+pub(crate) fn addresses(api: &ApiServer, name: &str) -> Vec<String> {
     addresses_of(&api.get("service", "tenant-a", name))
 }
 
 #[track_caller]
-fn wait_addresses(api: &ApiServer, policyd: &Policyd, name: &str, expected: &[&str]) {
+pub(crate) fn wait_addresses(api: &ApiServer, policyd: &Policyd, name: &str, expected: &[&str]) {
     let has = || addresses(api, name) == expected;
     assert!(wait_for(Duration::from_secs(15), has), "{name}: {:?}\n{}", addresses(api, name), policyd.log());
 }
@@ -177,7 +177,8 @@ fn a_service_gets_an_address_and_its_pods_leave_with_it() {
     crate::fixture::set_ingress(&api, "tenant-a", "foreign", &["203.0.113.60"]);
     api.kubectl(&["annotate", "-n", "tenant-a", "service", "foreign", "vipgate.io/pool=reserved", "--overwrite"]);
     api.apply(&service("last", ", vipgate.io/pool: reserved", ""));
-    wait_addresses(&api, &policyd, "last", &["203.0.113.40"]);
+    // The one that is free for longest.
+    wait_addresses(&api, &policyd, "last", &["203.0.113.42"]);
     assert_eq!(addresses(&api, "foreign"), ["203.0.113.60"]);
     testbed.accounting.allow(["no_policy", "no_service"]);
     policyd.kill();

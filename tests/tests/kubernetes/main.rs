@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod access;
+mod address_record;
 mod apiserver;
 mod fixture;
 mod ipam;

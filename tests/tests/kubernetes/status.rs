@@ -26,7 +26,7 @@ spec: {ranges: [203.0.113.30-203.0.113.33], autoAssign: false}
 apiVersion: vipgate.io/v1alpha1
 kind: AddressPool
 metadata: {name: small}
-spec: {ranges: [203.0.113.40/32]}
+spec: {ranges: [203.0.113.40/32], reuseAfter: 0s}
 ";
 
 /// A policy whose VIP another one has.
@@ -209,11 +209,11 @@ fn what_is_not_in_force_says_why_and_is_an_event_once() {
     let described = api.kubectl(&["describe", "egresspolicy", "-n", "tenant-c", "second"]);
     assert!(described.contains("vipgate-policyd"), "{described}");
 
-    // Its last valid version stays in force.
+    // What says something else isn't in force, and nor is what it said before.
     let outside = json!({"spec": {"addresses": ["203.0.114.1"]}}).to_string();
     api.kubectl(&["patch", "egresspolicy", "-n", "tenant-c", "batch", "--type=merge", "-p", &outside]);
     let object = wait_conditions(&api, &policyd, POLICY, &[("Accepted", "False AddressOutsidePools")]);
-    assert_eq!(object["status"]["addresses"], json!(["203.0.113.30"]));
+    assert_eq!(object["status"]["addresses"], json!([]));
     wait_events(&api, &policyd, ("EgressPolicy", "batch"), &["Rejected 1"]);
 
     // Another leader repeats no Event, and a deleted object that is created again is another one.
@@ -251,8 +251,13 @@ fn pools_say_what_is_used_and_services_why_they_have_no_address() {
     wait_conditions(&api, &policyd, small, &[("Accepted", "True Accepted"), ("Exhausted", "False AddressesFree")]);
     api.apply(&service("first"));
     let pool = wait_conditions(&api, &policyd, small, &[("Exhausted", "True NoAddressFree")]);
-    let expected =
-        [("capacity", json!(1)), ("used", json!(1)), ("namespaces", json!([{"name": "tenant-c", "used": 1}]))];
+    let expected = [
+        ("capacity", json!(1)),
+        ("used", json!(1)),
+        ("quarantined", json!(0)),
+        ("namespaces", json!([{"name": "tenant-c", "used": 1}])),
+        ("addresses", json!(["203.0.113.40 Service tenant-c/first"])),
+    ];
     for (field, value) in expected {
         assert_eq!(pool["status"][field], value, "{field}");
     }

@@ -13,7 +13,8 @@ use vipgate_tests::{EXTRA_ENDPOINT, SERVER, Testbed, VIP_B, session_state, wait_
 /// URLs of three servers on the gateway's host: one reads files, two read etcd.
 const URLS: [&str; 3] = ["http://127.0.0.1:18000", "http://127.0.0.1:18001", "http://127.0.0.1:18002"];
 
-fn start(testbed: &Testbed, folder: &Path, n: u16) -> Policyd {
+/// Starts the server of a URL: the first one reads files, the others etcd.
+pub(super) fn start(testbed: &Testbed, folder: &Path, n: u16) -> Policyd {
     let (name, listen) = (format!("policyd-{n}"), format!("127.0.0.1:{}", 18000 + n));
     let source = format!("source: {{etcd: {{endpoints: [\"{ENDPOINT}\"]}}}}");
     let more = if n == 0 { "" } else { &source };
@@ -30,7 +31,7 @@ fn server_config(testbed: &Testbed, extra: &str, n: usize) -> String {
 }
 
 /// Status of a server.
-fn status(testbed: &Testbed, n: usize) -> Value {
+pub(super) fn status(testbed: &Testbed, n: usize) -> Value {
     let (code, stdout, stderr) = testbed.policy_status(&["--server", URLS[n], "-o", "json"]);
     assert_eq!(code, 0, "{stderr}");
     serde_json::from_str(&stdout).unwrap()

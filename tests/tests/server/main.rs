@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod access_control;
+mod addresses;
 mod certificates;
 mod disconnect;
 mod etcd;

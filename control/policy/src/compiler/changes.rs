@@ -33,6 +33,11 @@ pub(super) struct Changes<'a> {
 }
 
 impl<'a> Changes<'a> {
+    /// What a compilation without a memory goes by.
+    pub(super) fn all() -> Self {
+        Self { concerns_vips: true, ..Self::default() }
+    }
+
     /// The differences between two lists of objects, both in the order of the inventory.
     pub(super) fn between(old: &'a [Arc<Object>], new: &'a [Arc<Object>]) -> Self {
         let mut changes = Self::default();

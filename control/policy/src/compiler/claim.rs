@@ -16,13 +16,14 @@ use super::cluster::ClusterPrefixes;
 use super::gateways::{Candidates, Gateways};
 use super::inventory::{Inventory, NamespacedName, ObjectRef};
 use super::pods::{CoveredAddress, Pods};
-use super::pool::Pools;
+use super::pool::{Allocation, Allocator, Lack, Pools, Reserved};
 use super::precedence::{Precedence, service_of};
+use crate::address_record::Recorded;
 use crate::compiler::tenancy::Tenancy;
 use crate::diagnostic::{Code, Diagnostic, Severity};
 use crate::manifest::{
     AddressSelection, Cidr, Distribution, EGRESS_FIELD, EgressPolicy, EgressPolicySpec, Family, GatewayRef, ObjectId,
-    OnExhaustion, Origin, PodSelector, Service, ZoneAffinity,
+    OnExhaustion, Origin, PodSelector, PoolRef, Service, ZoneAffinity,
 };
 use crate::shortage::Shortage;
 
@@ -84,6 +85,10 @@ pub(super) struct Claim<'a> {
     pub(super) is_invalid: bool,
     /// Addresses that it lacks, and that a provider can allocate.
     pub(super) shortages: Vec<Shortage>,
+    /// Addresses of pools that it has, closed or not.
+    pub(super) kept: Vec<IpAddr>,
+    /// Addresses of pools that it is to have once they are recorded.
+    pub(super) pending: Vec<IpAddr>,
 }
 
 impl Claim<'_> {
@@ -103,6 +108,7 @@ impl Claim<'_> {
         self.is_invalid = true;
         self.vips = Cow::Borrowed(&[]);
         self.shortages.clear();
+        self.pending.clear();
     }
 
     /// Number of its prefixes of each family.
@@ -152,35 +158,50 @@ pub(super) struct Inputs<'a> {
     pub(super) tenancy: Tenancy,
     /// Addresses that are VIPs, whatever else names them; empty while claims are collected.
     pub(super) vips: &'a HashSet<IpAddr>,
+    /// The record of addresses of pools, if there is one.
+    pub(super) recorded: Option<&'a Recorded>,
+    /// What policies have by the record; empty while claims are collected.
+    pub(super) reserved: &'a Reserved<'a>,
 }
 
-/// All claims in the order of precedence, without the addresses that they cover.
+/// What policies and annotated Services claim.
+pub(super) struct Collected<'a> {
+    /// All claims in the order of precedence, without the addresses that they cover.
+    pub(super) claims: Vec<Claim<'a>>,
+    /// What policies have by the record.
+    pub(super) reserved: Reserved<'a>,
+}
+
+/// Collects all claims.
 pub(super) fn collect<'a>(
     sources: &Inputs<'a>,
     precedence: &Precedence,
     diagnostics: &mut Vec<Diagnostic>,
-) -> Vec<Claim<'a>> {
+) -> Collected<'a> {
     let Inventory { services, policies, .. } = sources.inventory;
     // Pools allocate only addresses that no Service and no policy with a higher precedence uses. One with a lower
     // precedence may name such an address, and is refused: it moves nobody.
-    let mut allocated = HashSet::default();
-    if policies.iter().any(|policy| policy.body.spec.pools.is_some()) {
-        allocated.extend(services.iter().flat_map(|service| sources.vips_of(service)).map(|(_, vip)| *vip));
-    }
+    let mut allocator = Allocator::new(sources, sources.recorded);
+    allocator.reserve(sources);
     let mut claims = Vec::with_capacity(precedence.policies.len() + precedence.services.len());
     for (policy, service) in &precedence.policies {
         let service = service.map(|service| services[service]);
-        claims.push(sources.policy(policies[*policy], service, &mut allocated, diagnostics));
+        claims.push(sources.policy(policies[*policy], service, &mut allocator, diagnostics));
     }
     claims.extend(precedence.services.iter().map(|service| sources.annotated(services[*service], diagnostics)));
-    claims
+    Collected { claims, reserved: allocator.into_reserved() }
 }
 
-/// The VIPs that policies have of their own, sorted.
-pub(super) fn own_addresses(claims: &[Claim<'_>]) -> Vec<IpAddr> {
-    let own = claims.iter().filter(|claim| claim.service.is_none()).flat_map(|claim| claim.vips.iter());
-    let mut addresses: Vec<IpAddr> = own.map(|(_, vip)| *vip).collect();
-    addresses.sort_unstable();
+/// The VIPs that policies have of their own, or are to have, with their owners; by address.
+pub(super) fn own_addresses<'a>(claims: &[Claim<'a>]) -> Vec<(IpAddr, &'a ObjectId)> {
+    let own = claims.iter().filter(|claim| claim.service.is_none()).flat_map(|claim| {
+        let vips = claim.vips.iter().map(|(_, vip)| vip);
+        vips.chain(&claim.kept).chain(&claim.pending).map(|vip| (*vip, claim.id))
+    });
+    // By precedence, where several have one.
+    let mut addresses: Vec<(IpAddr, &ObjectId)> = own.collect();
+    addresses.sort_by_key(|(address, _)| *address);
+    addresses.dedup();
     addresses
 }
 
@@ -214,6 +235,8 @@ impl<'a> Inputs<'a> {
             zone_affinity: ZoneAffinity::default(),
             is_invalid: body.no_vip_reason.is_some(),
             shortages: Vec::new(),
+            kept: Vec::new(),
+            pending: Vec::new(),
         }
     }
 
@@ -221,7 +244,7 @@ impl<'a> Inputs<'a> {
         &self,
         policy: ObjectRef<'a, EgressPolicy>,
         found: Option<ObjectRef<'a, Service>>,
-        allocated: &mut HashSet<IpAddr>,
+        allocator: &mut Allocator<'a>,
         diagnostics: &mut Vec<Diagnostic>,
     ) -> Claim<'a> {
         let spec = &policy.body.spec;
@@ -246,6 +269,8 @@ impl<'a> Inputs<'a> {
             zone_affinity: spec.zone_affinity,
             is_invalid: false,
             shortages: Vec::new(),
+            kept: Vec::new(),
+            pending: Vec::new(),
         };
         if let Some(key) = service_of(&policy) {
             claim.service = Some(key);
@@ -265,14 +290,12 @@ impl<'a> Inputs<'a> {
         } else {
             claim.vips_field = if spec.addresses.is_some() { "spec.addresses" } else { "spec.pools" };
             claim.selectors = policy.body.spec.selectors.as_deref().unwrap_or_default();
-            self.name_addresses(policy, &mut claim, diagnostics);
-            let before = claim.vips.len();
-            allocated.extend(claim.vips.iter().map(|(_, vip)| *vip));
-            self.allocate_from_pools(policy, &mut claim, allocated, diagnostics);
-            if claim.is_invalid && claim.shortages.is_empty() {
-                for (_, vip) in &claim.vips[before..] {
-                    allocated.remove(vip);
-                }
+            let before = diagnostics.len();
+            self.name_addresses(policy, &mut claim, allocator, diagnostics);
+            allocator.take(claim.vips.iter().map(|(_, vip)| *vip));
+            self.allocate_from_pools(policy, &mut claim, allocator, diagnostics);
+            if diagnostics[before..].iter().any(Diagnostic::is_error) {
+                allocator.give_back(policy.id, &claim.pending);
                 claim.close();
             }
         }
@@ -284,14 +307,21 @@ impl<'a> Inputs<'a> {
         &self,
         policy: ObjectRef<'a, EgressPolicy>,
         claim: &mut Claim<'a>,
+        allocator: &mut Allocator<'a>,
         diagnostics: &mut Vec<Diagnostic>,
     ) {
         for (i, vip) in policy.body.spec.addresses.iter().flatten().enumerate() {
             let field = format!("spec.addresses[{i}]");
-            if let Some((code, reason)) = self.refused_address(policy.id, *vip) {
+            let refused =
+                self.refused_address(policy.id, *vip).map(|(code, reason)| policy.error(code, &field, reason));
+            let refused = refused.or_else(|| {
+                let refusal = allocator.name(policy.id, *vip).err()?;
+                Some(policy.origin.diagnostic(refusal.severity(), refusal.code(), &field, refusal.reason(*vip)))
+            });
+            if let Some(refused) = refused {
                 // Nobody else is kept from using it.
                 claim.is_invalid = true;
-                diagnostics.push(policy.error(code, &field, reason));
+                diagnostics.push(refused);
             } else {
                 claim.vips.to_mut().push((field.into(), *vip));
             }
@@ -331,9 +361,10 @@ impl<'a> Inputs<'a> {
         &self,
         policy: ObjectRef<'a, EgressPolicy>,
         claim: &mut Claim<'a>,
-        allocated: &mut HashSet<IpAddr>,
+        allocator: &mut Allocator<'a>,
         diagnostics: &mut Vec<Diagnostic>,
     ) {
+        let mut lacks = Vec::new();
         for (i, pool) in policy.body.spec.pools.iter().flatten().enumerate() {
             let field = format!("spec.pools[{i}]");
             if let Err((code, reason)) = self.check_pool(policy.id, &pool.name) {
@@ -341,23 +372,50 @@ impl<'a> Inputs<'a> {
                 diagnostics.push(policy.error(code, &format!("{field}.name"), reason));
                 continue;
             }
-            let count = pool.count.get();
-            let (vips, exhausted) = self.pools.allocate(&pool.name, &policy, count, allocated);
-            let of_family = |family| vips.iter().filter(|vip| Family::of(**vip) == family).count();
-            let missing = exhausted.map(|family| (family, count as usize - of_family(family)));
-            let vips_field: Arc<str> = field.as_str().into();
-            claim.vips.to_mut().extend(vips.into_iter().map(|vip| (vips_field.clone(), vip)));
-            let Some((family, missing)) = missing else { continue };
-            let reason = format!("AddressPool {} has fewer than {count} free {family} addresses", pool.name);
-            if self.pools.may_grow(&pool.name, family) {
-                let reason = format!("{reason}: vipgate allocates more at its provider, up to `max`");
-                diagnostics.push(policy.warning(Code::PoolExhausted, &field, reason));
+            let Allocation { addresses, pending, lack } = allocator.allocate(policy, pool);
+            if !pending.is_empty() {
+                let reason = format!("{} of AddressPool {} are being recorded for it", pending.len(), pool.name);
+                diagnostics.push(policy.warning(Code::AddressPending, &field, reason));
                 claim.is_invalid = true;
-                claim.add_shortage(&pool.name, family, missing, self.pools);
-            } else {
-                claim.is_invalid = true;
-                diagnostics.push(policy.error(Code::PoolExhausted, &field, reason));
             }
+            claim.kept.extend(addresses.iter().copied());
+            let vips_field: Arc<str> = field.as_str().into();
+            claim.vips.to_mut().extend(addresses.into_iter().map(|vip| (vips_field.clone(), vip)));
+            claim.pending.extend(pending);
+            lacks.extend(lack.map(|lack| (field, pool, lack)));
+        }
+        for (field, pool, lack) in lacks {
+            claim.is_invalid = true;
+            diagnostics.push(self.report_lack(policy, (&field, pool), lack, claim));
+        }
+    }
+
+    /// Reports that a policy gets too few addresses of a family of a pool; notes what its provider can allocate. A policy
+    /// that has some is in force with these, whatever others take.
+    fn report_lack(
+        &self,
+        policy: ObjectRef<'a, EgressPolicy>,
+        (field, pool): (&str, &PoolRef),
+        (family, missing, lack): (Family, usize, Lack),
+        claim: &mut Claim<'a>,
+    ) -> Diagnostic {
+        let reason = format!("AddressPool {} has fewer than {} free {family} addresses", pool.name, pool.count);
+        let severity = if claim.vips.is_empty() { Severity::Error } else { Severity::Warning };
+        let report = |severity, code, reason| policy.origin.diagnostic(severity, code, field, reason);
+        if let Lack::Limited(why) = lack {
+            return report(severity, Code::NamespaceLimit, why);
+        }
+        if self.pools.may_grow(&pool.name, family) {
+            claim.add_shortage(&pool.name, family, missing, self.pools);
+            let reason = format!("{reason}: vipgate allocates more at its provider, up to `max`");
+            return report(Severity::Warning, Code::PoolExhausted, reason);
+        }
+        match lack {
+            Lack::Quarantined(end) => {
+                let reason = format!("{reason}: others are quarantined, the first one until {end:.0}");
+                report(Severity::Warning, Code::AddressQuarantined, reason)
+            }
+            _ => report(severity, Code::PoolExhausted, reason),
         }
     }
 

@@ -21,11 +21,13 @@ use vipgate_dataplane::policy::spec::{EndpointSpec, NodeSpec, ShardMapSpec, VipS
 use self::endpoints::EndpointMemo;
 use self::services::ServiceMemo;
 use super::changes::Changes;
-use super::claim::{self, Claim, Inputs};
+use super::claim::{self, Claim, Collected, Inputs};
 use super::cluster::{self, ClusterPrefixes};
 use super::inventory::Order;
 use super::options::Share;
 use super::placement::Table;
+use super::pool::Reserved;
+use super::pool_addresses::PoolAddresses;
 use super::precedence::Precedence;
 use super::vips::{self, AssignedVip, Closed, VipTable};
 use super::{Compiled, Gateways, Inventory, Options, Placement, Pods, Pools, ShardMaps, Tenancy, agent_nodes, overlay};
@@ -110,7 +112,7 @@ impl Memo {
         let pools = Pools::new(&inventory, sink);
         let cluster = cluster::compile(&inventory, (&options.cluster, options.node_agents.is_some()), sink);
         let prefixes = ClusterPrefixes::new(&cluster, &inventory);
-        let (tenancy, none) = (options.tenancy, HashSet::default());
+        let (tenancy, none, unreserved) = (options.tenancy, HashSet::default(), Reserved::default());
         let sources = Inputs {
             inventory: &inventory,
             gateways: &gateways,
@@ -119,17 +121,20 @@ impl Memo {
             cluster: &prefixes,
             tenancy,
             vips: &none,
+            recorded: options.recorded.as_ref(),
+            reserved: &unreserved,
         };
         let known = self.precedence.take().filter(|_| !changes.concerns_vips);
         let precedence = known.unwrap_or_else(|| Precedence::new(&inventory));
-        let mut claims = claim::collect(&sources, &precedence, sink);
+        let Collected { mut claims, reserved } = claim::collect(&sources, &precedence, sink);
+        let sources = Inputs { reserved: &reserved, ..sources };
         if changes.has_gateways {
             self.shard_maps = ShardMaps::default();
         }
         let (vips, vip_changes) = self.compile_vips(&sources, &mut claims, options.namespace_share, changes);
         let sources = Inputs { vips: &vips.admitted, ..sources };
         sink.extend(vips.diagnostics.iter().cloned());
-        let policy_addresses = claim::own_addresses(&claims);
+        let addresses = PoolAddresses::new(&claims, &sources, &vips.refused, (changes, sink));
         let shortages = claims.iter().flat_map(|claim| claim.shortages.iter().cloned()).collect();
         let differences = Differences { changes, vips: &vip_changes };
         let (previous, differing) = ((&self.placement, &mut self.shard_maps), (&vips.table, &differences));
@@ -143,24 +148,18 @@ impl Memo {
             Some(_) if has_agents => agent_nodes::compile(&sources, &nodes, &endpoints, &self.placement.agents),
             Some(_) => self.placement.agents.clone(),
         };
-        let placement = Placement {
-            policies,
-            shard_maps: self.compile_shard_maps(&vips, changes),
-            vips: self.compile_specs(&vips.table, &vip_changes),
-            endpoints,
-            services,
-            nodes,
-            agents,
-            peers: gateways.peers(),
-            cluster: cluster.non_empty(),
-        };
+        let (shard_maps, specs) =
+            (self.compile_shard_maps(&vips, changes), self.compile_specs(&vips.table, &vip_changes));
+        let (peers, cluster) = (gateways.peers(), cluster.non_empty());
+        let placement =
+            Placement { policies, shard_maps, vips: specs, endpoints, services, nodes, agents, peers, cluster };
         self.vips = Some(vips);
         let slices_unverified = tenancy == Tenancy::Strict && !pods.are_known() && inventory.has_slices();
         self.placement = placement.clone();
         let placement = self.within_budget(placement, &inventory, options.namespace_share, sink);
         (self.order, self.precedence) = (Some(inventory.into_order()), Some(precedence));
         sort_and_dedup(&mut diagnostics);
-        Compiled { placement, diagnostics, policy_addresses, shortages, slices_unverified }
+        Compiled { placement, diagnostics, addresses, shortages, slices_unverified }
     }
 
     /// The placement without the endpoints and Services that exceed a limit. The memory keeps them: only what a change

@@ -10,6 +10,7 @@ use vipgate_dataplane::policy::limits::Limit;
 
 use super::cluster::Cluster;
 use super::tenancy::Tenancy;
+use crate::address_record::Recorded;
 
 /// MAC address of the tunnel endpoints of all node agents without a [`TunnelSecret`], locally administered. Tunnels carry
 /// IP packets only, so it tells no node from another.
@@ -26,6 +27,8 @@ pub struct Options {
     pub tenancy: Tenancy,
     /// The agents on Kubernetes nodes; `None`: nodes run none.
     pub node_agents: Option<NodeAgents>,
+    /// The record of addresses of pools; `None`: what is given of pools is a function of the manifests alone.
+    pub recorded: Option<Recorded>,
 }
 
 /// A part of a limit, in billionths.

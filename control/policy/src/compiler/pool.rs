@@ -1,20 +1,16 @@
-//! Address pools: allocation of VIPs to policies, and the announce mode of pool addresses.
-//!
-//! Stateless: the first address that a policy tries is a hash of its name, and older policies allocate first. So adding
-//! or removing a policy changes another one's addresses only where both hash to the same address.
+//! Address pools: which one an address is in, and its announce mode there.
 
+mod allocator;
 mod provided;
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
-use foldhash::HashSet;
-
+pub(super) use self::allocator::{Allocation, Allocator, Lack, Reserved};
 use super::inventory::{Inventory, ObjectRef, age_key};
+use crate::address_record::{NamespaceUse, Recorded};
 use crate::diagnostic::{Code, Diagnostic};
-use crate::fingerprint::Fingerprint;
-use crate::manifest::{AddressPool, AddressRange, Announce, CloudPool, EgressPolicy, Family};
+use crate::manifest::{AddressPool, AddressPoolSpec, AddressRange, Announce, CloudPool, Family};
 
 /// All address pools.
 #[derive(Debug)]
@@ -65,6 +61,21 @@ impl<'a> Pools<'a> {
         range.contains(address).then_some(*pool)
     }
 
+    /// Name and spec of the pool with this address.
+    pub(super) fn spec_of(&self, address: IpAddr) -> Option<(&'a str, &'a AddressPoolSpec)> {
+        self.of(address).map(|pool| (pool.id.name.as_str(), &pool.body.spec))
+    }
+
+    /// Whether a pool limits what a namespace has.
+    fn limit_namespaces(&self) -> bool {
+        self.by_name.values().any(|pool| pool.body.spec.max_per_namespace.is_some())
+    }
+
+    /// What namespaces have by the record.
+    pub(super) fn recorded_use(&self, recorded: Option<&'a Recorded>) -> NamespaceUse<'a> {
+        recorded.map(|it| NamespaceUse::recorded(it, |address| self.spec_of(address))).unwrap_or_default()
+    }
+
     /// What a cloud provider has for the pool with this address.
     pub(super) fn cloud(&self, address: IpAddr) -> Option<&'a CloudPool> {
         self.of(address)?.body.cloud.as_deref()
@@ -85,66 +96,4 @@ impl<'a> Pools<'a> {
         let pool = self.by_name.get(name).map(|pool| pool.body);
         pool.is_some_and(|pool| pool.cloud.is_some() && pool.spec.provider.allocates(family))
     }
-
-    /// Allocates `count` addresses of each family of the pool for the policy `owner`. If a family has too few free
-    /// addresses, returns fewer, and the family.
-    pub(super) fn allocate(
-        &self,
-        name: &str,
-        owner: &ObjectRef<'_, EgressPolicy>,
-        count: u32,
-        allocated: &mut HashSet<IpAddr>,
-    ) -> (Vec<IpAddr>, Option<Family>) {
-        let Some(pool) = self.by_name.get(name) else { return (vec![], None) };
-        if let Some(cloud) = &pool.body.cloud {
-            return provided::allocate(cloud, owner.name, count, allocated);
-        }
-        let owner = &*owner.id.path();
-        let ranges = &pool.body.spec.ranges;
-        let of_family = |family| ranges.iter().filter(|range| Family::of(range.first) == family).collect();
-        let ranges: [Vec<_>; 2] = Family::ALL.map(of_family);
-        let sizes = ranges.each_ref().map(|all| all.iter().fold(0_u128, |sum, range| sum.saturating_add(range.size())));
-        let (mut addresses, mut exhausted) = (Vec::new(), [false; 2]);
-        // By slot, then by family: what a greater count adds is last.
-        for slot in 0..count {
-            let left: Vec<usize> = (0..2).filter(|at| sizes[*at] > 0 && !exhausted[*at]).collect();
-            if left.is_empty() {
-                break;
-            }
-            for at in left {
-                let size = sizes[at];
-                let start = u128::from(start(owner, name, Family::ALL[at], slot)) % size;
-                let mut probes = (0..size).map(|step| nth(&ranges[at], (start + step) % size));
-                match probes.find(|address| !allocated.contains(address)) {
-                    Some(address) => {
-                        allocated.insert(address);
-                        addresses.push(address);
-                    }
-                    None => exhausted[at] = true,
-                }
-            }
-        }
-        let exhausted = Family::ALL.into_iter().zip(exhausted).find(|(_, is_exhausted)| *is_exhausted);
-        (addresses, exhausted.map(|(family, _)| family))
-    }
-}
-
-fn start(owner: &str, pool: &str, family: Family, slot: u32) -> u64 {
-    let mut fingerprint = Fingerprint::default();
-    // Writing into a fingerprint can't fail.
-    let _ = write!(fingerprint, "{owner}\n{pool}\n{family}\n{slot}");
-    fingerprint.finish()
-}
-
-/// The `n`th address of ranges with more than `n` addresses in total.
-fn nth(ranges: &[&AddressRange], mut n: u128) -> IpAddr {
-    let mut last = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-    for range in ranges {
-        last = range.last;
-        if n < range.size() {
-            return range.nth(n);
-        }
-        n -= range.size();
-    }
-    last
 }

@@ -144,8 +144,8 @@ impl<'a> Inputs<'a> {
                         diagnostics.push(slice.warning(Code::HostAddress, &endpoint.field(), reason));
                         None
                     }
-                    // Two pods claim it, and one is this one: closed for both.
-                    Err(_) if self.pods.is_disputed(*address) => Some(pod),
+                    // Two pods claim it, and one is this one: closed for both, unless it is a VIP.
+                    Err(_) if self.pods.is_disputed(*address) && !self.vips.contains(address) => Some(pod),
                     Err(Ignored { code, reason }) => {
                         diagnostics.push(slice.warning(code, &endpoint.field(), reason));
                         None

@@ -13,6 +13,7 @@ mod incremental;
 mod invalid;
 mod isolation;
 mod placement_diff;
+mod pools;
 mod rebalancing;
 mod shard_moves;
 mod shortages;

@@ -5,15 +5,19 @@ use std::net::IpAddr;
 
 use foldhash::HashMap;
 
+use super::history::History;
 use super::pools::Pools;
 use super::{AllocationPlan, Decision, PoolUsage, Reason, Refusal};
-use crate::manifest::{Family, FamilyPolicy, ServiceRequest};
+use crate::address_record::{AddressRecord, NamespaceUse, Recorded};
+use crate::manifest::{Family, FamilyPolicy, ObjectId, ServiceRequest};
 use crate::shortage::Shortage;
 
 pub(super) struct Planner<'a> {
     services: &'a [ServiceRequest],
     pools: Pools<'a>,
-    policy_addresses: &'a [IpAddr],
+    policy_addresses: &'a [(IpAddr, ObjectId)],
+    history: History<'a>,
+    namespaces: NamespaceUse<'a>,
     /// Services by address: those that have it now, and those that get it.
     users: HashMap<IpAddr, Vec<usize>>,
     /// Addresses by namespace and sharing key.
@@ -22,9 +26,16 @@ pub(super) struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    pub(super) fn new(services: &'a [ServiceRequest], pools: Pools<'a>, policy_addresses: &'a [IpAddr]) -> Self {
+    pub(super) fn new(
+        services: &'a [ServiceRequest],
+        pools: Pools<'a>,
+        (policy_addresses, recorded): (&'a [(IpAddr, ObjectId)], &'a Recorded),
+    ) -> Self {
+        let namespaces = NamespaceUse::recorded(recorded, |address| pools.spec_of(address));
         Self {
             services,
+            history: History::new(recorded, &pools),
+            namespaces,
             pools,
             policy_addresses,
             users: HashMap::default(),
@@ -50,11 +61,46 @@ impl<'a> Planner<'a> {
         for index in order {
             decisions.extend(self.decide(index, &kept[index]));
         }
-        let usage = self.usage();
-        AllocationPlan { decisions, usage, shortages: self.shortages }
+        let (usage, records) = (self.usage(), self.records(&decisions));
+        AllocationPlan { decisions, usage, shortages: self.shortages, records, waits_until: self.history.waits_until() }
+    }
+
+    /// The records of all pools, with what Services have, and are to have, and what policies are to have.
+    fn records(&self, decisions: &[Decision]) -> BTreeMap<String, AddressRecord> {
+        let recorded = self.history.recorded;
+        let ids: Vec<ObjectId> = self.services.iter().map(ServiceRequest::id).collect();
+        let current = self.services.iter().zip(&ids).flat_map(|(service, id)| {
+            service.current.iter().chain(&service.assumed).map(move |address| (*address, id))
+        });
+        let decided = decisions
+            .iter()
+            .flat_map(|decision| decision.addresses.iter().map(|address| (*address, &ids[decision.service])));
+        // Policies were compiled with an earlier record, perhaps.
+        let may_have = |(address, owner): &(IpAddr, &ObjectId)| !self.history.is_withheld(*address, owner, &self.pools);
+        let of_policies = self.policy_addresses.iter().map(|(address, owner)| (*address, owner)).filter(may_have);
+        let reuse_after = |address| self.pools.spec_of(address).map(|(_, spec)| spec.reuse_after);
+        let given = current.chain(decided).chain(of_policies).filter(|(address, _)| reuse_after(*address).is_some());
+        let next = recorded.next(given, reuse_after);
+        let mut records: BTreeMap<String, AddressRecord> =
+            self.pools.all.iter().map(|pool| (pool.name.to_owned(), AddressRecord::default())).collect();
+        for (address, holding) in next.iter() {
+            let pool = self.pools.of(address).map(|pool| self.pools.all[pool].name);
+            if let Some(record) = pool.and_then(|pool| records.get_mut(pool)) {
+                record.insert(address, holding.clone());
+            }
+        }
+        records
+    }
+
+    /// Whether a policy has an address, or is to have it.
+    fn is_policys(&self, address: IpAddr) -> bool {
+        self.policy_addresses.binary_search_by_key(&address, |(address, _)| *address).is_ok()
     }
 
     fn add_user(&mut self, address: IpAddr, index: usize) {
+        if let Some((pool, _)) = self.pools.spec_of(address) {
+            self.namespaces.add(pool, &self.services[index].namespace, address);
+        }
         let users = self.users.entry(address).or_default();
         if !users.contains(&index) {
             users.push(index);
@@ -142,12 +188,13 @@ impl<'a> Planner<'a> {
                 }
                 Err(why) => {
                     addresses.extend(kept);
-                    exhausted.extend((why.reason == Reason::Exhausted).then_some(family));
+                    exhausted.extend(matches!(why.reason, Reason::Exhausted | Reason::Quarantined).then_some(family));
                     refusal.get_or_insert(why);
                 }
             }
         }
-        let is_optional = |refusal: &Refusal| matches!(refusal.reason, Reason::NoPool | Reason::Exhausted);
+        let is_optional =
+            |refusal: &Refusal| matches!(refusal.reason, Reason::NoPool | Reason::Exhausted | Reason::Quarantined);
         if service.policy == FamilyPolicy::PreferDualStack && !addresses.is_empty() {
             refusal = refusal.filter(|refusal| !is_optional(refusal));
         }
@@ -198,7 +245,7 @@ impl<'a> Planner<'a> {
     }
 
     /// Whether a Service may get an address that it names.
-    fn check_named(&self, index: usize, address: IpAddr) -> Result<(), Refusal> {
+    fn check_named(&mut self, index: usize, address: IpAddr) -> Result<(), Refusal> {
         let service = &self.services[index];
         let Some(pool) = self.pools.of(address) else {
             let text = format!("{address} is in no AddressPool");
@@ -212,12 +259,12 @@ impl<'a> Planner<'a> {
             );
             return Err(Refusal { reason: Reason::NotInPool, text });
         }
-        if self.policy_addresses.binary_search(&address).is_ok() {
+        if self.is_policys(address) {
             let text = format!("{address} is a VIP of an EgressPolicy");
             return Err(Refusal { reason: Reason::InUse, text });
         }
         match self.other_user(index, address) {
-            None => Ok(()),
+            None => self.check_history(index, (address, pool)),
             Some(other) => {
                 let text = format!(
                     "{address} is in use by Service {}: Services of one namespace share it with the same \
@@ -225,6 +272,31 @@ impl<'a> Planner<'a> {
                     self.services[other].path()
                 );
                 Err(Refusal { reason: Reason::InUse, text })
+            }
+        }
+    }
+
+    /// Whether a Service may get an address of a pool that it names and no other one has.
+    fn check_history(&mut self, index: usize, (address, pool): (IpAddr, usize)) -> Result<(), Refusal> {
+        let service = &self.services[index];
+        let (name, spec) = self.pools.spec(pool);
+        let recorded = self.history.recorded;
+        let owner = recorded.record.get(address).map(|holding| (&holding.owner, holding.freed));
+        let other = owner.filter(|(owner, _)| owner.namespace != service.namespace);
+        if let Some((owner, None)) = other {
+            let text = format!("{address} is recorded as that of {owner}");
+            return Err(Refusal { reason: Reason::InUse, text });
+        }
+        if let Some((end, _)) = recorded.quarantine(address, spec.reuse_after).filter(|_| other.is_some()) {
+            self.history.is_awaited = true;
+            let text = format!("{address} was another namespace's, and is quarantined until {end:.0}");
+            return Err(Refusal { reason: Reason::Quarantined, text });
+        }
+        match self.namespaces.grant((name, spec), &service.namespace, address) {
+            Ok(_) => Ok(()),
+            Err(text) => {
+                self.history.is_awaited = true;
+                Err(Refusal { reason: Reason::NamespaceLimit, text })
             }
         }
     }
@@ -242,12 +314,36 @@ impl<'a> Planner<'a> {
         service.pool.as_deref().zip(pool).is_some_and(|(named, pool)| named != pool)
     }
 
+    /// Whether nobody has an address.
+    fn is_unused(&self, address: IpAddr) -> bool {
+        self.users.get(&address).is_none_or(Vec::is_empty) && !self.is_policys(address)
+    }
+
+    /// Whether an address is of a pool and a family, and may be given.
+    fn is_free(&self, pool: usize, family: Family, address: IpAddr) -> bool {
+        let is_here = self.pools.of(address) == Some(pool) && Family::of(address) == family;
+        is_here && self.is_unused(address) && self.pools.is_unclaimed(address)
+    }
+
+    /// An address of a pool that the Service had before.
+    fn former(&self, index: usize, pool: usize, family: Family) -> Option<IpAddr> {
+        let former = self.history.former(&self.services[index].id()).iter().copied();
+        let (spec, namespace) = (self.pools.spec(pool), self.services[index].namespace.as_str());
+        // One that still counts for the namespace is no new one.
+        let may_have = |address: &IpAddr| self.namespaces.may_have(spec, namespace, *address);
+        former.filter(|address| self.is_free(pool, family, *address)).find(may_have)
+    }
+
+    /// A free address of a pool: one that nobody had, else the one that is free for longest.
     fn free(&mut self, pool: usize, family: Family) -> Option<IpAddr> {
-        let (users, of_policies) = (&self.users, self.policy_addresses);
-        let is_used = |address: &IpAddr| {
-            users.get(address).is_some_and(|users| !users.is_empty()) || of_policies.binary_search(address).is_ok()
+        let (users, of_policies, recorded) = (&self.users, self.policy_addresses, self.history.recorded);
+        let is_known = |address: &IpAddr| {
+            users.get(address).is_some_and(|users| !users.is_empty())
+                || of_policies.binary_search_by_key(address, |(address, _)| *address).is_ok()
+                || recorded.record.get(*address).is_some()
         };
-        self.pools.free(pool, family, is_used)
+        let unused = self.pools.free(pool, family, is_known);
+        unused.or_else(|| self.history.reusable(pool, family).find(|address| self.is_free(pool, family, *address)))
     }
 
     /// The pools that are for a Service and have addresses of a family.
@@ -267,22 +363,26 @@ impl<'a> Planner<'a> {
             let is_possible = |address: &&IpAddr| {
                 Family::of(**address) == family
                     && self.pools.of(**address).is_some_and(|pool| candidates.contains(&pool))
-                    && self.policy_addresses.binary_search(address).is_err()
+                    && !self.is_policys(**address)
                     && self.other_user(index, **address).is_none()
             };
             if let Some(address) = shared.into_iter().flatten().find(is_possible) {
                 return Some(*address);
             }
         }
-        candidates.iter().find_map(|pool| self.claimed(index, *pool, family).or_else(|| self.free(*pool, family)))
+        if let Some(former) = candidates.iter().find_map(|pool| self.former(index, *pool, family)) {
+            return Some(former);
+        }
+        let is_open = |pool: &usize| self.namespaces.why_full(self.pools.spec(*pool), &service.namespace).is_none();
+        let open: Vec<usize> = candidates.into_iter().filter(is_open).collect();
+        open.into_iter().find_map(|pool| self.claimed(index, pool, family).or_else(|| self.free(pool, family)))
     }
 
     /// An address of a pool that is claimed for a Service at the pool's provider, such as one that was allocated for it.
     fn claimed(&self, index: usize, pool: usize, family: Family) -> Option<IpAddr> {
         let claimed = self.pools.claimed_for(pool, &self.services[index], family);
-        claimed.into_iter().find(|address| {
-            self.policy_addresses.binary_search(address).is_err() && self.other_user(index, *address).is_none()
-        })
+        let is_free = |address: &IpAddr| !self.is_policys(*address) && self.other_user(index, *address).is_none();
+        claimed.into_iter().find(is_free)
     }
 
     /// An address of a family.
@@ -302,12 +402,27 @@ impl<'a> Planner<'a> {
                 let text = format!("there is no AddressPool {name} with {family} addresses for this Service");
                 Refusal { reason: Reason::NoPool, text }
             }
-            (false, _) => {
-                let names: Vec<&str> = candidates.iter().map(|pool| self.pools.all[*pool].name).collect();
-                let text = format!("no {family} address is free in AddressPool {}", names.join(", "));
-                Refusal { reason: Reason::Exhausted, text }
-            }
+            (false, _) => self.why_none(index, &candidates, family),
         })
+    }
+
+    /// Why no address of these pools is free.
+    fn why_none(&mut self, index: usize, candidates: &[usize], family: Family) -> Refusal {
+        self.history.is_awaited = true;
+        let service = &self.services[index];
+        let full = |pool: &usize| self.namespaces.why_full(self.pools.spec(*pool), &service.namespace);
+        let full: Vec<String> = candidates.iter().filter_map(full).collect();
+        if full.len() == candidates.len() {
+            return Refusal { reason: Reason::NamespaceLimit, text: full.join("; ") };
+        }
+        let names: Vec<&str> = candidates.iter().map(|pool| self.pools.all[*pool].name).collect();
+        let text = format!("no {family} address is free in AddressPool {}", names.join(", "));
+        let is_here = |address: IpAddr| {
+            Family::of(address) == family && self.pools.of(address).is_some_and(|pool| candidates.contains(&pool))
+        };
+        let Some(end) = self.history.first_end(is_here) else { return Refusal { reason: Reason::Exhausted, text } };
+        let text = format!("{text}: others are quarantined, the first one until {end:.0}");
+        Refusal { reason: Reason::Quarantined, text }
     }
 
     /// Takes back addresses that a Service was given in this plan.
@@ -316,6 +431,9 @@ impl<'a> Planner<'a> {
         for address in addresses.iter().filter(|it| !service.current.contains(it) && !service.assumed.contains(it)) {
             if let Some(users) = self.users.get_mut(address) {
                 users.retain(|user| *user != index);
+                if let Some((pool, _)) = self.pools.spec_of(*address).filter(|_| users.is_empty()) {
+                    self.namespaces.remove(pool, &service.namespace, *address);
+                }
                 // Nobody else may find it by the key.
                 let key = service.sharing_key.as_deref().map(|key| (service.namespace.as_str(), key));
                 if let Some(shared) = key.filter(|_| users.is_empty()).and_then(|key| self.shared.get_mut(&key)) {
@@ -335,10 +453,20 @@ impl<'a> Planner<'a> {
             // Services that share an address are of one namespace.
             *counts.namespaces.entry(&self.services[users[0]].namespace).or_default() += 1;
         }
-        for address in self.policy_addresses.iter().filter(|address| !self.users.contains_key(*address)) {
+        let of_policies: BTreeSet<IpAddr> = self.policy_addresses.iter().map(|(address, _)| *address).collect();
+        for address in of_policies.iter().filter(|address| !self.users.contains_key(*address)) {
             let Some(counts) = self.pools.of(*address).map(|pool| &mut counts[pool]) else { continue };
             counts.policies += 1;
             counts.used[Family::of(*address) as usize] += 1;
+        }
+        for address in self.history.quarantined() {
+            let is_used =
+                self.users.get(&address).is_some_and(|users| !users.is_empty()) || of_policies.contains(&address);
+            let Some(counts) = self.pools.of(address).filter(|_| !is_used).map(|pool| &mut counts[pool]) else {
+                continue;
+            };
+            counts.quarantined += 1;
+            counts.used[Family::of(address) as usize] += 1;
         }
         let usage = counts.into_iter().enumerate().map(|(pool, counts)| {
             let free =
@@ -349,6 +477,7 @@ impl<'a> Planner<'a> {
                 name: self.pools.all[pool].name.to_owned(),
                 services: counts.services,
                 policies: counts.policies,
+                quarantined: counts.quarantined,
                 free: u64::try_from(total).unwrap_or(u64::MAX),
                 exhausted: Family::ALL.into_iter().filter(is_exhausted).collect(),
                 namespaces: counts.namespaces.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect(),
@@ -363,7 +492,8 @@ impl<'a> Planner<'a> {
 struct PoolCounts<'a> {
     services: u64,
     policies: u64,
-    /// By family.
+    quarantined: u64,
+    /// By family, with quarantined ones.
     used: [u64; 2],
     namespaces: BTreeMap<&'a str, u64>,
 }

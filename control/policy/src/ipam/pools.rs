@@ -112,6 +112,24 @@ impl<'a> Pools<'a> {
         claimed.filter(|(address, cloud)| is_its(address, cloud)).map(|(address, _)| *address).collect()
     }
 
+    /// Name and spec of the pool with this address.
+    pub(super) fn spec_of(&self, address: IpAddr) -> Option<(&'a str, &'a AddressPoolSpec)> {
+        self.of(address).map(|pool| self.spec(pool))
+    }
+
+    /// Name and spec of a pool.
+    pub(super) fn spec(&self, pool: usize) -> (&'a str, &'a AddressPoolSpec) {
+        let Pool { name, spec, .. } = &self.all[pool];
+        (name, spec)
+    }
+
+    /// Whether an address may be given: nobody has claimed it at its pool's provider, and it can be a VIP.
+    pub(super) fn is_unclaimed(&self, address: IpAddr) -> bool {
+        let cloud = self.of(address).and_then(|pool| self.all[pool].cloud);
+        let is_claimed = cloud.and_then(|cloud| cloud.addresses.get(&address)).is_some_and(|it| it.owner.is_some());
+        !is_claimed && unusable_address(address).is_none()
+    }
+
     /// The lowest free address of a pool, which nobody has claimed at its provider. Addresses that were in use at an earlier call are not tried again.
     pub(super) fn free(&mut self, pool: usize, family: Family, is_used: impl Fn(&IpAddr) -> bool) -> Option<IpAddr> {
         let Pool { ranges, cursors, cloud, .. } = &mut self.all[pool];

@@ -4,7 +4,7 @@ mod property;
 use std::sync::Arc;
 
 use super::*;
-use crate::manifest::{Manifests, UnclassedServices, UnsupportedKinds, read};
+use crate::manifest::{Kind, Manifests, UnclassedServices, UnsupportedKinds, read};
 use crate::yaml::Source;
 
 /// The objects of a text, without diagnostics of their own.
@@ -12,7 +12,13 @@ pub(super) fn snapshot(text: &str) -> Snapshot {
     let mut manifests = Manifests::default();
     read(&Arc::new(Source::new("test.yaml", text.to_owned())), UnsupportedKinds::Reject, &mut manifests);
     assert!(!manifests.diagnostics.iter().any(crate::diagnostic::Diagnostic::is_error), "{:?}", manifests.diagnostics);
-    Snapshot { objects: manifests.objects.into_iter().map(Arc::new).collect(), ..Snapshot::default() }
+    let objects = manifests.objects.into_iter().map(Arc::new).collect();
+    Snapshot { objects, is_complete: true, ..Snapshot::default() }
+}
+
+/// The plan with what the pools have recorded, at the beginning of time.
+fn plan_of(snapshot: &Snapshot) -> AllocationPlan {
+    snapshot.plan(&snapshot.services(), snapshot.record(), Timestamp::UNIX_EPOCH)
 }
 
 const POOLS: &str = "
@@ -53,7 +59,7 @@ fn outcome(text: &str) -> BTreeMap<String, String> {
         let reason = decision.refusal.as_ref().map(|refusal| refusal.reason.as_str().to_owned());
         (services[decision.service].name.clone(), addresses.into_iter().chain(reason).collect::<Vec<_>>().join(" "))
     };
-    snapshot.plan(&services).decisions.iter().map(describe).collect()
+    plan_of(&snapshot).decisions.iter().map(describe).collect()
 }
 
 #[track_caller]
@@ -147,7 +153,7 @@ fn a_service_keeps_its_address_outside_of_pools_but_not_with_another_type() {
     let (metadata, status) = status(crate::manifest::FIELD_MANAGER, "203.0.113.99");
     let own = service("s", &metadata, "") + &status;
     let snapshot = snapshot(&format!("{POOLS}{own}"));
-    let plan = snapshot.plan(&snapshot.services());
+    let plan = plan_of(&snapshot);
     let address: IpAddr = "203.0.113.99".parse().unwrap();
     assert_eq!((&plan.decisions[0].outside, plan.decisions[0].is_change), (&vec![address], false));
     // Another type: given up.
@@ -166,9 +172,10 @@ fn an_address_that_is_given_up_is_free_in_the_next_plan() {
 #[test]
 fn addresses_of_policies_are_not_given_to_services() {
     let mut snapshot = snapshot(&format!("{POOLS}{}", service("s", "", "")));
-    snapshot.policy_addresses = vec!["203.0.113.0".parse().unwrap()];
-    let services = snapshot.services();
-    let plan = snapshot.plan(&services);
+    let policy = ObjectId { kind: Kind::EgressPolicy, namespace: "y".to_owned(), name: "p".to_owned() };
+    snapshot.policy_addresses = vec![("203.0.113.0".parse().unwrap(), policy.clone())];
+    let plan = plan_of(&snapshot);
+    assert!(plan.records["a"].is_given_to("203.0.113.0".parse().unwrap(), &policy));
     assert_eq!(plan.decisions[0].addresses, ["203.0.113.1".parse::<IpAddr>().unwrap()]);
     let a = &plan.usage[0];
     assert_eq!((a.name.as_str(), a.services, a.policies, a.free), ("a", 1, 1, 2));
@@ -182,9 +189,9 @@ fn addresses_of_policies_are_not_given_to_services() {
 fn with_open_tenancy_every_namespace_may_use_a_pool() {
     let text = format!("{POOLS}{}", service("s", ", labels: {tier: gold}, annotations: {vipgate.io/pool: gold}", ""));
     let mut snapshot = snapshot(&text.replace("team: x}}\n", "team: y}}\n"));
-    assert!(snapshot.plan(&snapshot.services()).decisions[0].addresses.is_empty());
+    assert!(plan_of(&snapshot).decisions[0].addresses.is_empty());
     snapshot.tenancy = Tenancy::Open;
-    assert_eq!(snapshot.plan(&snapshot.services()).decisions[0].addresses.len(), 1);
+    assert_eq!(plan_of(&snapshot).decisions[0].addresses.len(), 1);
 }
 
 #[test]
@@ -195,4 +202,77 @@ fn a_service_of_another_class_is_none_of_ours() {
     let document =
         serde_json::from_value(serde_json::json!({"metadata": {"name": "s"}, "spec": {"type": "LoadBalancer"}}));
     assert_eq!(ServiceRequest::read(&document.unwrap(), UnclassedServices::Ignore), None);
+}
+
+/// A pool of two addresses with this rest of its spec, and what it has recorded; and the plan for Services, in minute 10.
+fn plan_with_record(spec: &str, recorded: &[&str], services: &str) -> AllocationPlan {
+    let pool = format!(
+        "apiVersion: vipgate.io/v1alpha1\nkind: AddressPool\nmetadata: {{name: p}}\n\
+         spec: {{ranges: [203.0.113.0/31]{spec}}}\nstatus: {{used: 1, addresses: {recorded:?}}}\n"
+    );
+    let snapshot = snapshot(&format!("{pool}{services}"));
+    snapshot.plan(&snapshot.services(), snapshot.record(), "2026-01-01T00:10:00Z".parse().unwrap())
+}
+
+/// What each Service gets, oldest first, and the record that follows.
+fn given(plan: &AllocationPlan) -> (Vec<String>, Vec<String>) {
+    let describe = |decision: &Decision| match &decision.refusal {
+        None => decision.addresses.iter().map(ToString::to_string).collect(),
+        Some(refusal) => refusal.reason.as_str().to_owned(),
+    };
+    (plan.decisions.iter().map(describe).collect(), plan.records["p"].lines().collect())
+}
+
+#[test]
+fn an_address_that_is_given_up_is_given_to_nobody_else_for_a_while() {
+    let freed = ["203.0.113.0 Service x/old 2026-01-01T00:06:00Z", "203.0.113.1 Service x/older 2026-01-01T00:05:30Z"];
+    let plan = plan_with_record("", &freed, &service("new", "", ""));
+    let quarantined = vec!["quarantined".to_owned()];
+    assert_eq!(given(&plan), (quarantined.clone(), freed.map(str::to_owned).to_vec()));
+    assert_eq!(plan.waits_until, Some("2026-01-01T00:10:30Z".parse().unwrap()));
+    assert_eq!((plan.usage[0].free, plan.usage[0].quarantined), (0, 2));
+    let text = &plan.decisions[0].refusal.as_ref().unwrap().text;
+    assert!(text.ends_with("others are quarantined, the first one until 2026-01-01T00:10:30Z"), "{text}");
+    // With a shorter time it gets the one that is free for longest, and its former owner its own.
+    let shorter = plan_with_record(", reuseAfter: 4m", &freed, &service("new", "", ""));
+    assert_eq!(given(&shorter).0, ["203.0.113.1"]);
+    assert_eq!(given(&shorter).1[1], "203.0.113.1 Service x/new");
+    let back = plan_with_record("", &freed, &service("old", "", ""));
+    assert_eq!((given(&back).0, &*given(&back).1[0]), (vec!["203.0.113.0".to_owned()], "203.0.113.0 Service x/old"));
+    // One that nobody had is taken first.
+    let one = plan_with_record(", reuseAfter: 0s", &freed[..1], &service("new", "", ""));
+    assert_eq!(given(&one).0, ["203.0.113.1"]);
+    // Its own namespace may name it at once, another one not.
+    let named = ", annotations: {vipgate.io/addresses: 203.0.113.0}";
+    let text = service("new", named, "");
+    assert_eq!(given(&plan_with_record("", &freed, &text)).0, ["203.0.113.0"]);
+    assert_eq!(given(&plan_with_record("", &freed, &text.replace("namespace: x", "namespace: y"))).0, quarantined);
+}
+
+#[test]
+fn what_a_service_gives_up_is_recorded_as_free() {
+    let recorded = ["203.0.113.0 Service x/gone", "203.0.113.1 EgressPolicy y/gone"];
+    let plan = plan_with_record("", &recorded, &service("new", "", ""));
+    let freed = recorded.map(|line| format!("{line} 2026-01-01T00:10:00Z")).to_vec();
+    // Its address is given up with this plan: so it is quarantined, and waited for with the next one.
+    assert_eq!(given(&plan), (vec!["exhausted".to_owned()], freed));
+}
+
+#[test]
+fn a_namespace_gets_no_more_than_its_part_of_a_pool() {
+    let recorded = ["203.0.113.0 Service x/old 2026-01-01T00:06:00Z"];
+    let new = service("new", "", "");
+    assert_eq!(given(&plan_with_record(", maxPerNamespace: 1", &recorded, &new)).0, ["namespace_limit"]);
+    let other = new.replace("namespace: x", "namespace: y");
+    assert_eq!(given(&plan_with_record(", maxPerNamespace: 1", &recorded, &other)).0, ["203.0.113.1"]);
+    assert_eq!(given(&plan_with_record(", maxPerNamespace: 2", &recorded, &new)).0, ["203.0.113.1"]);
+    let two = service("a", "", "") + &service("b", "", "");
+    let plan = plan_with_record(", maxPerNamespace: 1", &[], &two);
+    assert_eq!(given(&plan).0, ["203.0.113.0", "namespace_limit"]);
+    let text = &plan.decisions[1].refusal.as_ref().unwrap().text;
+    assert!(text.starts_with("namespace x has 1 addresses of AddressPool p"), "{text}");
+    // What it has, it keeps.
+    let (metadata, status) = status(crate::manifest::FIELD_MANAGER, "203.0.113.1");
+    let both = service("a", "", "") + &service("b", &metadata, "") + &status;
+    assert_eq!(given(&plan_with_record(", maxPerNamespace: 1", &[], &both)).0, ["namespace_limit", "203.0.113.1"]);
 }

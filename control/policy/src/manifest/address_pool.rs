@@ -2,17 +2,18 @@
 
 use std::borrow::Cow;
 use std::net::IpAddr;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use vipgate_dataplane::policy::limits::MAX_RANGES_OF_POOL;
+use vipgate_dataplane::policy::limits::{MAX_RANGES_OF_POOL, MAX_VIPS};
 
 use super::custom_resources::{ReportError, Validate, check_count};
 use super::provider::ProviderSpec;
 use super::schema::pool_alternatives;
-use super::{AddressRange, CloudPool, LabelSelector};
+use super::{AddressRange, AddressRecord, CloudPool, LabelSelector, ReuseAfter};
 use crate::diagnostic::Code;
 
 /// Addresses of one range that a provider is asked for, at most.
@@ -31,6 +32,8 @@ pub struct AddressPool {
     pub spec: AddressPoolSpec,
     /// What the provider of the spec has; `None`: not known.
     pub cloud: Option<Arc<CloudPool>>,
+    /// What its status has recorded of its addresses; `None`: nothing yet.
+    pub recorded: Option<Arc<AddressRecord>>,
 }
 
 impl AddressPool {
@@ -68,6 +71,14 @@ pub struct AddressPoolSpec {
     /// Announcement of its VIPs. Default: `L2`.
     #[serde(default)]
     pub announce: Announce,
+    /// An address that became free is given to nobody else before this time has passed. At most 720h. Default: `5m`.
+    #[serde(default)]
+    #[schemars(extend("default" = "5m"))]
+    pub reuse_after: ReuseAfter,
+    /// Addresses of the pool that the objects of one namespace may have, with those that it gave up and nobody else gets
+    /// yet. Default: no limit.
+    #[schemars(range(min = 1, max = MAX_VIPS))]
+    pub max_per_namespace: Option<NonZeroU32>,
     /// Static public addresses of a cloud provider. Default: none.
     #[serde(default)]
     pub provider: ProviderSpec,

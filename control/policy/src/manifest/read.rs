@@ -7,11 +7,12 @@ use k8s_openapi::api::core::v1::{self, Namespace, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::{
-    AddressPool, Body, ClusterEgressPolicySpec, DEFAULT_NAMESPACE, EgressPolicy, Gateway, Kind, Object, ObjectId,
-    Origin, OverlayNode, UnclassedServices, pod, service, slice,
+    AddressPool, AddressRecord, Body, ClusterEgressPolicySpec, DEFAULT_NAMESPACE, EgressPolicy, Gateway, Kind, Object,
+    ObjectId, Origin, OverlayNode, UnclassedServices, pod, service, slice,
 };
 use crate::diagnostic::{Code, Diagnostic, ObjectLocation, Report, Severity};
 use crate::manifest::custom_resources::{Document, Validate};
@@ -288,7 +289,9 @@ fn body(
         }
         Kind::AddressPool => {
             let (metadata, spec) = custom_resource(node, report)?;
-            (ObjectName::of(&metadata), Body::AddressPool(Box::new(AddressPool { metadata, spec, cloud: None })))
+            let recorded = recorded(node, report).map(Arc::new);
+            let pool = AddressPool { metadata, spec, cloud: None, recorded };
+            (ObjectName::of(&pool.metadata), Body::AddressPool(Box::new(pool)))
         }
         Kind::ClusterEgressPolicy => {
             let (metadata, ClusterEgressPolicySpec(spec)) = custom_resource(node, report)?;
@@ -318,6 +321,28 @@ fn custom_resource<S: DeserializeOwned + Validate>(
     Ok((document.metadata, document.spec))
 }
 
+/// The part of a pool's status that is read.
+#[derive(Debug, Default, Deserialize)]
+struct PoolStatus {
+    addresses: Option<Vec<String>>,
+}
+
+/// What the status of a pool has recorded. Only the policy server writes there, so a line that it didn't write is ignored.
+fn recorded(node: &Node, report: &mut Report<'_>) -> Option<AddressRecord> {
+    let PoolStatus { addresses } = decode(node.get("status")?).unwrap_or_default();
+    let addresses = addresses?;
+    let mut record = AddressRecord::default();
+    for (i, line) in addresses.iter().enumerate() {
+        match AddressRecord::from_lines([line.as_str()]) {
+            Ok(one) => record.extend(&one),
+            Err(error) => {
+                report(Severity::Warning, Code::MalformedValue, &format!("status.addresses[{i}]"), error.to_string());
+            }
+        }
+    }
+    Some(record)
+}
+
 /// The identity of an unreadable object, if its metadata is readable.
 fn readable_id(kind: Kind, node: &Node) -> Option<ObjectId> {
     let metadata = node.get("metadata")?;
@@ -327,7 +352,18 @@ fn readable_id(kind: Kind, node: &Node) -> Option<ObjectId> {
         (None, true) => DEFAULT_NAMESPACE.to_owned(),
         (Some(namespace), true) => namespace.to_owned(),
     };
-    Some(ObjectId { kind, namespace, name })
+    let is_named = is_path_segment(&name) && (!kind.is_namespaced() || is_path_segment(&namespace));
+    is_named.then_some(ObjectId { kind, namespace, name })
+}
+
+/// Longest name of an object or a namespace, bytes (RFC 1123).
+const MAX_NAME: usize = 253;
+
+/// Whether a name is one word: in logs, metrics and the record of addresses it stands beside others, with its namespace
+/// before it. Kubernetes' own names are stricter.
+fn is_path_segment(name: &str) -> bool {
+    let is_separator = |c: char| c == '/' || c.is_whitespace() || c.is_control();
+    !name.is_empty() && name.len() <= MAX_NAME && !name.contains(is_separator)
 }
 
 fn id(kind: Kind, node: &Node, metadata: ObjectName, faults: &mut Faults) -> Option<ObjectId> {
@@ -347,5 +383,13 @@ fn id(kind: Kind, node: &Node, metadata: ObjectName, faults: &mut Faults) -> Opt
             String::new()
         }
     };
+    let named = [("metadata.name", &name, true), ("metadata.namespace", &namespace, kind.is_namespaced())];
+    for (field, text, is_needed) in named {
+        if is_needed && !is_path_segment(text) {
+            let reason = "is empty, longer than 253 bytes, or has whitespace, `/` or unprintable characters";
+            fault(Code::InvalidName, field, reason.into());
+            return None;
+        }
+    }
     Some(ObjectId { kind, namespace, name })
 }

@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectM
 
 use super::annotation::{ADDRESSES, ANNOUNCE, POOL, SHARING_KEY, field, text};
 use super::service::is_handled;
-use super::{DEFAULT_NAMESPACE, Family, Protocol, UnclassedServices, is_object_name};
+use super::{DEFAULT_NAMESPACE, Family, Kind, ObjectId, Protocol, UnclassedServices, is_object_name};
 use crate::diagnostic::{Code, Report, Severity};
 
 /// The field manager of addresses in the status of Services: the API server keeps it with the fields that it has set.
@@ -124,6 +124,11 @@ impl ServiceRequest {
     /// `namespace/name`.
     pub fn path(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
+    }
+
+    /// Its identity.
+    pub fn id(&self) -> ObjectId {
+        ObjectId { kind: Kind::Service, namespace: self.namespace.clone(), name: self.name.clone() }
     }
 
     /// Its name in claims at cloud providers.

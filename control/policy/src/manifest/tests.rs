@@ -402,3 +402,26 @@ fn an_invalid_document_does_not_affect_the_others() {
     let got = manifests(text, UnsupportedKinds::Reject);
     assert_eq!((got.objects.len(), got.diagnostics.len()), (2, 1));
 }
+
+#[test]
+fn the_name_of_an_object_is_one_word() {
+    for metadata in [
+        r#"{name: "a b", namespace: t}"#,
+        r#"{name: "p\n198.51.100.9 EgressPolicy t/q", namespace: t}"#,
+        "{name: a/b, namespace: t}",
+        r#"{name: p, namespace: ""}"#,
+        r#"{name: p, namespace: "a b"}"#,
+    ] {
+        let text = format!(
+            "apiVersion: vipgate.io/v1alpha1\nkind: EgressPolicy\nmetadata: {metadata}\nspec: {{serviceRef: {{name: s}}}}\n"
+        );
+        let mut manifests = Manifests::default();
+        read(&Arc::new(Source::new("m.yaml", text)), UnsupportedKinds::Reject, &mut manifests);
+        let codes: Vec<Code> = manifests.diagnostics.iter().map(|it| it.code).collect();
+        assert_eq!(
+            (codes, manifests.objects.len(), manifests.unreadable.len()),
+            (vec![Code::InvalidName], 0, 0),
+            "{metadata}"
+        );
+    }
+}

@@ -1,11 +1,13 @@
-//! Value types of vipgate's custom resources: prefixes without host bits, and address ranges.
+//! Value types of vipgate's custom resources: prefixes without host bits, address ranges, and how long addresses are
+//! quarantined.
 
 use std::borrow::Cow;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
 
 use ipnet::IpNet;
-use schemars::{JsonSchema, Schema, SchemaGenerator};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
@@ -24,7 +26,20 @@ pub struct AddressRange {
     pub last: IpAddr,
 }
 
-/// Error of parsing a prefix or a range.
+/// How long an address that became free is given to nobody else. Displays as `300s`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReuseAfter(pub Duration);
+
+/// Its maximum: 30 days.
+const MAX_REUSE_AFTER: Duration = Duration::from_hours(720);
+
+impl Default for ReuseAfter {
+    fn default() -> Self {
+        Self(Duration::from_mins(5))
+    }
+}
+
+/// Error of parsing a prefix, a range or a duration.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ValueError {
     /// Not a prefix.
@@ -48,6 +63,9 @@ pub enum ValueError {
     /// A range in descending order.
     #[error("range `{0}` ends before it begins")]
     Reversed(String),
+    /// Not a duration.
+    #[error("`{0}` is not a duration: write a whole number and a unit, e.g. 30s, 5m or 2h, at most 720h")]
+    Duration(String),
 }
 
 impl std::str::FromStr for Cidr {
@@ -81,6 +99,26 @@ impl std::str::FromStr for AddressRange {
             return Err(ValueError::Families(text.to_owned()));
         }
         if first <= last { Ok(Self { first, last }) } else { Err(ValueError::Reversed(text.to_owned())) }
+    }
+}
+
+impl std::str::FromStr for ReuseAfter {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let parse = || {
+            let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit())?);
+            let count: u64 = number.parse().ok()?;
+            let millis = count.checked_mul(match unit {
+                "ms" => 1,
+                "s" => 1000,
+                "m" => 60_000,
+                "h" => 3_600_000,
+                _ => return None,
+            })?;
+            Some(Duration::from_millis(millis)).filter(|duration| *duration <= MAX_REUSE_AFTER)
+        };
+        parse().map(Self).ok_or_else(|| ValueError::Duration(text.to_owned()))
     }
 }
 
@@ -136,6 +174,22 @@ impl<'de> Deserialize<'de> for AddressRange {
     }
 }
 
+impl<'de> Deserialize<'de> for ReuseAfter {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        <&str>::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+    }
+}
+
+impl JsonSchema for ReuseAfter {
+    fn schema_name() -> Cow<'static, str> {
+        "ReuseAfter".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$", "maxLength": 12, "examples": ["30s", "5m", "2h"]})
+    }
+}
+
 impl JsonSchema for Cidr {
     fn schema_name() -> Cow<'static, str> {
         "Cidr".into()
@@ -175,6 +229,16 @@ mod tests {
         ] {
             let error = bad.parse::<Cidr>().expect_err(bad).to_string();
             assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_duration_is_one_number_and_one_unit_of_at_most_720h() {
+        for (text, millis) in [("0s", 0), ("500ms", 500), ("5m", 300_000), ("720h", 2_592_000_000)] {
+            assert_eq!(text.parse(), Ok(ReuseAfter(Duration::from_millis(millis))));
+        }
+        for bad in ["", "5", "m", "5d", "-5m", "5 m", "721h", "18446744073709551615h", "99999999999999999999s"] {
+            assert_eq!(bad.parse::<ReuseAfter>(), Err(ValueError::Duration(bad.to_owned())));
         }
     }
 

@@ -10,8 +10,10 @@ use super::*;
 use crate::schema::Published;
 
 /// Codes that a check doesn't report in tests, and why.
-const UNREACHED: [(Code, &str); 3] = [
+const UNREACHED: [(Code, &str); 5] = [
     (Code::LimitExceeded, "takes thousands of objects: see the tests of the compiler"),
+    (Code::AddressQuarantined, "of a process with a record: see the tests of the compiler"),
+    (Code::AddressPending, "of a process with a record: see the tests of the compiler"),
     (Code::NoSystemAuthorities, "depends on the system"),
     (Code::SourceUnavailable, "of a running process: see source/store/tests"),
 ];
@@ -68,7 +70,7 @@ fn examples_of_codes_show_the_mistake_and_its_correction() {
 }
 
 /// Manifests of the codes without an example, as documents `kind name: fields`.
-const CONFLICTS: [(Code, &[&str]); 34] = [
+const CONFLICTS: [(Code, &[&str]); 35] = [
     (Code::NotAnObject, &["- 1"]),
     (Code::TruncatedList, &["apiVersion: v1\nitems: [{apiVersion: v1, kind: Node, metadata: {name: n}}]"]),
     (Code::DuplicateObject, &["Namespace n", "Namespace n"]),
@@ -81,6 +83,13 @@ const CONFLICTS: [(Code, &[&str]); 34] = [
         &[
             "EgressPolicy p: {spec: {selectors: [{podSelector: {}}], pools: [{name: q, count: 2}]}}",
             "AddressPool q: {spec: {ranges: [203.0.113.0/32]}}",
+        ],
+    ),
+    (
+        Code::NamespaceLimit,
+        &[
+            "EgressPolicy p: {spec: {selectors: [{podSelector: {}}], pools: [{name: q, count: 2}]}}",
+            "AddressPool q: {spec: {ranges: [203.0.113.0/28], maxPerNamespace: 1}}",
         ],
     ),
     (Code::PoliciesOverlap, &[POLICY_P, POLICY_Q, POD]),

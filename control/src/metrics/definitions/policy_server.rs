@@ -12,7 +12,7 @@ const RESPONSE_RESULT: Label = Label::one_of("result", &["accepted", "refused"])
 const SET_ASIDE_FOR: Label = Label::one_of("for", &["one", "all"]);
 const STREAM_REASON: Label = Label::one_of("reason", &["certificate", "name_in_use", "secret"]);
 const POOL: Label = Label::any("pool", "name of the AddressPool");
-const ADDRESS_STATE: Label = Label::one_of("state", &["service", "policy", "free"]);
+const ADDRESS_STATE: Label = Label::one_of("state", &["service", "policy", "quarantined", "free"]);
 const CLOUD_STATE: Label = Label::one_of("state", &["attached", "pending", "free", "lacking"]);
 const CLOUD_ACTION: Label = Label::names("action", || ActionKind::ALL.iter().map(|kind| kind.as_str()).collect());
 const CLOUD_RESULT: Label = Label::one_of("result", &["done", "failed"]);
@@ -74,10 +74,12 @@ metrics! {
         "Whether this policy server leads: it decides membership, and gives Services their addresses; only with \
          `source.kubernetes`";
     IPAM_ADDRESSES = Gauge("ipam_addresses", [POOL, ADDRESS_STATE]):
-        "Addresses of pools, by who has them: Services, policies, nobody; from the leader";
+        "Addresses of pools: those of Services and of policies, those that became free and that nobody else gets yet, and \
+         those that are free for all; from the leader";
     IPAM_REFUSED = Gauge("ipam_refused", [REFUSAL_REASON]):
         "Services that don't get an address that they ask for, by reason; from the leader";
-    IPAM_WRITES = Counter("ipam_writes", [WRITE_RESULT]): "Writes of addresses to the status of Services, by result";
+    IPAM_WRITES = Counter("ipam_writes", [WRITE_RESULT]):
+        "Writes of addresses to the status of Services and AddressPools, by result";
     CLOUD_REACHABLE = Gauge("cloud_reachable", [POOL]):
         "Whether the last observation of a pool's provider succeeded";
     CLOUD_ADDRESSES = Gauge("cloud_addresses", [POOL, CLOUD_STATE]):

@@ -109,8 +109,13 @@ impl Reporter {
 
     fn report_released(&self, path: &str, addresses: &[IpAddr]) {
         let addresses = text(addresses);
-        tracing::info!(event = "address_released", service = path, addresses, "{addresses} of {path} is free");
-        let message = format!("{addresses} is free");
+        tracing::info!(
+            event = "address_released",
+            service = path,
+            addresses,
+            "{path} gives up {addresses}: for others it is free after `reuseAfter` of its AddressPool"
+        );
+        let message = format!("gives up {addresses}: for others it is free after `reuseAfter` of its AddressPool");
         self.objects.record_for_service(path, |service| ObjectEvent::normal(service, "AddressReleased", &message));
     }
 }

@@ -43,6 +43,12 @@ impl<'a> Acceptance<'a> {
         self.faulty.get(name).copied()
     }
 
+    /// Whether an object gets an address once it is recorded: in moments.
+    pub(super) fn is_pending(&self, name: &str) -> bool {
+        let all = self.diagnostics.get(name).map_or(&[][..], Vec::as_slice);
+        all.iter().any(|it| it.code == Code::AddressPending)
+    }
+
     /// The condition of an object.
     pub(super) fn condition(&self, name: &str) -> Condition {
         let all = self.diagnostics.get(name).map_or(&[][..], Vec::as_slice);

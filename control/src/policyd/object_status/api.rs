@@ -2,14 +2,12 @@
 
 use std::time::Duration;
 
-use kube::api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams};
-use kube::{Api, Client};
+use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
-use vipgate_policy::manifest::Kind;
 
 use super::planner::StatusWrite;
 use crate::config::KubernetesSource;
-use crate::source::kubernetes::{ReusedClient, request};
+use crate::source::kubernetes::{ReusedClient, objects, request};
 
 /// Name of the field manager.
 const FIELD_MANAGER: &str = "vipgate-status";
@@ -43,9 +41,10 @@ impl StatusApi {
     pub(super) async fn write(&mut self, write: &StatusWrite) -> Result<(), WriteError> {
         let client = self.client.get().await.map_err(|error| WriteError::Unknown(error.to_string()))?;
         let parameters = PatchParams::apply(FIELD_MANAGER).force();
-        let objects = api(client, write.object.kind, &write.object.namespace);
+        let namespace = Some(write.object.namespace.as_str()).filter(|namespace| !namespace.is_empty());
+        let api = objects(client, write.object.kind, namespace);
         let patch = Patch::Apply(document(write));
-        let patched = objects.patch_status(&write.object.name, &parameters, &patch);
+        let patched = api.patch_status(&write.object.name, &parameters, &patch);
         let Err(error) = request(WRITE_TIMEOUT, patched).await else { return Ok(()) };
         let text = error.to_string();
         let error = match error.code() {
@@ -59,16 +58,6 @@ impl StatusApi {
         }
         Err(error)
     }
-}
-
-fn api(client: Client, kind: Kind, namespace: &str) -> Api<DynamicObject> {
-    let (group, version) = kind.api_version().split_once('/').unwrap_or(("", kind.api_version()));
-    let resource =
-        ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind.as_str()), kind.plural());
-    if namespace.is_empty() {
-        return Api::all_with(client, &resource);
-    }
-    Api::namespaced_with(client, namespace, &resource)
 }
 
 /// What is applied; with the uid it is refused for an object that was created again with the same name.

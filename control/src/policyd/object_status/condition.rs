@@ -63,14 +63,15 @@ pub(super) struct DesiredStatus {
     pub(super) is_provisional: bool,
 }
 
-/// The fields of a kind's status that are written besides conditions.
+/// The fields of a kind's status that are written with conditions.
 pub(super) fn field_names(kind: Kind) -> &'static [&'static str] {
     match kind {
         Kind::EgressPolicy | Kind::ClusterEgressPolicy => {
             &["addresses", "addressCount", "endpoints", "gateways", "gatewayCount"]
         }
         Kind::Gateway => &["vips", "sessions", "version"],
-        Kind::AddressPool => &["capacity", "used", "services", "policies", "namespaces"],
+        // The record of addresses isn't written with these.
+        Kind::AddressPool => &["capacity", "used", "services", "policies", "quarantined", "namespaces"],
         _ => &[],
     }
 }

@@ -83,7 +83,7 @@ impl<'a> Policies<'a> {
             conditions: vec![accepted, programmed],
             fields: fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
             retained: &[],
-            is_provisional,
+            is_provisional: is_provisional || self.acceptance.is_pending(name),
         }
     }
 

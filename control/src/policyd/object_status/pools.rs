@@ -37,11 +37,13 @@ pub(super) fn pool_status(
         return acceptance.fault(manifest).map(|_| status);
     };
     let used = usage.services.saturating_add(usage.policies);
+    let capacity = used.saturating_add(usage.quarantined).saturating_add(usage.free);
     let fields = [
-        ("capacity", count(used.saturating_add(usage.free))),
+        ("capacity", count(capacity)),
         ("used", count(used)),
         ("services", count(usage.services)),
         ("policies", count(usage.policies)),
+        ("quarantined", count(usage.quarantined)),
         ("namespaces", namespaces(usage)),
     ];
     let exhausted: Vec<String> = usage.exhausted.iter().map(ToString::to_string).collect();

@@ -6,8 +6,8 @@
 use std::time::Duration;
 
 use etcd_client::{
-    Client, ConnectOptions, Error, GetOptions, GetResponse, KvClient, ResponseHeader, WatchClient, WatchOptions,
-    WatchResponse, WatchStream,
+    Client, ConnectOptions, Error, GetOptions, GetResponse, KvClient, ResponseHeader, Txn, TxnResponse, WatchClient,
+    WatchOptions, WatchResponse, WatchStream,
 };
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
@@ -33,7 +33,7 @@ const MAX_MESSAGE_BYTES: usize = 2 << 30;
 
 /// Why a member can't be used.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum EtcdError {
+pub(in crate::source) enum EtcdError {
     #[error("no endpoints configured")]
     NoEndpoints,
     #[error("https endpoints are not supported: use http://")]
@@ -61,7 +61,7 @@ pub(super) enum EtcdError {
 
 impl EtcdError {
     /// Adds the endpoint of the member.
-    pub(super) fn at_member(self, member: &Member) -> Self {
+    pub(in crate::source) fn at_member(self, member: &Member) -> Self {
         Self::Endpoints(format!("{}: {self}", member.endpoint))
     }
 }
@@ -87,14 +87,14 @@ impl From<Error> for EtcdError {
 
 /// A half-open range of keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct KeyRange {
+pub(in crate::source) struct KeyRange {
     first: Vec<u8>,
     end: Vec<u8>,
 }
 
 impl KeyRange {
     /// All keys that begin with `prefix`.
-    pub(super) fn with_prefix(prefix: &str) -> Self {
+    pub(in crate::source) fn with_prefix(prefix: &str) -> Self {
         let first = prefix.as_bytes().to_vec();
         let mut end = first.clone();
         match end.last_mut() {
@@ -130,7 +130,7 @@ impl Revision {
 }
 
 /// A member that has responded.
-pub(super) struct Member {
+pub(in crate::source) struct Member {
     endpoint: String,
     keys: KeyRange,
     kv: KvClient,
@@ -141,7 +141,7 @@ pub(super) struct Member {
 
 impl Member {
     /// Connects to all members concurrently and returns the first one that responds.
-    pub(super) async fn connect_any(endpoints: &[String], keys: &KeyRange) -> Result<Self, EtcdError> {
+    pub(in crate::source) async fn connect_any(endpoints: &[String], keys: &KeyRange) -> Result<Self, EtcdError> {
         if endpoints.is_empty() {
             return Err(EtcdError::NoEndpoints);
         }
@@ -220,6 +220,11 @@ impl Member {
                 _ => return Ok(texts),
             }
         }
+    }
+
+    /// Executes a transaction, without a timeout.
+    pub(in crate::source) async fn execute(&mut self, transaction: Txn) -> Result<TxnResponse, EtcdError> {
+        Ok(self.kv.txn(transaction).await?)
     }
 
     /// Watches changes after the listed revision.

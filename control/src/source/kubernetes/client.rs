@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
-use kube::{Client, Config};
+use kube::{Api, Client, Config};
 use thiserror::Error;
+use vipgate_policy::manifest::Kind;
 
 use crate::config::KubernetesSource;
 
@@ -44,4 +46,15 @@ pub(crate) async fn client(source: &KubernetesSource) -> Result<Client, ConnectE
     // Retries are the watches' own, with a backoff and a report.
     config.default_retry = false;
     Ok(Client::try_from(config)?)
+}
+
+/// The objects of a kind, in one namespace or in all.
+pub(crate) fn objects(client: Client, kind: Kind, namespace: Option<&str>) -> Api<DynamicObject> {
+    let (group, version) = kind.api_version().split_once('/').unwrap_or(("", kind.api_version()));
+    let resource =
+        ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind.as_str()), kind.plural());
+    match namespace {
+        None => Api::all_with(client, &resource),
+        Some(namespace) => Api::namespaced_with(client, namespace, &resource),
+    }
 }

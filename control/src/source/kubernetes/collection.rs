@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
+use kube::api::DynamicObject;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client};
 use tokio::sync::mpsc::Sender;
 use tokio::time::sleep;
 use vipgate_policy::manifest::Kind;
 
+use super::client::objects;
 use super::definition::{self, Definition};
 use super::manifest::{self, Manifest};
 use crate::config::ListMode;
@@ -138,14 +139,7 @@ impl CollectionWatch {
     }
 
     fn api(&self) -> Api<DynamicObject> {
-        let kind = self.collection.kind;
-        let (group, version) = kind.api_version().split_once('/').unwrap_or(("", kind.api_version()));
-        let resource =
-            ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind.as_str()), kind.plural());
-        match &self.collection.namespace {
-            None => Api::all_with(self.client.clone(), &resource),
-            Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &resource),
-        }
+        objects(self.client.clone(), self.collection.kind, self.collection.namespace.as_deref())
     }
 
     /// Sends a list; returns false instead if the definition of the kind is being deleted: then objects are missing.

@@ -41,7 +41,7 @@ pub(super) struct Manifest {
 pub(super) struct Observation {
     pub(super) uid: Arc<str>,
     pub(super) generation: i64,
-    /// JSON, of vipgate's own kinds.
+    /// JSON, of vipgate's own kinds; without what is in the manifest.
     pub(super) status: Option<String>,
 }
 
@@ -89,8 +89,17 @@ fn is_ready(pod: &Value) -> bool {
 
 fn observation(kind: Kind, metadata: &ObjectMeta, data: &Value) -> Option<Observation> {
     let uid = metadata.uid.as_deref().filter(|_| has_observations(kind))?.into();
-    let status = data.get("status").filter(|_| kind.is_custom()).map(Value::to_string);
+    let status = data.get("status").filter(|_| kind.is_custom()).map(|status| match status.as_object() {
+        Some(fields) if kind == Kind::AddressPool => without_record(fields).to_string(),
+        _ => status.to_string(),
+    });
     Some(Observation { uid, generation: metadata.generation.unwrap_or_default(), status })
+}
+
+/// The status of a pool without the record of its addresses, which is a part of the manifest.
+fn without_record(status: &Map<String, Value>) -> Value {
+    let others = status.iter().filter(|(field, _)| *field != "addresses");
+    others.map(|(field, value)| (field.clone(), value.clone())).collect()
 }
 
 /// Whether objects of this kind may select pods by labels.
@@ -101,12 +110,11 @@ pub(super) fn is_policy(kind: Kind) -> bool {
 /// The fields that policy is made of, besides metadata.
 fn fields(kind: Kind) -> &'static [&'static str] {
     match kind {
-        Kind::AddressPool
-        | Kind::ClusterEgressPolicy
-        | Kind::EgressPolicy
-        | Kind::Gateway
-        | Kind::OverlayNode
-        | Kind::ServiceCidr => &["spec"],
+        // Who has its addresses, and had them.
+        Kind::AddressPool => &["spec", "status.addresses"],
+        Kind::ClusterEgressPolicy | Kind::EgressPolicy | Kind::Gateway | Kind::OverlayNode | Kind::ServiceCidr => {
+            &["spec"]
+        }
         Kind::EndpointSlice => &["addressType", "endpoints", "ports"],
         Kind::Namespace => &[],
         Kind::Node => &["spec.podCIDR", "spec.podCIDRs", "status.addresses"],

@@ -1,5 +1,6 @@
 //! What the API says of objects besides their manifests: uid, generation and status. A change of these alone is no
-//! update: a status that the server has written must not make it compile anything.
+//! update: a status that the server has written must not make it compile anything, but for the record of a pool's
+//! addresses, which is a part of its manifest.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -17,7 +18,7 @@ pub(crate) struct ObservedObject {
     pub(crate) uid: Arc<str>,
     /// Increases with each change of its `spec`.
     pub(crate) generation: i64,
-    /// Its status as JSON; the same allocation as before if it is the same status.
+    /// Its status as JSON, without a record of addresses; the same allocation as before if it is the same status.
     pub(crate) status: Option<Arc<str>>,
     /// The first update that has this generation, see [`crate::source::SourceUpdate::revision`].
     pub(crate) revision: u64,

@@ -44,6 +44,12 @@ impl ManifestStore {
         faulty
     }
 
+    /// Whether all objects are known: what isn't there is gone then. Where a path can't be read, even of which nothing is
+    /// known, objects may be behind it.
+    pub(super) fn is_complete(&self, unhealthy: &[Unhealthy]) -> bool {
+        self.initialized && unhealthy.is_empty() && self.unavailable.iter().all(|it| it.is_missing)
+    }
+
     /// The parts of the source that are empty or unreadable, and the number of objects retained for each.
     pub(super) fn unhealthy(&self) -> Vec<Unhealthy> {
         let retained = |objects: usize| match objects {

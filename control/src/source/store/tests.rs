@@ -1,5 +1,7 @@
 //! Faulty and missing manifests: reported, without effect on others; what can't be read any more stays as it was last read.
 
+mod addresses;
+
 use std::io;
 use std::net::IpAddr;
 
@@ -413,15 +415,12 @@ fn address_management_gets_the_same_snapshot_until_one_of_its_objects_changes() 
         store.update(update);
         assert!(!Arc::ptr_eq(&before, &store.compile().ipam.unwrap()));
     }
-    assert_eq!(store.compile().ipam.unwrap().policy_addresses, [] as [IpAddr; 0]);
+    assert!(store.compile().ipam.unwrap().policy_addresses.is_empty());
     let policy = "apiVersion: vipgate.io/v1alpha1\nkind: ClusterEgressPolicy\nmetadata: {name: c}\n\
                   spec: {addresses: [203.0.113.7], selectors: [{namespaceSelector: {}, podSelector: {}}]}";
     store.update(put("policy", policy));
     let outcome = store.compile();
-    assert_eq!(
-        outcome.ipam.unwrap().policy_addresses,
-        ["203.0.113.7".parse::<IpAddr>().unwrap()],
-        "{:?}",
-        outcome.diagnostics
-    );
+    let owner = ObjectId { kind: Kind::ClusterEgressPolicy, namespace: String::new(), name: "c".to_owned() };
+    let expected = [("203.0.113.7".parse::<IpAddr>().unwrap(), owner)];
+    assert_eq!(outcome.ipam.unwrap().policy_addresses, expected, "{:?}", outcome.diagnostics);
 }

@@ -38,7 +38,7 @@ use super::systems::Subscriber;
 use crate::xds::store::tests::generators::SeededRng;
 
 /// Worlds without the variables: always the same ones, less than two minutes.
-const WORLDS: u64 = 150;
+const WORLDS: u64 = 100;
 /// Worlds through each of the product's sources.
 const REAL_WORLDS: u64 = 6;
 

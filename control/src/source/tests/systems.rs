@@ -45,13 +45,9 @@ pub(super) struct FileGateway {
 
 impl FileGateway {
     pub(super) async fn start(disk: &Disk, allow_empty: bool) -> Self {
-        let (source, update) = PolicySubscription::files(
-            "of a test".to_owned(),
-            WatchedFiles::unwatched(disk.paths()),
-            GatewayLocality::named(GATEWAY),
-            ManifestStore::new(allow_empty),
-        )
-        .await;
+        let ingester = SourceIngester::new("files of a test".to_owned(), ManifestStore::new(allow_empty));
+        let files = WatchedFiles::unwatched(disk.paths());
+        let (source, update) = PolicySubscription::files(files, GatewayLocality::named(GATEWAY), ingester).await;
         let mut gateway = Self { source, builder: builder(), in_force: None };
         if let Some(update) = update {
             gateway.apply(&update, &[]);

@@ -20,7 +20,7 @@ fn created(year: u16) -> String {
 }
 
 /// The same document in another namespace.
-fn of(namespace: &str, document: &str) -> String {
+pub(super) fn of(namespace: &str, document: &str) -> String {
     document.replace("namespace: a", &format!("namespace: {namespace}"))
 }
 
@@ -376,4 +376,35 @@ fn a_vip_lists_the_names_of_a_few_services() {
     let outcome = compiled(&services.collect::<Vec<_>>());
     let name = &outcome.set.vips[0].name;
     assert!(name.starts_with("Service a/s001-") && name.ends_with(" and 532 more") && name.len() < 4096, "{name}");
+}
+
+#[test]
+fn a_vip_that_two_pods_name_is_no_endpoint() {
+    let pods = ["x", "y"].map(|name| pod("b", name, "", "203.0.113.1"));
+    let trap = of("b", &service("trap", EGRESS, 81, &["203.0.113.2"]));
+    let slice = endpoints_of("b", "trap", "trap-x", "{addresses: [203.0.113.1], targetRef: {kind: Pod, name: x}}");
+    let pool = pool("p", "{ranges: [203.0.113.0/28]}");
+    let outcome = compiled(&[vec![service("s", "", 80, &["203.0.113.1"]), pool, trap, slice], pods.to_vec()].concat());
+    assert_eq!(outcome.set.endpoints, []);
+    assert_eq!(outcome.set.vips.len(), 2, "{:?}", messages(&outcome));
+}
+
+#[test]
+fn a_vip_of_a_service_that_a_policy_names_gives_way_to_no_slice() {
+    let own = || {
+        vec![
+            service("s", &created(2021), 80, &["192.0.2.1"]),
+            policy("p", &created(2021), "{selectors: [{podSelector: {}}], addresses: [192.0.2.1]}"),
+            pod("a", "x", "", "10.0.0.1"),
+        ]
+    };
+    let listed = of("b", &service("t", "", 80, &["192.0.2.2"]))
+        + "---\n"
+        + &endpoints_of("b", "t", "t-x", "{addresses: [192.0.2.1]}");
+    let vips = |documents: &[String]| {
+        let compiled = compile_for(Tenancy::Strict, &objects(&documents.join("---\n")));
+        compiled.placement.endpoints.iter().map(|it| (it.address, it.vips.clone())).collect::<Vec<_>>()
+    };
+    assert_eq!(vips(&own()), [(ip("10.0.0.1"), vec![ip("192.0.2.1")])]);
+    assert_eq!(vips(&[own(), vec![listed]].concat()), vips(&own()));
 }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use foldhash::{HashMap, HashMapExt, HashSet};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use crate::address_record::NamespaceUse;
 use crate::compiler::budget::{Grants, Totals, Usage};
 use crate::compiler::claim::{Claim, Inputs};
 use crate::compiler::inventory::{AgeKey, NamespacedName, ObjectRef, age_key};
@@ -130,6 +131,7 @@ pub(in crate::compiler) fn admit<'a>(
         admitted: Admitted::default(),
         health_ports: HashMap::new(),
         in_use: sources.in_use_among(&unpooled),
+        namespaces: sources.pools.recorded_use(sources.recorded),
         diagnostics,
     };
     for service in &services {
@@ -173,6 +175,8 @@ struct Consumer<'c> {
     origin: &'c Origin,
     /// VIPs of its own. One of several objects is that of the oldest one that is granted it.
     vips: &'c [(Arc<str>, IpAddr)],
+    /// Those that it is to have once they are recorded.
+    pending: &'c [IpAddr],
     /// What it takes besides VIPs.
     usage: Usage,
 }
@@ -190,6 +194,7 @@ fn check_limits<'a>(
         namespace: &service.id.namespace,
         origin: service.origin,
         vips: &service.body.vips,
+        pending: &[],
         usage: Usage { services: 1, ..Usage::default() },
     };
     let mut consumers: Vec<Consumer<'_>> = services.iter().map(of_service).collect();
@@ -198,6 +203,7 @@ fn check_limits<'a>(
         namespace: claim.namespace,
         origin: claim.origin,
         vips: if claim.service.is_none() { &claim.vips } else { &[] },
+        pending: &claim.pending,
         usage: Usage {
             policies: 1,
             prefixes: claim.prefixes(),
@@ -207,8 +213,8 @@ fn check_limits<'a>(
     }));
     // At most: a VIP of several objects is counted for each.
     let mut totals = Totals::default();
-    for Consumer { namespace, vips, usage, .. } in &consumers {
-        totals.add(namespace, &Usage { vips: vips.len(), ..*usage });
+    for Consumer { namespace, vips, pending, usage, .. } in &consumers {
+        totals.add(namespace, &Usage { vips: vips.len() + pending.len(), ..*usage });
     }
     if totals.fits(share) {
         return Default::default();
@@ -216,8 +222,9 @@ fn check_limits<'a>(
     consumers.sort_by(|a, b| a.order.cmp(&b.order));
     let (mut grants, mut granted_vips) = (Grants::new(share), HashSet::default());
     let (mut excess_services, mut closed) = (HashSet::default(), Closed::default());
-    for Consumer { order: (_, is_policy, _), namespace, origin, vips, usage } in consumers {
-        let new: HashSet<IpAddr> = vips.iter().map(|(_, vip)| *vip).filter(|vip| !granted_vips.contains(vip)).collect();
+    for Consumer { order: (_, is_policy, _), namespace, origin, vips, pending, usage } in consumers {
+        let all = vips.iter().map(|(_, vip)| *vip).chain(pending.iter().copied());
+        let new: HashSet<IpAddr> = all.filter(|vip| !granted_vips.contains(vip)).collect();
         let Err(mut reason) = grants.grant(namespace, &Usage { vips: new.len(), ..usage }) else {
             granted_vips.extend(new);
             continue;
@@ -243,6 +250,8 @@ struct Admission<'a, 'b> {
     health_ports: HashMap<u16, ObjectRef<'a, Service>>,
     /// Addresses of pods, hosts and endpoints among those that policies name outside of pools.
     in_use: HashSet<IpAddr>,
+    /// Addresses that namespaces have of pools that limit them.
+    namespaces: NamespaceUse<'a>,
     diagnostics: &'b mut Vec<Diagnostic>,
 }
 
@@ -252,6 +261,13 @@ impl<'a> Admission<'a, '_> {
         let mut faults = Vec::new();
         self.check_vips(service, &mut faults);
         self.check_ports(service, &mut faults);
+        if !is_excess && !faults.iter().any(Diagnostic::is_error) {
+            let granted = self
+                .namespaces
+                .grant_all((&service.id.namespace, &service.body.vips), |vip| self.sources.pools.spec_of(vip));
+            let refused = granted.err().map(|(field, why)| service.error(Code::NamespaceLimit, field, why));
+            faults.extend(refused);
+        }
         if is_excess || faults.iter().any(Diagnostic::is_error) {
             self.diagnostics.extend(faults);
             self.admitted.refused.insert(service.namespaced_name());
@@ -279,6 +295,11 @@ impl<'a> Admission<'a, '_> {
             // A tenant may write any address into its Service, but into no pool.
             let is_pooled = self.sources.pools.of(*address).is_some();
             faults.extend(self.check_address(*address, (service.origin, field), !is_pooled, false));
+            let reserved = self.sources.reserved.get(address);
+            if let Some(owner) = reserved.filter(|owner| owner.namespace != service.id.namespace) {
+                let reason = format!("{address} is already a VIP of {owner}");
+                faults.push(service.error(Code::VipOfOtherNamespace, field, reason));
+            }
             let Some(vip) = self.admitted.vips.get(address) else { continue };
             if let Some((first, ObjectRef { id, origin, .. })) = vip.announce_for(&service, is_pooled)
                 && service.body.announce.is_some_and(|mode| mode != first)
@@ -326,8 +347,9 @@ impl<'a> Admission<'a, '_> {
         let claim = &claims[at];
         let before = self.diagnostics.len();
         for (field, address) in claim.vips.iter() {
-            let is_pooled = self.sources.pools.of(*address).is_some();
-            let fault = self.check_address(*address, (claim.origin, field), !is_pooled, !is_pooled);
+            // A Service's VIP gives way to nobody.
+            let is_given = self.sources.pools.of(*address).is_some() || self.admitted.vips.contains_key(address);
+            let fault = self.check_address(*address, (claim.origin, field), !is_given, !is_given);
             self.diagnostics.extend(fault.or_else(|| self.check_claimed(*address, claim, field, claims)));
         }
         if self.diagnostics[before..].iter().any(Diagnostic::is_error) {

@@ -73,8 +73,8 @@ codes! {
          or correct one of the two.",
         "gateway.yaml": "workers: {cores: [0, 0]}" => "workers: {cores: [0, 1]}";
     InvalidName = 116, "Invalid name",
-        "The name is empty, too long, or has whitespace or unprintable characters. Names appear in logs, metrics and \
-         protocols, so they are restricted there. Choose another one.",
+        "The name is empty, too long, or has whitespace or unprintable characters; that of an object may have no `/`, either. \
+         Names appear in logs, metrics and protocols, so they are restricted there. Choose another one.",
         "gateway.yaml": "zone: zone 1" => "zone: zone-1";
 
     // VG02xx: configuration files.
@@ -268,7 +268,7 @@ codes! {
          traffic of its pods is dropped. Correct the name, or add the pool.";
     PoolExhausted = 405, "Pool has too few free addresses",
         "The policy wants more VIPs of a family than the pool has left; addresses that Services or other policies use \
-         are not free. Add a range to the pool, or lower `count`.";
+         are not free. It keeps what it has, and gets no part of the rest. Add a range to the pool, or lower `count`.";
     PoliciesOverlap = 406, "Two policies cover the same endpoints",
         "Some endpoints are covered by two policies, and only one can apply. An EgressPolicy precedes an annotation, \
          `serviceRef` precedes `selectors`, then the older one, then namespace and name. The message says which one applies and \
@@ -286,11 +286,12 @@ codes! {
          an endpoint. A VIP is answered by the gateways, so the other owner would lose its traffic. Choose an address that \
          nobody has.";
     VipOfTwoPolicies = 410, "VIP of two policies",
-        "Two policies with `selectors` have the same address. Such a VIP belongs to one policy alone, the one with \
-         the higher precedence. Remove it from the other one, or merge the policies.";
-    VipOfOtherNamespace = 411, "VIP of a Service in another namespace",
-        "The policy uses the address of a Service that another namespace owns. Remote hosts could no longer \
-         distinguish the tenants. Use an address of your own, or of a Service in the policy's namespace.";
+        "Two policies with `selectors` have the same address. Such a VIP belongs to one policy alone: the one that has it of \
+         a pool, else the one with the higher precedence. Remove it from the other one, or merge the policies.";
+    VipOfOtherNamespace = 411, "VIP of another namespace",
+        "The policy uses the address of a Service of another namespace, or the Service one that a policy of another namespace \
+         has of a pool. Remote hosts could no longer distinguish the tenants. Use an address of your own, or of a Service in \
+         the policy's namespace.";
     HostAddress = 412, "Endpoint has the address of its host",
         "The endpoint is a pod on the host network, or a node. Its traffic is the node's, so the egress policy does \
          not apply to it; as a backend it works. Nothing is wrong if that is intended.";
@@ -324,6 +325,19 @@ codes! {
          (`namespace_share` of policyd.yaml). Older objects have it already, so this one is set aside: it is not in force, and nothing \
          else changes. The message names the limit. Delete what is no longer needed, or split the tenant; the page on \
          the security model lists all limits.";
+    AddressQuarantined = 420, "Addresses are quarantined",
+        "The addresses that could be given, or the one that the object names, were given up a short while ago. Former clients \
+         may still know them, and firewalls may still trust them, so nobody but the former owner gets one from a pool, and \
+         no other namespace by its name, before `reuseAfter` of the AddressPool has passed. Then it is given without further \
+         ado. Wait, add a range, or lower `reuseAfter`.";
+    NamespaceLimit = 421, "Namespace has its part of the pool",
+        "The namespace has as many addresses of the pool as `maxPerNamespace` of the AddressPool allows. Those that it gave \
+         up a short while ago count, too, until others may get them. What it has it keeps; this object gets nothing more. \
+         Delete what is no longer needed, wait for the end of `reuseAfter`, or raise the limit.";
+    AddressPending = 422, "Address is being recorded",
+        "An address of a pool was chosen for the policy. It is in force once the record of addresses has it, so that a \
+         restart or another policy server gives it to nobody else. That takes moments; if it lasts, the record can't be \
+         written: see the log of the policy server.";
 
     // VG05xx: Services.
     PortConflict = 501, "Port of a VIP is used twice",

@@ -11,8 +11,7 @@ fn plan(provider: &str, addresses: &[(&str, Option<&str>)], services: &str) -> A
     for object in &mut snapshot.objects {
         Arc::make_mut(object).observe_addresses(addresses);
     }
-    let services = snapshot.services();
-    snapshot.plan(&services)
+    plan_of(&snapshot)
 }
 
 const AWS: &str = "{aws: {region: eu-west-1, tags: {a: b}}, ownership: reserve, max: 4}";

@@ -3,14 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
 
+use k8s_openapi::jiff::Timestamp;
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 use vipgate_coverage::{Coverage, property};
 
 use super::snapshot;
+use crate::address_record::AddressRecord;
 use crate::ipam::{AllocationPlan, Decision, Reason, Snapshot};
-use crate::manifest::{Family, FamilyPolicy, Protocol, ServiceRequest};
+use crate::manifest::{Family, FamilyPolicy, Kind, ObjectId, Protocol, ServiceRequest};
 
 /// Number of addresses of a family, over all pools.
 const ADDRESSES: u8 = 8;
@@ -22,8 +25,11 @@ fn address(family: Family, n: u8) -> IpAddr {
     }
 }
 
-/// A pool: its ranges, its labels of namespaces and Services, and whether it is for all.
-type PoolShape = (u8, u8, bool, bool, bool, bool);
+/// A pool: its ranges, its labels of namespaces and Services, whether it is for all, and its limit for a namespace.
+type PoolShape = (u8, u8, bool, bool, bool, Option<u8>);
+
+/// How long an address is quarantined.
+const REUSE_AFTER: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -37,6 +43,8 @@ enum Step {
     Foreign(u8, u8),
     /// The first writes of a plan reach the API.
     Write(usize),
+    /// These seconds pass.
+    Wait(u8),
 }
 
 #[derive(Clone, Debug)]
@@ -78,7 +86,7 @@ fn shape() -> impl Strategy<Value = ServiceShape> {
 
 fn pools() -> impl Strategy<Value = Vec<PoolShape>> {
     let weighted = prop::bool::weighted;
-    let pool = (0..4_u8, 0..4_u8, weighted(0.8), weighted(0.2), weighted(0.2), weighted(0.7));
+    let pool = (0..4_u8, 0..4_u8, weighted(0.8), weighted(0.2), weighted(0.2), prop::option::weighted(0.3, 1..3_u8));
     prop::collection::vec(pool, 0..3)
 }
 
@@ -91,6 +99,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => prop::collection::vec(0..ADDRESSES, 0..3).prop_map(Step::Policies),
         1 => (0..6_u8, 0..ADDRESSES).prop_map(|(name, n)| Step::Foreign(name, n)),
         6 => (1..4_usize).prop_map(Step::Write),
+        2 => (0..20_u8).prop_map(Step::Wait),
     ]
 }
 
@@ -100,6 +109,10 @@ struct World {
     created: u32,
     snapshot: Snapshot,
     pools: Vec<PoolShape>,
+    record: AddressRecord,
+    now: Timestamp,
+    /// Who gave up a recorded address of a pool, and when.
+    freed: BTreeMap<IpAddr, (ObjectId, Timestamp)>,
 }
 
 impl World {
@@ -136,7 +149,7 @@ impl World {
     fn set_pools(&mut self, pools: &[PoolShape]) {
         let mut text = "apiVersion: v1\nkind: Namespace\nmetadata: {name: x, labels: {team: x}}\n".to_owned();
         let mut used = [0_u8; 2];
-        for (n, (v4, v6, auto, namespaced, gold, _)) in pools.iter().enumerate() {
+        for (n, (v4, v6, auto, namespaced, gold, max)) in pools.iter().enumerate() {
             let mut ranges = Vec::new();
             for (family, size) in [(Family::V4, *v4), (Family::V6, *v6)] {
                 let next = &mut used[family as usize];
@@ -147,27 +160,96 @@ impl World {
             }
             let namespaces = if *namespaced { ", namespaces: {matchLabels: {team: x}}" } else { "" };
             let selector = if *gold { ", serviceSelector: {matchLabels: {tier: gold}}" } else { "" };
+            let max = max.map(|max| format!(", maxPerNamespace: {max}")).unwrap_or_default();
             // Without ranges it needs a provider, which has nothing here.
             let provider = if ranges.is_empty() { "provider: {aws: {region: r, tags: {x: y}}}, " } else { "" };
             let _ = writeln!(
                 text,
                 "---\napiVersion: vipgate.io/v1alpha1\nkind: AddressPool\nmetadata: {{name: p{n}}}\n\
-                 spec: {{ranges: [{}], {provider}autoAssign: {auto}{namespaces}{selector}}}",
+                 spec: {{ranges: [{}], {provider}autoAssign: {auto}{namespaces}{selector}{max}, reuseAfter: 10s}}",
                 ranges.join(", ")
             );
         }
         self.pools = pools.to_vec();
-        self.snapshot.objects = snapshot(&text).objects;
+        self.snapshot = Snapshot { policy_addresses: self.snapshot.policy_addresses.clone(), ..snapshot(&text) };
+        let freed = std::mem::take(&mut self.freed);
+        self.freed = freed.into_iter().filter(|(address, _)| self.pool_of(*address).is_some()).collect();
+    }
+
+    /// The pool with an address.
+    fn pool_of(&self, address: IpAddr) -> Option<usize> {
+        let mut next = [0_u8; 2];
+        for (n, pool) in self.pools.iter().enumerate() {
+            for (family, size) in [(Family::V4, pool.0), (Family::V6, pool.1)] {
+                let first = next[family as usize];
+                next[family as usize] += size;
+                if (first..first + size).any(|n| super::property::address(family, n) == address) {
+                    return Some(n);
+                }
+            }
+        }
+        None
+    }
+
+    /// Notes what a Service doesn't have any more.
+    fn note_freed(&mut self, before: &ServiceRequest, after: &[IpAddr]) {
+        for address in before.current.iter().filter(|address| !after.contains(address)) {
+            let is_shared = self.services.values().any(|it| it.id() != before.id() && it.current.contains(address));
+            let is_recorded = self.record.is_given_to(*address, &before.id()) && self.pool_of(*address).is_some();
+            if is_recorded && !is_shared {
+                self.freed.insert(*address, (before.id(), self.now));
+            }
+        }
+    }
+
+    /// Whether a namespace may have another address of the pool with this one.
+    fn is_within_limit(
+        &self,
+        plan: &AllocationPlan,
+        services: &[ServiceRequest],
+        namespace: &str,
+        address: IpAddr,
+    ) -> bool {
+        let Some(pool) = self.pool_of(address) else { return true };
+        let Some(max) = self.pools[pool].5 else { return true };
+        let decided = plan.decisions.iter().map(|it| (&services[it.service], &it.addresses));
+        let all = decided.chain(services.iter().map(|service| (service, &service.current)));
+        let of_namespace = all.filter(|(service, _)| service.namespace == namespace);
+        let mut used: BTreeSet<IpAddr> = of_namespace.flat_map(|(_, addresses)| addresses).copied().collect();
+        for (address, holding) in self.record.iter().filter(|(_, holding)| holding.owner.namespace == namespace) {
+            if holding.freed.is_none_or(|freed| freed + REUSE_AFTER > self.now) {
+                used.insert(address);
+            }
+        }
+        used.retain(|address| self.pool_of(*address) == Some(pool));
+        used.len() < usize::from(max)
+    }
+
+    /// Whether an address is another object's by the record, or was a short while ago.
+    fn is_withheld(&self, address: IpAddr, service: &ServiceRequest) -> bool {
+        self.record.get(address).is_some_and(|holding| {
+            let is_free = holding.freed.is_some_and(|freed| freed + REUSE_AFTER <= self.now);
+            holding.owner != service.id() && !is_free
+        })
     }
 
     fn plan(&self) -> (Vec<u8>, Vec<ServiceRequest>, AllocationPlan) {
         let names = self.services.keys().copied().collect();
         let services: Vec<ServiceRequest> = self.services.values().cloned().collect();
-        let plan = self.snapshot.plan(&services);
+        let plan = self.snapshot.plan(&services, self.record.clone(), self.now);
         (names, services, plan)
     }
 
+    /// The record is written before anything else.
+    fn record(&mut self, plan: &AllocationPlan) {
+        self.record = AddressRecord::default();
+        plan.records.values().for_each(|record| self.record.extend(record));
+    }
+
     fn write(&mut self, names: &[u8], decision: &Decision) {
+        let before = self.services[&names[decision.service]].clone();
+        self.note_freed(&before, &decision.addresses);
+        decision.addresses.iter().for_each(|address| drop(self.freed.remove(address)));
         let service = self.services.get_mut(&names[decision.service]).unwrap();
         service.current = decision.addresses.clone();
         (service.has_ingress, service.is_managed) = (!service.current.is_empty(), !service.current.is_empty());
@@ -175,21 +257,13 @@ impl World {
 
     /// Whether a pool gives an address to a Service that names it, or by itself.
     fn is_allowed(&self, service: &ServiceRequest, address: IpAddr, is_named: bool) -> bool {
-        let mut next = [0_u8; 2];
-        for (n, (v4, v6, auto, namespaced, gold, _)) in self.pools.iter().enumerate() {
-            for (family, size) in [(Family::V4, *v4), (Family::V6, *v6)] {
-                let first = next[family as usize];
-                next[family as usize] += size;
-                if (first..first + size).any(|n| super::property::address(family, n) == address) {
-                    let name = format!("p{n}");
-                    return service.pool.as_ref().is_none_or(|pool| *pool == name)
-                        && (*auto || is_named || service.pool.is_some())
-                        && (!namespaced || service.namespace == "x")
-                        && (!gold || service.labels.contains_key("tier"));
-                }
-            }
-        }
-        false
+        let Some(pool) = self.pool_of(address) else { return false };
+        let (_, _, auto, namespaced, gold, _) = &self.pools[pool];
+        let name = format!("p{pool}");
+        service.pool.as_ref().is_none_or(|pool| *pool == name)
+            && (*auto || is_named || service.pool.is_some())
+            && (!namespaced || service.namespace == "x")
+            && (!gold || service.labels.contains_key("tier"))
     }
 
     /// Whether a Service could get an address now, by trying: nobody has it but Services that share it.
@@ -203,7 +277,7 @@ impl World {
             let is_same_key = a.sharing_key.is_some() && a.sharing_key == b.sharing_key;
             is_same_key && a.namespace == b.namespace && a.ports.is_disjoint(&b.ports)
         };
-        !self.snapshot.policy_addresses.contains(&address)
+        !self.snapshot.policy_addresses.iter().any(|(of_policy, _)| *of_policy == address)
             && (0..services.len()).all(|other| other == index || !has[other] || shares(other))
     }
 
@@ -215,6 +289,11 @@ impl World {
                 if !service.current.contains(address) {
                     assert!(self.is_allowed(service, *address, is_named(address)), "{service:?} {decision:?}");
                     assert!(self.is_available(services, plan, decision.service, *address), "{service:?} {decision:?}");
+                    if let Some((owner, freed)) = self.freed.get(address).filter(|(owner, _)| *owner != service.id()) {
+                        let is_own = is_named(address) && owner.namespace == service.namespace;
+                        assert!(is_own || *freed + REUSE_AFTER <= self.now, "{service:?} {decision:?} {owner}");
+                        coverage.count(if is_own { "named again" } else { "given again" });
+                    }
                     let users = services.iter().filter(|it| it.current.contains(address)).count();
                     let gets = plan.decisions.iter().filter(|it| it.addresses.contains(address)).count();
                     coverage.count(if users.max(gets) > 1 { "shared" } else { "given" });
@@ -265,7 +344,9 @@ impl World {
             for address in Family::ALL.into_iter().flat_map(|it| (0..ADDRESSES).map(move |n| address(it, n))) {
                 let is_possible = family.is_none_or(|family| family == Family::of(address))
                     && self.is_allowed(service, address, false)
-                    && self.is_available(services, plan, decision.service, address);
+                    && self.is_available(services, plan, decision.service, address)
+                    && !self.is_withheld(address, service)
+                    && self.is_within_limit(plan, services, &service.namespace, address);
                 assert!(!is_possible, "{service:?} could have {address}, {refusal:?}");
             }
         }
@@ -276,9 +357,16 @@ impl World {
             Step::Create(name, shape) => {
                 self.created += 1;
                 let service = self.service(*name, shape);
-                self.services.insert(*name, service);
+                if let Some(before) = self.services.insert(*name, service) {
+                    self.note_freed(&before, &[]);
+                }
             }
-            Step::Delete(name) => drop(self.services.remove(name)),
+            Step::Wait(seconds) => self.now += Duration::from_secs((*seconds).into()),
+            Step::Delete(name) => {
+                if let Some(service) = self.services.remove(name) {
+                    self.note_freed(&service, &[]);
+                }
+            }
             Step::Change(name, shape) => {
                 let Some(old) = self.services.get(name).cloned() else { return };
                 let new = self.service(*name, shape);
@@ -301,20 +389,25 @@ impl World {
                 }
             }
             Step::Policies(addresses) => {
-                let mut all: Vec<IpAddr> = addresses.iter().map(|n| address(Family::V4, *n)).collect();
-                all.sort_unstable();
-                all.dedup();
-                self.snapshot.policy_addresses = all;
+                let policy = ObjectId { kind: Kind::EgressPolicy, namespace: "x".to_owned(), name: "p".to_owned() };
+                let all: BTreeSet<IpAddr> = addresses.iter().map(|n| address(Family::V4, *n)).collect();
+                self.snapshot.policy_addresses = all.into_iter().map(|it| (it, policy.clone())).collect();
             }
             Step::Foreign(name, n) => {
-                let Some(service) = self.services.get_mut(name) else { return };
-                service.current = vec![address(Family::V4, *n)];
+                let Some(before) = self.services.get(name).cloned() else { return };
+                let taken = address(Family::V4, *n);
+                self.note_freed(&before, &[taken]);
+                // Who writes the status decides.
+                self.freed.remove(&taken);
+                let service = self.services.get_mut(name).unwrap();
+                service.current = vec![taken];
                 (service.has_ingress, service.is_managed) = (true, false);
                 coverage.count("foreign");
             }
             Step::Write(count) => {
                 let (names, services, plan) = self.plan();
                 self.check(&services, &plan, coverage);
+                self.record(&plan);
                 for decision in plan.changes().into_iter().take(*count) {
                     self.write(&names, decision);
                 }
@@ -328,9 +421,12 @@ impl World {
             let (names, services, plan) = self.plan();
             self.check(&services, &plan, coverage);
             let changes = plan.changes();
-            if changes.is_empty() {
+            self.record(&plan);
+            if changes.is_empty() && plan.waits_until.is_none() {
                 break;
             }
+            // Nobody waits for longer than for the quarantine.
+            self.now += Duration::from_secs(if changes.is_empty() { 10 } else { 1 });
             assert!(round < 9, "no end: {changes:?}");
             for decision in changes {
                 self.write(&names, decision);
@@ -370,6 +466,10 @@ fn no_address_is_given_twice_and_every_one_that_is_free_is_given() {
         "kept outside",
         "foreign",
         "converged",
+        "quarantined",
+        "namespace_limit",
+        "given again",
+        "named again",
     ];
     let strategy = (pools(), prop::collection::vec(step(), 1..40));
     property(Config { cases: 1500, ..Config::default() }, &strategy, &classes, |(pools, steps), coverage| {

@@ -35,7 +35,12 @@ pub(super) fn schema(kind: Kind) -> Value {
             ("used", counted("Addresses of Services and policies.")),
             ("services", counted("Addresses of Services.")),
             ("policies", counted("Addresses of policies alone.")),
+            ("quarantined", counted("Addresses that became free, and that nobody else gets yet.")),
             ("namespaces", namespaces()),
+            (
+                "addresses",
+                list("Who has which address, or had it last and since when it is free. Nothing else may write here."),
+            ),
         ],
         _ => Vec::new(),
     };

@@ -169,7 +169,7 @@ impl EtcdStore {
             let revision = pair.mod_revision();
             let key = String::from_utf8_lossy(pair.key());
             match self.keys.parse(pair.key()) {
-                None => tracing::debug!(%key, "unexpected key in the membership store"),
+                None => tracing::debug!(%key, "not a key of the membership store"),
                 Some(KeyKind::View) => {
                     known.view = Some(revision);
                     let view = decode_view(pair.value())

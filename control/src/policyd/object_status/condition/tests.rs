@@ -39,6 +39,18 @@ fn what_others_have_added_is_no_difference_and_what_is_ours_is() {
 }
 
 #[test]
+fn the_record_of_a_pools_addresses_is_no_difference_and_no_part_of_what_is_written() {
+    let desired = status(&[("Accepted", true, "a")]);
+    let mut present = desired.document(&Value::Null, 1, "t");
+    present["addresses"] = json!(["192.0.2.1 EgressPolicy t/p"]);
+    let written = desired.document(&present, 1, "t");
+    assert_eq!(written.get("addresses"), None);
+    assert!(!differs(Kind::AddressPool, &written, &present));
+    present["quarantined"] = 1.into();
+    assert!(differs(Kind::AddressPool, &written, &present));
+}
+
+#[test]
 fn a_field_that_is_not_known_now_is_retained() {
     let desired = DesiredStatus { retained: &["version"], ..status(&[("Ready", true, "")]) };
     let document = desired.document(&json!({"version": "1", "vips": 3}), 1, "t");

@@ -1,4 +1,7 @@
+use vipgate_policy::diagnostic::{Code, Diagnostic, Severity};
+
 use super::*;
+use crate::policyd::object_state::Compilation;
 use crate::policyd::object_status::fixtures::{connected, inputs, with_faulty};
 use crate::xds::resource::{Key, Kind};
 
@@ -37,6 +40,19 @@ fn a_policy_is_programmed_once_every_forwarding_gateway_has_it() {
     let rejecting = GatewayFacts { rejection: Some("no memory".to_owned()), ..connected("g2", 0) };
     let rejected = "False RejectedByGateway: 1 of 2 gateways: g2: no memory";
     assert_eq!(of(vec![connected("g1", 1), rejecting]), (rejected.to_owned(), false));
+}
+
+#[test]
+fn an_address_that_is_being_recorded_is_soon_in_force() {
+    let mut inputs = inputs(&[], vec![connected("g1", 1)]);
+    let mut outcome = (*inputs.compilation.outcome).clone();
+    let pending = Diagnostic::for_file(NAME, Code::AddressPending, "203.0.113.2 is being recorded");
+    outcome.diagnostics.push(Diagnostic { severity: Severity::Warning, ..pending });
+    let published = inputs.compilation.published.clone();
+    inputs.compilation = Arc::new(Compilation { outcome: Arc::new(outcome), published });
+    let (desired, programmed) = status(&inputs);
+    assert_eq!(programmed, "True Programmed: in force on every gateway");
+    assert_eq!((&*desired.conditions[0].reason, desired.is_provisional), ("AddressPending", true));
 }
 
 #[test]

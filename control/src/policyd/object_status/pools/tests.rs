@@ -9,7 +9,8 @@ fn usage() -> PoolUsage {
         name: "public".to_owned(),
         services: 3,
         policies: 1,
-        free: 12,
+        quarantined: 2,
+        free: 10,
         exhausted: vec![],
         namespaces: vec![("a".to_owned(), 1), ("b".to_owned(), 2)],
     }
@@ -24,7 +25,7 @@ fn status(usage: &PoolUsage) -> DesiredStatus {
 fn a_status_counts_what_is_there_and_what_is_used() {
     let status = status(&usage());
     let fields = json!({
-        "capacity": 16, "used": 4, "services": 3, "policies": 1,
+        "capacity": 16, "used": 4, "services": 3, "policies": 1, "quarantined": 2,
         "namespaces": [{"name": "a", "used": 1}, {"name": "b", "used": 2}],
     });
     assert_eq!(Value::Object(status.fields), fields);

@@ -62,6 +62,29 @@ fn a_node_keeps_its_addresses_prefixes_and_flannels_tunnel_endpoint_alone() {
 }
 
 #[test]
+fn a_pool_keeps_the_record_of_its_addresses_which_is_no_part_of_what_is_observed_of_its_status() {
+    let pool = |addresses: Value, used: u32| {
+        let object = object(json!({
+            "apiVersion": "vipgate.io/v1alpha1", "kind": "AddressPool", "metadata": {"name": "public", "uid": "u"},
+            "spec": {"ranges": ["192.0.2.0/28"]},
+            "status": {"addresses": addresses, "used": used, "conditions": [{"type": "Accepted", "status": "True"}]},
+        }));
+        manifest(Kind::AddressPool, object)
+    };
+    let status = |manifest: &Manifest| manifest.observation.clone().unwrap().status.unwrap();
+    let first = pool(json!(["192.0.2.1 EgressPolicy t/p"]), 1);
+    let document: Value = serde_json::from_str(&first.text).unwrap();
+    assert_eq!(document["status"], json!({"addresses": ["192.0.2.1 EgressPolicy t/p"]}));
+    let observed: Value = serde_json::from_str(&status(&first)).unwrap();
+    assert_eq!(observed, json!({"used": 1, "conditions": [{"type": "Accepted", "status": "True"}]}));
+    let used = pool(json!(["192.0.2.1 EgressPolicy t/p"]), 2);
+    assert_eq!(used.text, first.text, "other fields cause no compilation");
+    let given = pool(json!(["192.0.2.1 EgressPolicy t/q"]), 1);
+    assert_ne!(given.text, first.text);
+    assert_eq!(status(&given), status(&first));
+}
+
+#[test]
 fn a_pod_keeps_what_says_whether_it_has_its_address() {
     let pod = |probed: &str, status: &str| {
         object(json!({

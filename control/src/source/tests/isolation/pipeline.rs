@@ -1,8 +1,10 @@
 //! From entries to what is in force: a store with its compiler, and the store of a fresh start with the same objects.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use k8s_openapi::jiff::Timestamp;
+use vipgate_policy::address_record::AddressRecord;
 use vipgate_policy::compiler::{NodeAgents, Share, Tenancy};
 use vipgate_policy::manifest::UnclassedServices;
 
@@ -10,14 +12,21 @@ use super::entries::{Content, Entries};
 use super::sources::Source;
 use super::watchdog::{MAX_COMPILATION, Watchdog};
 use super::world::{Change, SMALL_SHARE, Setting, Shape};
-use crate::source::store::{CompileOutcome, ManifestStore};
+use crate::source::store::{CompileOutcome, ManifestStore, RecordMode};
 
-/// A store and its source.
+/// The time from one batch to the next: some quarantines end meanwhile.
+const BATCH_INTERVAL: Duration = Duration::from_mins(3);
+/// Records that may follow from each other at once.
+const MAX_RECORDS: usize = 4;
+
+/// A store, its source, and the record of addresses, which outlives both.
 pub(super) struct Pipeline {
     setting: Setting,
     source: Source,
     pub(super) entries: Entries,
     store: ManifestStore,
+    record: Arc<AddressRecord>,
+    now: Timestamp,
 }
 
 impl Setting {
@@ -38,13 +47,14 @@ impl Setting {
             .with_unclassed(self.unclassed())
             .with_ipam(self.shape == Shape::Kubernetes)
             .with_node_agents(agents)
+            .with_record(RecordMode::Kept)
     }
 }
 
 impl Pipeline {
     pub(super) fn new(setting: Setting, source: Source) -> Self {
         let entries = Entries::new(setting.shape, source.prefix());
-        Self { setting, entries, store: setting.store(), source }
+        Self { setting, entries, store: setting.store(), source, record: Arc::default(), now: Timestamp::default() }
     }
 
     /// What the names of its entries begin with.
@@ -72,19 +82,34 @@ impl Pipeline {
         }
     }
 
+    /// Compiles until what is given is recorded, as the product does.
     pub(super) fn compile(&mut self, watchdog: &Watchdog) -> CompileOutcome {
-        compile(&mut self.store, watchdog)
+        self.now += BATCH_INTERVAL;
+        for _ in 0..=MAX_RECORDS {
+            let outcome = compile(&mut self.store, (&self.record, self.now), watchdog);
+            match outcome.next_record.clone() {
+                Some(next) => self.record = next,
+                None => return outcome,
+            }
+        }
+        panic!("what is given is recorded, and there is more: {}", self.record);
     }
 
-    /// What a fresh start with the same objects brings into force.
+    /// What a fresh start with the same objects and the same record brings into force, at the same time.
     pub(super) fn fresh(&self, watchdog: &Watchdog) -> CompileOutcome {
         let mut store = self.setting.store();
         store.update(self.entries.readable());
-        compile(&mut store, watchdog)
+        compile(&mut store, (&self.record, self.now), watchdog)
     }
 }
 
-fn compile(store: &mut ManifestStore, watchdog: &Watchdog) -> CompileOutcome {
+fn compile(
+    store: &mut ManifestStore,
+    (record, now): (&Arc<AddressRecord>, Timestamp),
+    watchdog: &Watchdog,
+) -> CompileOutcome {
+    store.set_record(record.clone());
+    store.set_now(now);
     let start = Instant::now();
     let outcome = watchdog.limit(|| store.compile());
     assert!(start.elapsed() < MAX_COMPILATION, "a compilation has taken {:?}", start.elapsed());

@@ -1,0 +1,209 @@
+//! Storage of the record of addresses of pools, where sources don't have it: a file beside files, a key beside those of
+//! etcd. What is given is in force once it is stored, so that a restart and other servers give it to nobody else.
+
+mod etcd;
+mod file;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tokio::time::Instant;
+use vipgate_policy::address_record::{AddressRecord, InvalidLine};
+
+use self::etcd::{EtcdRecord, EtcdRecordError};
+use self::file::{RecordFile, RecordFileError};
+use super::backoff::Backoff;
+use crate::config::Etcd;
+
+/// Where a record is stored.
+#[derive(Debug)]
+pub(crate) enum RecordStorage {
+    /// In memory: it ends with the process.
+    Memory,
+    File(RecordFile),
+    Etcd(Box<EtcdRecord>),
+}
+
+/// Why a record can't be read or stored.
+#[derive(Debug, thiserror::Error)]
+enum StorageError {
+    #[error(transparent)]
+    File(#[from] RecordFileError),
+    #[error(transparent)]
+    Etcd(#[from] EtcdRecordError),
+}
+
+impl StorageError {
+    /// Whether somebody has to mend what is stored. A file that isn't a record is an error at the start already.
+    fn is_damage(&self) -> bool {
+        matches!(self, Self::Etcd(EtcdRecordError::Text { .. } | EtcdRecordError::Invalid { .. }))
+    }
+}
+
+/// A line that isn't one of a record.
+#[derive(Debug, thiserror::Error)]
+#[error("line {line}: {source}")]
+pub(crate) struct FaultyLine {
+    /// From 1.
+    line: usize,
+    source: InvalidLine,
+}
+
+/// The record of a text.
+fn parse(text: &str) -> Result<AddressRecord, FaultyLine> {
+    text.parse().map_err(|source| {
+        let is_faulty = |line| AddressRecord::from_lines([line]).is_err();
+        FaultyLine { line: text.lines().position(is_faulty).map_or(0, |index| index + 1), source }
+    })
+}
+
+impl RecordStorage {
+    /// Reads a file; one that is missing is an empty record.
+    ///
+    /// # Errors
+    /// If it can't be read, or has another content.
+    pub(crate) fn file(path: PathBuf) -> Result<Self, RecordFileError> {
+        RecordFile::open(path).map(Self::File)
+    }
+
+    /// A key of etcd, which isn't read yet.
+    pub(crate) fn etcd(config: &Etcd) -> Self {
+        Self::Etcd(Box::new(EtcdRecord::new(config)))
+    }
+
+    /// Whether the last record is known: nothing may be stored before.
+    fn is_loaded(&self) -> bool {
+        match self {
+            Self::Memory => true,
+            Self::File(file) => file.is_loaded(),
+            Self::Etcd(record) => record.is_loaded(),
+        }
+    }
+
+    async fn load(&mut self) -> Result<Arc<AddressRecord>, StorageError> {
+        Ok(match self {
+            Self::Memory => Arc::default(),
+            Self::File(file) => file.load(),
+            // A future of a client, which is large.
+            Self::Etcd(record) => Box::pin(record.load()).await?,
+        })
+    }
+
+    /// Stores a record that follows from the last one; returns the one that is stored then, which may be another
+    /// server's.
+    async fn save(&mut self, next: &Arc<AddressRecord>) -> Result<Arc<AddressRecord>, StorageError> {
+        match self {
+            Self::Memory => {}
+            Self::File(file) => file.save(next.clone()).await?,
+            Self::Etcd(record) => return Ok(Box::pin(record.save(next)).await?),
+        }
+        Ok(next.clone())
+    }
+}
+
+/// Stores records, and tries again later what fails.
+#[derive(Debug)]
+pub(super) struct Recorder {
+    storage: RecordStorage,
+    backoff: Backoff,
+    /// When to try again.
+    retry_at: Option<Instant>,
+    /// Failures that were logged since the last success.
+    reported: BTreeSet<String>,
+    /// Whether the log says that the record is in memory.
+    is_memory_reported: bool,
+}
+
+impl Recorder {
+    pub(super) fn new(storage: RecordStorage) -> Self {
+        let (retry_at, reported, is_memory_reported) = (None, BTreeSet::new(), false);
+        Self { storage, backoff: Backoff::new(), retry_at, reported, is_memory_reported }
+    }
+
+    /// Whether the stored record is known.
+    pub(super) fn is_loaded(&self) -> bool {
+        self.storage.is_loaded()
+    }
+
+    /// Whether other servers write the record, too.
+    pub(super) fn is_shared(&self) -> bool {
+        matches!(self.storage, RecordStorage::Etcd(_))
+    }
+
+    /// When to try again what has failed.
+    pub(super) fn retry_at(&self) -> Option<Instant> {
+        self.retry_at
+    }
+
+    /// The stored record, once it is read; then `None`, until another one is there that has to be read.
+    pub(super) async fn load(&mut self) -> Option<Arc<AddressRecord>> {
+        if self.storage.is_loaded() || !self.is_due() {
+            return None;
+        }
+        let loaded = self.storage.load().await;
+        self.note(loaded)
+    }
+
+    /// Stores a record that follows from the last one; returns the one that is stored then. `None`: not yet.
+    pub(super) async fn save(&mut self, next: &Arc<AddressRecord>) -> Option<Arc<AddressRecord>> {
+        if !self.storage.is_loaded() || !self.is_due() {
+            return None;
+        }
+        let saved = self.storage.save(next).await;
+        self.note(saved)
+    }
+
+    /// There is nothing to store.
+    pub(super) fn rest(&mut self) {
+        if self.storage.is_loaded() {
+            (self.backoff, self.retry_at) = (Backoff::new(), None);
+        }
+    }
+
+    /// Tries again later.
+    pub(super) fn postpone(&mut self) {
+        self.retry_at = Some(Instant::now() + self.backoff.next_delay());
+    }
+
+    /// Says once that nobody knows after a restart which addresses were chosen, if that is so.
+    pub(super) fn report_memory(&mut self) {
+        if matches!(self.storage, RecordStorage::Memory) && !std::mem::replace(&mut self.is_memory_reported, true) {
+            tracing::warn!(
+                event = "record_in_memory",
+                "policies have addresses of AddressPools, and a restart may give them others: set `state` to a directory \
+                 that outlives the process"
+            );
+        }
+    }
+
+    fn is_due(&self) -> bool {
+        self.retry_at.is_none_or(|at| at <= Instant::now())
+    }
+
+    fn note<T>(&mut self, result: Result<T, StorageError>) -> Option<T> {
+        let error = match result {
+            Ok(value) => {
+                self.retry_at = None;
+                self.reported.clear();
+                return Some(value);
+            }
+            Err(error) => error,
+        };
+        self.postpone();
+        let reason = error.to_string();
+        if self.reported.contains(&reason) {
+            return None;
+        }
+        let effect = "policies get no new addresses of AddressPools until it is recorded who has them";
+        if error.is_damage() {
+            tracing::error!(event = "record_failed", reason, "{effect}");
+        } else {
+            tracing::warn!(event = "record_failed", reason, "{effect}");
+        }
+        self.reported.insert(reason);
+        None
+    }
+}
