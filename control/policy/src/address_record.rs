@@ -33,9 +33,13 @@ pub struct Recorded {
 impl Recorded {
     /// Until when an address that is free is quarantined, and who had it; `None`: it isn't, or not any more.
     pub fn quarantine(&self, address: IpAddr, reuse_after: ReuseAfter) -> Option<(Timestamp, &ObjectId)> {
-        let Holding { owner, freed } = self.record.get(address)?;
-        let end = end_of_quarantine((*freed)?, reuse_after);
-        (end > self.now).then_some((end, owner))
+        let holding = self.record.get(address)?;
+        self.quarantine_of(holding, reuse_after).map(|end| (end, &holding.owner))
+    }
+
+    /// Until when what somebody had is quarantined; `None`: it isn't, or not any more.
+    pub(crate) fn quarantine_of(&self, holding: &Holding, reuse_after: ReuseAfter) -> Option<Timestamp> {
+        Some(end_of_quarantine(holding.freed?, reuse_after)).filter(|end| *end > self.now)
     }
 
     /// Until when an address is quarantined that is given up now.
@@ -45,9 +49,8 @@ impl Recorded {
 
     /// When the first quarantine ends; `reuse_after`: of the pool with an address.
     pub(crate) fn first_end(&self, reuse_after: impl Fn(IpAddr) -> Option<ReuseAfter>) -> Option<Timestamp> {
-        let quarantined = self.record.iter().filter(|(_, holding)| holding.freed.is_some());
-        let ends = quarantined.filter_map(|(address, _)| self.quarantine(address, reuse_after(address)?));
-        ends.map(|(end, _)| end).min()
+        let free = self.record.iter().filter(|(_, holding)| holding.freed.is_some());
+        free.filter_map(|(address, holding)| self.quarantine_of(holding, reuse_after(address)?)).min()
     }
 
     /// Whether something isn't known that decides about the addresses of others.
@@ -91,8 +94,7 @@ impl<'a> NamespaceUse<'a> {
         for (address, holding) in recorded.record.iter() {
             let Some((name, spec)) = pool(address) else { continue };
             let namespace = holding.owner.namespace.as_str();
-            let ends = holding.freed.map(|freed| end_of_quarantine(freed, spec.reuse_after));
-            let is_quarantined = ends.is_some_and(|end| end > recorded.now);
+            let is_quarantined = recorded.quarantine_of(holding, spec.reuse_after).is_some();
             if is_quarantined {
                 *used.quarantined.entry((name, namespace)).or_default() += 1;
             }

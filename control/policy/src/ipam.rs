@@ -155,12 +155,12 @@ impl AllocationPlan {
 }
 
 impl Snapshot {
-    /// Whether it says the same as another one. An object that is the same is the same allocation.
-    pub fn is_same(&self, other: &Self) -> bool {
+    /// Whether it has these objects, and says else the same as another one. An object that is the same is the same allocation.
+    pub fn is_of<'a>(&self, of: impl Iterator<Item = &'a Arc<Object>>, other: &Self) -> bool {
         let Self { tenancy, objects, policy_addresses, unreadable, is_complete } = self;
         (tenancy, policy_addresses, unreadable, is_complete)
             == (&other.tenancy, &other.policy_addresses, &other.unreadable, &other.is_complete)
-            && objects.iter().map(Arc::as_ptr).eq(other.objects.iter().map(Arc::as_ptr))
+            && objects.iter().map(Arc::as_ptr).eq(of.map(Arc::as_ptr))
     }
 
     /// What the pools among the objects have recorded.

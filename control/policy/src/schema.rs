@@ -4,11 +4,25 @@
 //! can't describe (host bits of a prefix, duplicate names) are found by `vipgate check` only.
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 use schemars::generate::SchemaSettings;
 use schemars::transform::RecursiveTransform;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde_json::{Map, Value};
+
+/// Reads a duration: a whole number and a unit, `ms`, `s`, `m` or `h`.
+pub fn parse_duration(text: &str) -> Option<Duration> {
+    let (count, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit())?);
+    let millis_per_unit = match unit {
+        "ms" => 1,
+        "s" => 1000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return None,
+    };
+    count.parse::<u64>().ok()?.checked_mul(millis_per_unit).map(Duration::from_millis)
+}
 
 /// The schema of a type.
 pub fn root<T: JsonSchema>() -> Value {
@@ -60,6 +74,8 @@ fn enum_values(schema: &Map<String, Value>) -> Option<(Value, String)> {
 
 /// Pattern of a name: not empty, without whitespace.
 pub const NAME_PATTERN: &str = r"^\S+$";
+/// Pattern of a duration: a whole number and a unit.
+pub const DURATION_PATTERN: &str = "^[0-9]+(ms|s|m|h)$";
 /// Pattern of a server's URL.
 pub const URL_PATTERN: &str = r"^https?://[^/\s]+";
 

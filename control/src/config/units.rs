@@ -8,6 +8,7 @@ use std::time::Duration;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use vipgate_policy::schema;
 
 use crate::membership::authority::UnavailableLimit;
 
@@ -163,7 +164,7 @@ impl JsonSchema for DurationText {
         json_schema!({
             "type": "string",
             "description": "A whole number and a unit, e.g. 500ms, 5s, 4m or 2h.",
-            "pattern": "^[0-9]+(ms|s|m|h)$",
+            "pattern": schema::DURATION_PATTERN,
             "examples": ["500ms", "5s", "4m", "2h"],
         })
     }
@@ -212,17 +213,7 @@ impl<T> Visitor<'_> for FromText<T> {
 
 /// Parses a duration: a whole number and `ms`, `s`, `m` or `h`.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, UnitError> {
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let millis_per_unit = match &text[digits..] {
-        "ms" => 1,
-        "s" => 1000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        _ => return Err(UnitError::Duration(text.to_owned())),
-    };
-    let count: u64 = text[..digits].parse().map_err(|_| UnitError::Duration(text.to_owned()))?;
-    let millis = count.checked_mul(millis_per_unit).ok_or_else(|| UnitError::Duration(text.to_owned()))?;
-    Ok(Duration::from_millis(millis))
+    schema::parse_duration(text).ok_or_else(|| UnitError::Duration(text.to_owned()))
 }
 
 #[cfg(test)]

@@ -39,11 +39,10 @@ use crate::metric::Family;
 use crate::metrics::definitions::policy_server as defined;
 use crate::source::backoff::Backoff;
 use crate::source::ingest::join_result;
+use crate::source::store::CATCH_UP_TIME;
 
 /// Writes to Services after which all are read again.
 const MAX_WRITES: usize = 100;
-/// How long the watches of a new leader may be late.
-const CATCH_UP_TIME: Duration = Duration::from_secs(10);
 /// Pause between rounds, such as after a conflict.
 const ROUND_INTERVAL: Duration = Duration::from_millis(250);
 /// How often quarantined addresses are counted.

@@ -33,6 +33,7 @@ use vipgate_policy::manifest::{CloudPool, Kind, Object, ObjectId, ReadOptions, U
 pub use self::cloud_objects::{CloudGateway, CloudObjects, ProviderPool};
 use self::entries::Entries;
 use self::entry::{Entry, Presence};
+pub(crate) use self::record::CATCH_UP_TIME;
 use self::record::Reachability;
 pub use self::record::RecordMode;
 use super::{SourceUpdate, UnavailablePath};
@@ -344,10 +345,10 @@ impl ManifestStore {
         if self.has_ipam && self.initialized {
             let of_pools = [Kind::AddressPool, Kind::Namespace].map(|kind| self.entries.of_kind(kind));
             let objects = of_pools.into_iter().flatten().filter(is_in_force).chain(self.entries.of_kind(Kind::Service));
-            let (tenancy, objects) = (self.compiler.options().tenancy, objects.cloned().collect());
-            let snapshot = Snapshot { tenancy, objects, policy_addresses: of_policies, unreadable, is_complete };
-            if self.ipam.as_ref().is_none_or(|last| !last.is_same(&snapshot)) {
-                self.ipam = Some(Arc::new(snapshot));
+            let (tenancy, policy_addresses) = (self.compiler.options().tenancy, of_policies);
+            let rest = Snapshot { tenancy, objects: Vec::new(), policy_addresses, unreadable, is_complete };
+            if self.ipam.as_ref().is_none_or(|last| !last.is_of(objects.clone(), &rest)) {
+                self.ipam = Some(Arc::new(Snapshot { objects: objects.cloned().collect(), ..rest }));
             }
         }
         let of_kind = |kind| self.entries.of_kind(kind).filter(is_in_force);

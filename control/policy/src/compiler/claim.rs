@@ -181,8 +181,7 @@ pub(super) fn collect<'a>(
     let Inventory { services, policies, .. } = sources.inventory;
     // Pools allocate only addresses that no Service and no policy with a higher precedence uses. One with a lower
     // precedence may name such an address, and is refused: it moves nobody.
-    let mut allocator = Allocator::new(sources, sources.recorded);
-    allocator.reserve(sources);
+    let mut allocator = Allocator::new(sources);
     let mut claims = Vec::with_capacity(precedence.policies.len() + precedence.services.len());
     for (policy, service) in &precedence.policies {
         let service = service.map(|service| services[service]);

@@ -33,8 +33,8 @@ impl<'a> History<'a> {
             let (_, spec) = pools.spec(pool);
             history.former.entry(&holding.owner).or_default().push(address);
             let Some(freed) = holding.freed else { continue };
-            match recorded.quarantine(address, spec.reuse_after) {
-                Some((end, _)) => drop(history.quarantined.insert((end, address))),
+            match recorded.quarantine_of(holding, spec.reuse_after) {
+                Some(end) => drop(history.quarantined.insert((end, address))),
                 None => {
                     history.reusable.entry((pool, Family::of(address))).or_default().insert((freed, address));
                 }
@@ -69,7 +69,7 @@ impl<'a> History<'a> {
             return false;
         };
         let reuse_after = pools.spec_of(address).map(|(_, spec)| spec.reuse_after).unwrap_or_default();
-        holding.freed.is_none() || self.recorded.quarantine(address, reuse_after).is_some()
+        holding.freed.is_none() || self.recorded.quarantine_of(holding, reuse_after).is_some()
     }
 
     /// When the first quarantine ends, if a Service waits for it.

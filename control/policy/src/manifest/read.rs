@@ -11,8 +11,8 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::{
-    AddressPool, AddressRecord, Body, ClusterEgressPolicySpec, DEFAULT_NAMESPACE, EgressPolicy, Gateway, Kind, Object,
-    ObjectId, Origin, OverlayNode, UnclassedServices, pod, service, slice,
+    AddressPool, AddressRecord, Body, ClusterEgressPolicySpec, DEFAULT_NAMESPACE, EgressPolicy, Gateway, Kind,
+    MAX_OBJECT_NAME, Object, ObjectId, Origin, OverlayNode, UnclassedServices, pod, service, slice,
 };
 use crate::diagnostic::{Code, Diagnostic, ObjectLocation, Report, Severity};
 use crate::manifest::custom_resources::{Document, Validate};
@@ -356,14 +356,11 @@ fn readable_id(kind: Kind, node: &Node) -> Option<ObjectId> {
     is_named.then_some(ObjectId { kind, namespace, name })
 }
 
-/// Longest name of an object or a namespace, bytes (RFC 1123).
-const MAX_NAME: usize = 253;
-
 /// Whether a name is one word: in logs, metrics and the record of addresses it stands beside others, with its namespace
 /// before it. Kubernetes' own names are stricter.
 fn is_path_segment(name: &str) -> bool {
     let is_separator = |c: char| c == '/' || c.is_whitespace() || c.is_control();
-    !name.is_empty() && name.len() <= MAX_NAME && !name.contains(is_separator)
+    !name.is_empty() && name.len() <= MAX_OBJECT_NAME && !name.contains(is_separator)
 }
 
 fn id(kind: Kind, node: &Node, metadata: ObjectName, faults: &mut Faults) -> Option<ObjectId> {

@@ -11,7 +11,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
-use crate::schema::{cidr, range};
+use crate::schema::{DURATION_PATTERN, cidr, parse_duration, range};
 
 /// A prefix with zero host bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -106,19 +106,8 @@ impl std::str::FromStr for ReuseAfter {
     type Err = ValueError;
 
     fn from_str(text: &str) -> Result<Self, ValueError> {
-        let parse = || {
-            let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit())?);
-            let count: u64 = number.parse().ok()?;
-            let millis = count.checked_mul(match unit {
-                "ms" => 1,
-                "s" => 1000,
-                "m" => 60_000,
-                "h" => 3_600_000,
-                _ => return None,
-            })?;
-            Some(Duration::from_millis(millis)).filter(|duration| *duration <= MAX_REUSE_AFTER)
-        };
-        parse().map(Self).ok_or_else(|| ValueError::Duration(text.to_owned()))
+        let duration = parse_duration(text).filter(|duration| *duration <= MAX_REUSE_AFTER);
+        duration.map(Self).ok_or_else(|| ValueError::Duration(text.to_owned()))
     }
 }
 
@@ -186,7 +175,7 @@ impl JsonSchema for ReuseAfter {
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$", "maxLength": 12, "examples": ["30s", "5m", "2h"]})
+        json_schema!({"type": "string", "pattern": DURATION_PATTERN, "maxLength": 12, "examples": ["30s", "5m", "2h"]})
     }
 }
 

@@ -12,7 +12,7 @@ use vipgate_policy::manifest::{Body, Kind, Object, ObjectId};
 use super::ManifestStore;
 
 /// How much later than another server this one may have the objects of the source.
-const CATCH_UP_TIME: Duration = Duration::from_secs(10);
+pub(crate) const CATCH_UP_TIME: Duration = Duration::from_secs(10);
 
 /// Where the record of addresses of pools is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -62,9 +62,8 @@ impl ManifestStore {
     }
 
     /// When what the adopted record says of objects that aren't there is no longer true.
-    pub(super) fn adoption_ends(&mut self) -> Option<Timestamp> {
-        self.adopted_until = self.adopted_until.filter(|end| *end > self.now);
-        self.adopted_until
+    pub(super) fn adoption_ends(&self) -> Option<Timestamp> {
+        self.adopted_until.filter(|end| *end > self.now)
     }
 
     /// Sets the time of the next compilations. Default: the epoch.

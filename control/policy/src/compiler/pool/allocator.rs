@@ -18,7 +18,8 @@ use crate::compiler::inventory::{ObjectRef, age_key};
 use crate::diagnostic::{Code, Severity};
 use crate::fingerprint::Fingerprint;
 use crate::manifest::{
-    AddressPool, AddressRange, CloudPool, EgressPolicy, Family, Kind, ObjectId, PoolRef, ReuseAfter, Service,
+    AddressPool, AddressRange, CloudPool, EgressPolicy, EgressPolicySpec, Family, Kind, ObjectId, PoolRef, ReuseAfter,
+    Service,
 };
 
 /// Addresses that policies have by the record, with their owners.
@@ -105,16 +106,15 @@ pub(in crate::compiler) struct Allocator<'a> {
     /// What a policy had before, sorted.
     former: HashMap<&'a ObjectId, Vec<IpAddr>>,
     namespaces: NamespaceUse<'a>,
-    /// All policies, with the addresses that they name.
-    policies: HashMap<&'a ObjectId, &'a [IpAddr]>,
+    policies: HashMap<&'a ObjectId, &'a EgressPolicySpec>,
     /// Families of pools in which nothing is found any more, by the name of the pool, with why.
     spent: HashMap<(&'a str, Family), Option<Timestamp>>,
 }
 
 impl<'a> Allocator<'a> {
-    /// An allocator that leaves out the VIPs of Services.
-    pub(in crate::compiler) fn new(sources: &Inputs<'a>, recorded: Option<&'a Recorded>) -> Self {
-        let (pools, policies) = (sources.pools, &sources.inventory.policies);
+    /// An allocator that leaves out the VIPs of Services, and what policies have by the record.
+    pub(in crate::compiler) fn new(sources: &Inputs<'a>) -> Self {
+        let (pools, recorded, policies) = (sources.pools, sources.recorded, &sources.inventory.policies);
         let is_needed = policies.iter().any(|policy| policy.body.spec.service_ref.is_none());
         let mut allocator = Self {
             pools,
@@ -124,45 +124,37 @@ impl<'a> Allocator<'a> {
             kept: HashMap::default(),
             former: HashMap::default(),
             namespaces: if is_needed { pools.recorded_use(recorded) } else { NamespaceUse::default() },
-            policies: policies
-                .iter()
-                .map(|it| (it.id, it.body.spec.addresses.as_deref().unwrap_or_default()))
-                .collect(),
+            policies: policies.iter().map(|policy| (policy.id, &policy.body.spec)).collect(),
             spent: HashMap::default(),
         };
-        if !is_needed {
-            return allocator;
+        if is_needed {
+            allocator.take_from_services(sources);
         }
-        // In the order of their admission: what is beyond the limit of a namespace takes nothing.
+        allocator.reserve(sources);
+        allocator
+    }
+
+    /// Takes the VIPs of Services, in the order of their admission: what is beyond the limit of a namespace takes nothing.
+    fn take_from_services(&mut self, sources: &Inputs<'a>) {
+        let pools = self.pools;
         let mut services: Vec<&ObjectRef<'a, Service>> = sources.inventory.services.iter().collect();
         if pools.limit_namespaces() {
             services.sort_by_cached_key(|service| age_key(service.body.created.as_ref(), service.id));
         }
         for service in services {
-            if allocator
-                .namespaces
-                .grant_all((&service.id.namespace, &service.body.vips), |vip| pools.spec_of(vip))
-                .is_ok()
-            {
-                allocator.taken.extend(sources.vips_of(service).map(|(_, vip)| *vip));
+            let own = (service.id.namespace.as_str(), service.body.vips.as_slice());
+            if self.namespaces.grant_all(own, |vip| pools.spec_of(vip)).is_ok() {
+                self.taken.extend(sources.vips_of(service).map(|(_, vip)| *vip));
             }
         }
-        allocator
     }
 
     /// Reserves what policies have by the record, of the pools that they may use.
-    pub(in crate::compiler) fn reserve(&mut self, sources: &Inputs<'a>) {
+    fn reserve(&mut self, sources: &Inputs<'a>) {
         let Some(recorded) = self.recorded else { return };
-        let policies = &sources.inventory.policies;
-        let mut of_policies: HashMap<&'a ObjectId, &[PoolRef]> = HashMap::default();
-        for policy in policies {
-            if let Some(pools) = &policy.body.spec.pools {
-                of_policies.insert(policy.id, pools);
-            }
-        }
         for (address, holding) in recorded.record.iter() {
-            let Some((owner, pools)) = of_policies.get_key_value(&holding.owner) else {
-                let is_policy = holding.owner.kind != Kind::Service && !self.policies.contains_key(&holding.owner);
+            let Some((owner, policy)) = self.policies.get_key_value(&holding.owner) else {
+                let is_policy = holding.owner.kind != Kind::Service;
                 if is_policy && holding.freed.is_none() && recorded.keeps(&holding.owner) {
                     self.taken.insert(address);
                     self.reserved.insert(address, &holding.owner);
@@ -170,14 +162,15 @@ impl<'a> Allocator<'a> {
                 continue;
             };
             let Some((name, _)) = self.pools.spec_of(address) else { continue };
-            let is_its = pools.iter().any(|pool| pool.name == name) && sources.check_pool(owner, name).is_ok();
+            let mut pools = policy.pools.iter().flatten();
+            let is_its = pools.any(|pool| pool.name == name) && sources.check_pool(owner, name).is_ok();
             if !is_its || self.pools.cloud(address).is_some() {
                 continue;
             }
             let list = if holding.freed.is_none() { &mut self.kept } else { &mut self.former };
             list.entry(owner).or_default().push(address);
         }
-        for policy in policies {
+        for policy in &sources.inventory.policies {
             self.reserve_for(policy);
         }
     }
@@ -222,10 +215,11 @@ impl<'a> Allocator<'a> {
     fn quarantine_of_others(&self, policy: &ObjectId, address: IpAddr, reuse_after: ReuseAfter) -> Option<Timestamp> {
         let recorded = self.recorded?;
         let holding = recorded.record.get(address).filter(|holding| holding.owner.namespace != policy.namespace)?;
-        let names_it = self.policies.get(&holding.owner).is_some_and(|named| named.contains(&address));
+        let owner = self.policies.get(&holding.owner);
+        let names_it = owner.is_some_and(|policy| policy.addresses.iter().flatten().any(|named| *named == address));
         let is_gone = !self.taken.contains(&address) && !names_it;
         let given_up = recorded.quarantine_from_now(reuse_after);
-        let quarantine = recorded.quarantine(address, reuse_after).map(|(end, _)| end);
+        let quarantine = recorded.quarantine_of(holding, reuse_after);
         quarantine.or((holding.freed.is_none() && is_gone).then_some(given_up))
     }
 
@@ -336,10 +330,11 @@ impl<'a> Allocator<'a> {
         }
         self.find_unused(policy, (pool, family), slot).or_else(|| {
             let recorded = self.recorded?;
-            let free = recorded.record.iter().filter_map(|(address, holding)| Some((holding.freed?, address)));
-            let is_quarantined = |address: IpAddr| recorded.quarantine(address, pool.body.spec.reuse_after).is_some();
-            let free = free.filter(|(_, address)| is_free(address) && !is_quarantined(*address));
-            free.min().map(|(_, address)| address)
+            let reuse_after = pool.body.spec.reuse_after;
+            let reusable = recorded.record.iter().filter(|(address, holding)| {
+                is_free(address) && recorded.quarantine_of(holding, reuse_after).is_none()
+            });
+            reusable.filter_map(|(address, holding)| Some((holding.freed?, address))).min().map(|(_, address)| address)
         })
     }
 
@@ -371,11 +366,8 @@ impl<'a> Allocator<'a> {
 
     /// When the first quarantine of a family of a pool ends.
     fn first_end(&self, (pool, family): (ObjectRef<'a, AddressPool>, Family)) -> Option<Timestamp> {
-        let recorded = self.recorded?;
-        let of_family = recorded.record.iter().map(|(address, _)| address);
-        let of_family = of_family.filter(|address| is_in(self.pools, (pool, family), *address));
-        let quarantined = of_family.filter_map(|address| recorded.quarantine(address, pool.body.spec.reuse_after));
-        quarantined.map(|(end, _)| end).min()
+        let reuse_after = pool.body.spec.reuse_after;
+        self.recorded?.first_end(|address| is_in(self.pools, (pool, family), address).then_some(reuse_after))
     }
 
     /// Adds addresses of a family that a provider has. Its claims are a record of their own.
