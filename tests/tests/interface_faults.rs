@@ -221,6 +221,8 @@ fn a_recreated_interface_is_reattached_with_its_sessions() {
     testbed.gateway.ip(&["link", "del", "gw-in"]).unwrap();
     let is_removed = || testbed.http_get("/readyz").1.contains("interface gw-in is gone");
     assert!(wait_for(Duration::from_secs(2), is_removed), "{:?}", testbed.http_get("/readyz"));
+    // The routes to the pods are gone with it. Replies that arrive now must not take the default route.
+    thread::sleep(Duration::from_millis(500));
     let (switch_netns, gateway_netns) = (testbed.switch.netns().to_owned(), testbed.gateway.netns().to_owned());
     let queues = ["numtxqueues", "2", "numrxqueues", "2"];
     let mut command = vec!["ip", "link", "add", "to-gw", "netns", &switch_netns];

@@ -46,7 +46,8 @@ drop_reasons! {
     Fragment = "fragment": "A fragment that overlaps others, has no first fragment, or exceeds the reassembly limits.",
     Ttl = "ttl": "The TTL or hop limit expired at this gateway.",
     TooBig = "too_big": "Longer than the MTU of the next hop's link.",
-    NoRoute = "no_route": "The kernel has no route to the destination over an interface of the gateway.",
+    NoRoute = "no_route":
+        "The kernel has no route to the destination over an interface of the gateway; for a pod: over an inside interface.",
     NoNeighbor = "no_neighbor": "The next hop didn't answer ARP or NDP in time, or too many packets wait for it.",
     NotLocal = "not_local": "The Service allows only backends on this node, and there is none.",
     SourceRange = "source_range": "The Service doesn't allow this client address.",

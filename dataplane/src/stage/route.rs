@@ -64,9 +64,17 @@ pub fn next_hop_to<A: PacketFamily>(destination: A, hash: u64, snapshot: &Snapsh
 
 /// The next hop toward a destination that is not a VIP.
 fn external_hop<A: PacketFamily>(destination: A, hash: u64, snapshot: &Snapshot) -> Result<NextHop, NoRoute> {
-    snapshot
-        .node_of(destination)
-        .map_or_else(|| snapshot.network.next_hop(destination, hash), |node| Ok(NextHop::Node(node)))
+    if let Some(node) = snapshot.node_of(destination) {
+        return Ok(NextHop::Node(node));
+    }
+    let Snapshot { network, policy, .. } = snapshot;
+    let hop = network.next_hop(destination, hash)?;
+    let is_inside = network.interface_of(hop).is_none_or(|out| network.interface(out).role.is_inside());
+    // While a pod's own route is gone, the default route would take its packets, and its address, outside.
+    if !is_inside && policy.endpoint(destination).is_some() {
+        return Err(NoRoute);
+    }
+    Ok(hop)
 }
 
 /// The id of a next hop that a session caches; `None` if it can't be cached.

@@ -1,8 +1,11 @@
 //! SNAT: pods' packets leave with their VIP, and replies reach the pod; one worker, every protocol, both families.
 
+use std::net::SocketAddr;
+
 use vipgate_dataplane::flow::direction::Direction;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::policy::spec::Limits;
+use vipgate_testkit::services::*;
 use vipgate_testkit::*;
 
 const ALL: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Echo];
@@ -90,6 +93,47 @@ fn excluded_destinations_are_routed_unchanged_in_both_directions() {
     let covered = gateway.pod_sends(&packet(Protocol::Udp, at("10.244.1.21:4000"), at("198.51.100.127:53")));
     assert_eq!(ends(&covered).0.ip(), ip("192.0.2.11"), "just outside the exclusion");
     gateway.assert_delta("egress 1, unchanged 2, created 1");
+}
+
+/// With a pod's own route gone, the default route would take its packets outside, with its address.
+#[test]
+fn packets_to_a_pod_without_a_route_of_its_own_stay_inside() {
+    let without_pods = || {
+        let mut network = network();
+        network.routes.retain(|route| {
+            !route.prefix.to_string().contains("244:1") && !route.prefix.to_string().starts_with("10.")
+        });
+        network
+    };
+    for (pod, remote) in [("10.244.1.5:4000", "198.51.100.10:443"), ("[fd00:244:1::5]:4000", "[2001:db8:51::10]:443")] {
+        for protocol in ALL {
+            let mut gateway = Gateway::with_service(&Setup::default(), &service(&both_pods()));
+            let seen = gateway.pod_sends(&packet(protocol, at(pod), at(remote)));
+            gateway.remote_sends(&reply_to(&seen, protocol));
+            let vip = SocketAddr::new(ends(&seen).0.ip(), 80);
+            gateway.set_network(without_pods());
+            let of_session = reply_to(&seen, protocol);
+            let to_service = tcp(at(remote), vip, "S", 1, 0);
+            for bytes in [of_session.clone(), of_session.clone(), to_service] {
+                let sent = gateway.receive(0, OUTSIDE, &bytes);
+                let has_pod = |bytes: &[u8]| [ends(bytes).0, ends(bytes).1].iter().any(|end| end.ip() == at(pod).ip());
+                assert!(sent.iter().all(|(_, bytes)| !has_pod(bytes)), "{protocol:?} {sent:?}");
+            }
+            assert_eq!(gateway.drops(), [(DropReason::NoRoute, 3)].into(), "{protocol:?}");
+            gateway.set_network(network());
+            assert_eq!(ends(&gateway.remote_sends(&of_session)).1, at(pod), "{protocol:?}");
+            // Without an IPv6 address the gateway sends no ICMPv6 error.
+            let errors = if at(pod).is_ipv4() { ", replies sent 3" } else { "" };
+            gateway.assert_delta(&format!("egress 1, reply 2, drop no_route 3, created 1{errors}"));
+        }
+    }
+    // Replies from destinations that policy excludes have the pod's address, and their way is the same.
+    let mut gateway = Gateway::new(&Setup::default());
+    let seen = gateway.pod_sends(&packet(Protocol::Udp, at("10.244.1.21:4000"), at("198.51.100.200:53")));
+    gateway.set_network(without_pods());
+    assert_eq!(gateway.receive(0, OUTSIDE, &reply_to(&seen, Protocol::Udp)).len(), 1, "an ICMP error");
+    assert_eq!(gateway.drops(), [(DropReason::NoRoute, 1)].into());
+    gateway.assert_delta("unchanged 1, drop no_route 1, replies sent 1");
 }
 
 #[test]
