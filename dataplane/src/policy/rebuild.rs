@@ -20,7 +20,7 @@ use super::prefixes::Prefixes;
 use super::spec::{Announce, ClusterSpec, EgressSpec, EndpointSpec, NodeSpec, PolicySet, VipSpec};
 use super::static_nat::{PrivateVip, StaticNat};
 use crate::flow::address::{Address, V6};
-use crate::flow::ids::{EgressId, MAX_VIPS, Owner, VipId};
+use crate::flow::ids::{EgressId, GatewayId, MAX_VIPS, Owner, VipId};
 use crate::flow::tuple::{HashKey, Tuple};
 use crate::policy::compiled::{Egress, Policy, Vip};
 use crate::policy::prefixes::prefix;
@@ -85,6 +85,8 @@ impl<'a> Rebuild<'a> {
         self.reclaim_gateway_ids(change);
         Arc::make_mut(&mut self.policy.members).set_policy_version(&change.version);
         self.remove_retired_vips();
+        let may_move_vips = !change.vips.is_empty() || !change.shard_maps.is_empty();
+        let homes = may_move_vips.then(|| self.vip_homes());
         self.set_shard_maps(&change.shard_maps);
         let mut guarantees_changed = false;
         for spec in &change.policies {
@@ -99,6 +101,9 @@ impl<'a> Rebuild<'a> {
         }
         for &address in &change.removed.endpoints {
             self.set_endpoint(address, None, &mut affected_vips);
+        }
+        if let Some(homes) = homes {
+            self.reorder_vips(&homes);
         }
         self.change_services(change);
         for &address in &change.removed.vips {
@@ -232,10 +237,7 @@ impl<'a> Rebuild<'a> {
         let binding =
             |endpoint: &Option<Endpoint>| endpoint.as_ref().map(|it| (it.policy, it.vips.clone(), it.home, it.slot));
         if binding(&before) != binding(&after) {
-            match address {
-                IpAddr::V4(v4) => self.freshness.touch_endpoint(v4.to_bits()),
-                IpAddr::V6(v6) => self.freshness.touch_endpoint(V6::from_bits(v6.to_bits())),
-            }
+            self.touch_endpoint(address);
         }
         if let (Some(before), Some(after)) = (&before, &mut after) {
             self.note_former_owner(before, after);
@@ -250,9 +252,21 @@ impl<'a> Rebuild<'a> {
                 affected_vips.extend(&endpoint.vips);
             }
         }
+        self.replace_endpoint(address, after);
+    }
+
+    /// Revalidates the sessions of an endpoint.
+    fn touch_endpoint(&mut self, address: IpAddr) {
         match address {
-            IpAddr::V4(v4) => self.policy.v4.endpoints.set(v4.to_bits(), after),
-            IpAddr::V6(v6) => self.policy.v6.endpoints.set(V6::from_bits(v6.to_bits()), after),
+            IpAddr::V4(v4) => self.freshness.touch_endpoint(v4.to_bits()),
+            IpAddr::V6(v6) => self.freshness.touch_endpoint(V6::from_bits(v6.to_bits())),
+        }
+    }
+
+    fn replace_endpoint(&mut self, address: IpAddr, endpoint: Option<Endpoint>) {
+        match address {
+            IpAddr::V4(v4) => self.policy.v4.endpoints.set(v4.to_bits(), endpoint),
+            IpAddr::V6(v6) => self.policy.v6.endpoints.set(V6::from_bits(v6.to_bits()), endpoint),
         }
     }
 
@@ -270,22 +284,52 @@ impl<'a> Rebuild<'a> {
         self.starts_epoch |= matches!(owners, (Owner::This, Owner::Other(_)));
     }
 
-    /// The VIPs of an endpoint, the paired one first: those placed on its home gateway before others, and ordered by
-    /// rendezvous hashing, so that all gateways get the same order, before and after a restart.
+    /// The VIPs of an endpoint, in their order.
     fn vips_of(&self, spec: &EndpointSpec) -> Box<[VipId]> {
+        let home = spec.gateway.as_ref().and_then(|name| self.policy.members.id(name));
+        self.in_order(spec.address, home, spec.vips.iter().filter_map(|&vip| self.policy.vip_at(vip)).collect())
+    }
+
+    /// VIPs of an endpoint, the paired one first: those placed on its home gateway before others, and ordered by
+    /// rendezvous hashing, so that all gateways get the same order, before and after a restart.
+    fn in_order(&self, endpoint: IpAddr, home: Option<GatewayId>, mut vips: Vec<&Vip>) -> Box<[VipId]> {
         const RENDEZVOUS: HashKey = HashKey::fixed();
         fn weight<A: Address>(endpoint: IpAddr, vip: IpAddr) -> u64 {
             let of = |address| A::from_ip(address).unwrap_or_default();
             RENDEZVOUS.hash(&Tuple { source: of(endpoint), destination: of(vip), ..Tuple::default() })
         }
-        let mut vips: Vec<&Vip> = spec.vips.iter().filter_map(|&vip| self.policy.vip_at(vip)).collect();
         if vips.len() > 1 {
-            let of = if spec.address.is_ipv4() { weight::<u32> } else { weight::<V6> };
-            let home = spec.gateway.as_ref().and_then(|name| self.policy.members.id(name));
+            let of = if endpoint.is_ipv4() { weight::<u32> } else { weight::<V6> };
             let is_elsewhere = |vip: &Vip| home.is_some() && vip.shards.only().is_some_and(|only| only.home() != home);
-            vips.sort_by_cached_key(|vip| (is_elsewhere(vip), std::cmp::Reverse(of(spec.address, vip.address))));
+            vips.sort_by_cached_key(|vip| (is_elsewhere(vip), std::cmp::Reverse(of(endpoint, vip.address))));
         }
         vips.into_iter().map(|vip| vip.ports.id).collect()
+    }
+
+    /// The gateway that each VIP is placed on as a whole.
+    fn vip_homes(&self) -> HashMap<VipId, GatewayId> {
+        let placed = self.policy.vips().filter_map(|vip| Some((vip.ports.id, vip.shards.only()?.home()?)));
+        placed.collect()
+    }
+
+    /// Orders the VIPs of endpoints again of which one is placed on another gateway than before.
+    fn reorder_vips(&mut self, before: &HashMap<VipId, GatewayId>) {
+        let after = self.vip_homes();
+        let has_moved = |vip: &VipId| before.get(vip) != after.get(vip);
+        if !before.keys().chain(after.keys()).any(has_moved) {
+            return;
+        }
+        let may_differ = |endpoint: &Endpoint| endpoint.vips.len() > 1 && endpoint.vips.iter().any(has_moved);
+        let endpoints = self.policy.endpoints().filter(|(_, endpoint)| may_differ(endpoint));
+        for (address, former) in endpoints.map(|(address, endpoint)| (address, endpoint.clone())).collect::<Vec<_>>() {
+            let vips = self.in_order(address, former.home, self.policy.vips_of(&former).collect());
+            if vips != former.vips {
+                let mut endpoint = Endpoint { vips, ..former.clone() };
+                self.touch_endpoint(address);
+                self.note_former_owner(&former, &mut endpoint);
+                self.replace_endpoint(address, Some(endpoint));
+            }
+        }
     }
 
     /// Applies new gateway states: shards may change owner.

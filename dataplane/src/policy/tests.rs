@@ -402,3 +402,44 @@ proptest::proptest! {
         proptest::prop_assert_eq!(as_set(&snapshot.policy), expected);
     }
 }
+
+/// With several VIPs an endpoint uses the one at its own gateway first, also if only that VIP has moved there.
+#[test]
+fn a_vip_that_moves_to_another_gateway_reorders_the_vips_of_unchanged_endpoints() {
+    for (pods, vips) in [("10.0.0", ["192.0.2.1", "192.0.2.2"]), ("fd00::", ["2001:db8::1", "2001:db8::2"])] {
+        let vips = vips.map(ip);
+        let set = |homes: [&str; 2]| {
+            let at = |(address, home): (IpAddr, &str)| {
+                let shards = vec![ShardSpec { gateway: home.into(), blocks: None, backups: vec![] }];
+                VipSpec { shards, ..vip(address) }
+            };
+            // Of some the first by rendezvous hashing is at home, of others the second.
+            let endpoints = (1..9).map(|number| {
+                let address = if pods.ends_with(':') { format!("{pods}{number}") } else { format!("{pods}.{number}") };
+                EndpointSpec { gateway: Some("gw-a".into()), ..endpoint(ip(&address), "a", &vips) }
+            });
+            PolicySet {
+                version: "1".into(),
+                policies: vec![egress("a")],
+                vips: vips.into_iter().zip(homes).map(at).collect(),
+                endpoints: endpoints.collect(),
+                ..PolicySet::default()
+            }
+        };
+        let orders = |policy: &Policy| -> std::collections::BTreeMap<IpAddr, Vec<IpAddr>> {
+            let order = |endpoint| policy.vips_of(endpoint).map(|vip| vip.address).collect();
+            policy.endpoints().map(|(address, endpoint)| (address, order(endpoint))).collect()
+        };
+        let mut builder = Builder::new(NetworkSpec::default());
+        let before = builder.with_policy(&set(["gw-a", "gw-b"])).unwrap();
+        assert!(orders(&before.policy).values().all(|order| order[0] == vips[0]));
+        let moved = PolicyChange { version: "2".into(), vips: set(["gw-b", "gw-a"]).vips, ..PolicyChange::default() };
+        let after = builder.with_change(&moved).unwrap();
+        assert!(orders(&after.policy).values().all(|order| order[0] == vips[1]), "{:?}", orders(&after.policy));
+        let fresh = Builder::new(NetworkSpec::default()).with_policy(&set(["gw-b", "gw-a"])).unwrap();
+        assert_eq!(orders(&after.policy), orders(&fresh.policy));
+        let address = ip(if pods.ends_with(':') { "fd00::1" } else { "10.0.0.1" });
+        let remote = ip(if pods.ends_with(':') { "2001:db8:51::1" } else { "198.51.100.1" });
+        assert!(!is_fresh(&after, before.generation, [address, remote, vips[0]]), "its sessions are revalidated");
+    }
+}
