@@ -66,6 +66,19 @@ fn a_vip_that_is_refused_to_one_service_is_not_free_for_another() {
 }
 
 #[test]
+fn a_vip_that_another_namespace_names_in_vain_counts_for_its_service() {
+    let named = policy("p", &created(2020), "{selectors: [{podSelector: {}}], addresses: [203.0.113.1]}");
+    let documents = [
+        named.replace("namespace: a", "namespace: b"),
+        service("s1", &created(2021), 80, &["203.0.113.1"]),
+        service("s2", &created(2022), 80, &["203.0.113.2"]),
+    ];
+    let outcome = with_share(share_of(&limits::VIPS, 1), &documents);
+    let vips: Vec<String> = outcome.set.vips.iter().map(|vip| vip.name.to_string()).collect();
+    assert_eq!(vips, ["Service a/s1"], "{:#?}", messages(&outcome));
+}
+
+#[test]
 fn endpoints_beyond_the_share_of_a_namespace_are_those_of_its_youngest_policy() {
     let pods = |namespace: &'static str, name: &'static str, first: usize, count: usize| {
         let pod = move |n: usize| pod(namespace, &format!("p{n}"), &format!("name: {name}"), &format!("10.0.0.{n}"));

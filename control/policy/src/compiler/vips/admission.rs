@@ -173,7 +173,8 @@ struct Consumer<'c> {
     order: (AgeKey<'c>, bool, &'c str),
     namespace: &'c str,
     origin: &'c Origin,
-    /// VIPs of its own. One of several objects is that of the oldest one that is granted it.
+    /// VIPs of its own. One of several objects of a namespace is that of the oldest one that is granted it. It counts for each
+    /// namespace that names it: which of them has it is decided later.
     vips: &'c [(Arc<str>, IpAddr)],
     /// Those that it is to have once they are recorded.
     pending: &'c [IpAddr],
@@ -224,7 +225,8 @@ fn check_limits<'a>(
     let (mut excess_services, mut closed) = (HashSet::default(), Closed::default());
     for Consumer { order: (_, is_policy, _), namespace, origin, vips, pending, usage } in consumers {
         let all = vips.iter().map(|(_, vip)| *vip).chain(pending.iter().copied());
-        let new: HashSet<IpAddr> = all.filter(|vip| !granted_vips.contains(vip)).collect();
+        let new: HashSet<(&str, IpAddr)> =
+            all.map(|vip| (namespace, vip)).filter(|vip| !granted_vips.contains(vip)).collect();
         let Err(mut reason) = grants.grant(namespace, &Usage { vips: new.len(), ..usage }) else {
             granted_vips.extend(new);
             continue;
