@@ -287,23 +287,7 @@ impl<'a> Rebuild<'a> {
     /// The VIPs of an endpoint, in their order.
     fn vips_of(&self, spec: &EndpointSpec) -> Box<[VipId]> {
         let home = spec.gateway.as_ref().and_then(|name| self.policy.members.id(name));
-        self.in_order(spec.address, home, spec.vips.iter().filter_map(|&vip| self.policy.vip_at(vip)).collect())
-    }
-
-    /// VIPs of an endpoint, the paired one first: those placed on its home gateway before others, and ordered by
-    /// rendezvous hashing, so that all gateways get the same order, before and after a restart.
-    fn in_order(&self, endpoint: IpAddr, home: Option<GatewayId>, mut vips: Vec<&Vip>) -> Box<[VipId]> {
-        const RENDEZVOUS: HashKey = HashKey::fixed();
-        fn weight<A: Address>(endpoint: IpAddr, vip: IpAddr) -> u64 {
-            let of = |address| A::from_ip(address).unwrap_or_default();
-            RENDEZVOUS.hash(&Tuple { source: of(endpoint), destination: of(vip), ..Tuple::default() })
-        }
-        if vips.len() > 1 {
-            let of = if endpoint.is_ipv4() { weight::<u32> } else { weight::<V6> };
-            let is_elsewhere = |vip: &Vip| home.is_some() && vip.shards.only().is_some_and(|only| only.home() != home);
-            vips.sort_by_cached_key(|vip| (is_elsewhere(vip), std::cmp::Reverse(of(endpoint, vip.address))));
-        }
-        vips.into_iter().map(|vip| vip.ports.id).collect()
+        in_order(spec.address, home, spec.vips.iter().filter_map(|&vip| self.policy.vip_at(vip)).collect())
     }
 
     /// The gateway that each VIP is placed on as a whole.
@@ -322,7 +306,7 @@ impl<'a> Rebuild<'a> {
         let may_differ = |endpoint: &Endpoint| endpoint.vips.len() > 1 && endpoint.vips.iter().any(has_moved);
         let endpoints = self.policy.endpoints().filter(|(_, endpoint)| may_differ(endpoint));
         for (address, former) in endpoints.map(|(address, endpoint)| (address, endpoint.clone())).collect::<Vec<_>>() {
-            let vips = self.in_order(address, former.home, self.policy.vips_of(&former).collect());
+            let vips = in_order(address, former.home, self.policy.vips_of(&former).collect());
             if vips != former.vips {
                 let mut endpoint = Endpoint { vips, ..former.clone() };
                 self.touch_endpoint(address);
@@ -465,6 +449,22 @@ impl PolicyChange {
             removed,
         }
     }
+}
+
+/// VIPs of an endpoint, the paired one first: those placed on its home gateway before others, and ordered by
+/// rendezvous hashing, so that all gateways get the same order, before and after a restart.
+fn in_order(endpoint: IpAddr, home: Option<GatewayId>, mut vips: Vec<&Vip>) -> Box<[VipId]> {
+    const RENDEZVOUS: HashKey = HashKey::fixed();
+    fn weight<A: Address>(endpoint: IpAddr, vip: IpAddr) -> u64 {
+        let of = |address| A::from_ip(address).unwrap_or_default();
+        RENDEZVOUS.hash(&Tuple { source: of(endpoint), destination: of(vip), ..Tuple::default() })
+    }
+    if vips.len() > 1 {
+        let of = if endpoint.is_ipv4() { weight::<u32> } else { weight::<V6> };
+        let is_elsewhere = |vip: &Vip| home.is_some() && vip.shards.only().is_some_and(|only| only.home() != home);
+        vips.sort_by_cached_key(|vip| (is_elsewhere(vip), std::cmp::Reverse(of(endpoint, vip.address))));
+    }
+    vips.into_iter().map(|vip| vip.ports.id).collect()
 }
 
 fn build_egress(spec: &EgressSpec, id: EgressId) -> Egress {

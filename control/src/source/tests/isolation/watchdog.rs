@@ -21,9 +21,9 @@ impl Watchdog {
         thread::spawn(move || {
             // `true` when one begins, `false` when it ends.
             while let Ok(has_begun) = receiver.recv() {
-                let before = processor_seconds();
+                let latest = processor_time() + MAX_COMPILATION;
                 while has_begun && receiver.recv_timeout(MAX_COMPILATION) == Err(RecvTimeoutError::Timeout) {
-                    if processor_seconds() - before > MAX_COMPILATION.as_secs() as i64 {
+                    if processor_time() > latest {
                         eprintln!("a compilation takes more than {MAX_COMPILATION:?}: {world}");
                         std::process::exit(1);
                     }
@@ -41,6 +41,6 @@ impl Watchdog {
     }
 }
 
-fn processor_seconds() -> i64 {
-    clock_gettime(ClockId::ProcessCPUTime).tv_sec
+fn processor_time() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).expect("no negative time")
 }
