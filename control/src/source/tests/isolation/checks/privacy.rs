@@ -35,9 +35,8 @@ pub(super) fn check(observation: &Observation<'_>) {
         named.retain(|path| !is_written(observation, &id.namespace, path));
         let max = usize::from(NAMES_RIVAL.contains(&diagnostic.code));
         assert!(named.len() <= max, "{id} learns of {named:?}: {diagnostic}");
-        // What is in force as it was readable last may be of a text before the one that was.
-        let is_of_earlier_text = outcome.faulty.get(id).is_some_and(|faulty| faulty.has_last_good);
-        if max == 0 && !is_of_earlier_text {
+        // The texts of what is set aside, or in force as it was readable last, aren't among the readable ones.
+        if max == 0 && !outcome.faulty.contains_key(id) {
             check_addresses(observation, &id.namespace, diagnostic);
         }
     }
