@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use vipgate_dataplane::flow::direction::Direction;
 use vipgate_dataplane::flow::drop_reason::DropReason;
-use vipgate_dataplane::policy::spec::Limits;
+use vipgate_dataplane::policy::spec::{HopSpec, Limits, RouteTarget};
 use vipgate_testkit::services::*;
 use vipgate_testkit::*;
 
@@ -100,9 +100,8 @@ fn excluded_destinations_are_routed_unchanged_in_both_directions() {
 fn packets_to_a_pod_without_a_route_of_its_own_stay_inside() {
     let without_pods = || {
         let mut network = network();
-        network.routes.retain(|route| {
-            !route.prefix.to_string().contains("244:1") && !route.prefix.to_string().starts_with("10.")
-        });
+        let is_inside = |hop: &HopSpec| hop.interface == INSIDE;
+        network.routes.retain(|route| !matches!(&route.target, RouteTarget::Via(hops) if hops.iter().all(is_inside)));
         network
     };
     for (pod, remote) in [("10.244.1.5:4000", "198.51.100.10:443"), ("[fd00:244:1::5]:4000", "[2001:db8:51::10]:443")] {

@@ -35,8 +35,9 @@ pub(super) fn check(observation: &Observation<'_>) {
         named.retain(|path| !is_written(observation, &id.namespace, path));
         let max = usize::from(NAMES_RIVAL.contains(&diagnostic.code));
         assert!(named.len() <= max, "{id} learns of {named:?}: {diagnostic}");
-        // The texts of what is set aside, or in force as it was readable last, aren't among the readable ones.
-        if max == 0 && !outcome.faulty.contains_key(id) {
+        // What the reader rejects has its addresses in a text that isn't among the readable ones, or in an earlier one.
+        let has_last_good = outcome.faulty.get(id).is_some_and(|faulty| faulty.has_last_good);
+        if max == 0 && pipeline.entries.is_readable(id) && !has_last_good {
             check_addresses(observation, &id.namespace, diagnostic);
         }
     }
