@@ -94,10 +94,11 @@ impl Policyd {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Waits for a log line that contains all of these words.
+    /// Waits for a log line that contains all of these words: longer than a server waits that goes on with the record of
+    /// addresses of another one, which may happen twice in a row.
     pub fn wait_for_log(&self, words: &[&str]) {
         let found = || self.log().lines().any(|line| words.iter().all(|word| line.contains(word)));
-        assert!(wait_for(Duration::from_secs(10), found), "no line with {words:?} in:\n{}", self.log());
+        assert!(wait_for(Duration::from_secs(30), found), "no line with {words:?} in:\n{}", self.log());
     }
 
     /// The sum of a metric's values over all labels that contain `labels`.
