@@ -29,7 +29,7 @@ use vipgate_node::agent::{Agent, AgentHandle, Config as AgentConfig, Sources, Vi
 use vipgate_node::indices::Indices;
 use vipgate_node::kernel::Kernel;
 use vipgate_node::marks::{MarkMask, RoutingNumbers};
-use vipgate_node::nft::script::script;
+use vipgate_node::nft::script::replacement;
 use vipgate_node::plan::{Inputs, NodePlan, Settings};
 use vipgate_node::policy::{Cluster, NodePolicy};
 
@@ -118,7 +118,7 @@ pub fn boot_table(path: &Path) -> Result<String, CommandError> {
         local_addresses: &BTreeSet::new(),
         mtu: MIN_MTU,
     };
-    Ok(script(None, &NodePlan::new(&inputs, &mut Indices::default()).table))
+    Ok(replacement(&NodePlan::new(&inputs, &mut Indices::default()).table))
 }
 
 async fn run_agent(config: NodeConfig) -> Result<(), CommandError> {

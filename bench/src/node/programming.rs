@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
-use vipgate_node::nft::script::script;
+use vipgate_node::nft::script::{Before, change, replacement};
 
 use super::policy::{BenchNode, MTU};
 use crate::netns::Namespace;
@@ -20,7 +20,7 @@ struct Step {
     plan: f64,
     /// From plan to a kernel that is programmed and compared: what the agent waits for.
     apply: f64,
-    /// The transaction of `nft` alone, which is what packets wait for; and the length of its script.
+    /// The transactions of `nft` alone, which is what packets wait for; and the length of its script.
     commit: f64,
     script: usize,
 }
@@ -111,10 +111,19 @@ fn round(endpoints: u32, core: usize) -> Result<([Step; 3], f64)> {
     other.run(core, || {
         let mut before = None;
         for (plan, step) in plans.iter().zip(&mut steps) {
-            let text = script(before, &plan.table);
-            step.script = text.len();
+            let (prepare, switch) = match before {
+                None => (String::new(), replacement(&plan.table)),
+                Some(old) => {
+                    let change = change(Before::Exactly(old), &plan.table);
+                    (change.prepare, change.switch)
+                }
+            };
+            step.script = prepare.len() + switch.len();
             let began = Instant::now();
-            run_nft(&text)?;
+            if !prepare.is_empty() {
+                run_nft(&prepare)?;
+            }
+            run_nft(&switch)?;
             step.commit = ms_since(began);
             before = Some(&plan.table);
         }

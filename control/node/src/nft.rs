@@ -1,4 +1,5 @@
-//! nftables: the contents of the table `inet vipgate`, and the script that takes the kernel from one to another.
+//! nftables: the contents of the table `inet vipgate`, and the scripts that take the kernel from one to another.
 
+pub mod listing;
 pub mod script;
 pub mod table;

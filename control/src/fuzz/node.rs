@@ -1,5 +1,5 @@
-//! Fuzzing of what a policy server sends to the agent of a node: each valid message leads to a plan and to the script that
-//! takes the kernel there. Whatever the names in it, each line of a script is one command about our table.
+//! Fuzzing of what a policy server sends to the agent of a node: each valid message leads to a plan and to the scripts that
+//! take the kernel there. Whatever the names in it, each line of a script is one command about our table.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use vipgate_node::agent::View;
 use vipgate_node::echo;
 use vipgate_node::indices::Indices;
 use vipgate_node::marks::MarkMask;
-use vipgate_node::nft::script::script;
+use vipgate_node::nft::script::{Before, Change, change, replacement};
 use vipgate_node::nft::table::{TABLE, Table};
 use vipgate_node::plan::{Gateway, Inputs, NodePlan, Settings};
 use vipgate_node::policy::{Cluster, NodePolicy};
@@ -69,7 +69,7 @@ pub fn node(mut data: &[u8]) {
     }
 }
 
-/// The table of the plan of what was received; checks the script from the one before.
+/// The table of the plan of what was received; checks the scripts from the one before.
 fn program(settings: &Settings, received: &Received, indices: &mut Indices, before: Option<&Table>) -> Table {
     let gateway = |member: &vipgate_node::agent::ViewMember| Gateway {
         name: Arc::clone(&member.name),
@@ -87,10 +87,13 @@ fn program(settings: &Settings, received: &Received, indices: &mut Indices, befo
         mtu: 1450,
     };
     let plan = NodePlan::new(&inputs, indices);
-    for text in [script(None, &plan.table), script(before, &plan.table)] {
+    let before = before.map(|before| change(Before::Exactly(before), &plan.table));
+    let changes = before.into_iter().flat_map(|Change { prepare, switch }| [prepare, switch]);
+    for text in changes.chain([replacement(&plan.table)]) {
         text.lines().for_each(check_line);
     }
-    assert_eq!(script(Some(&plan.table), &plan.table), "", "nothing differs");
+    let none = Change { prepare: String::new(), switch: String::new() };
+    assert_eq!(change(Before::Exactly(&plan.table), &plan.table), none, "nothing differs");
     plan.table
 }
 

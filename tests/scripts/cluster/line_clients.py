@@ -16,10 +16,10 @@ Usage: line_clients.py CONFIG RESULT. CONFIG is JSON:
   keep_port  whether clients that have sent all their lines keep their port until the end
 Prints `open N` when all clients have started and, without `lines`, N got a reply and the others timed out or failed.
 RESULT is JSON:
-  [[identity, source, port, opened, interval, lines, answered, longest, longest_at, end, wrong]..]
+  [[identity, source, port, opened, interval, lines, answered, longest, longest_at, end, wrong, lost]..]
 `longest` is the longest wait for a reply, over the connect and all lines of TCP; for UDP, where lines may be lost, the
 longest time without a reply. `end`: "alive", "done", "silent" or the kernel's error. `wrong`: replies to other
-clients or out of order.
+clients or out of order. `lost`: when UDP lines without a reply were sent.
 """
 import collections
 import heapq
@@ -52,6 +52,7 @@ class Client:
         self.opened, self.port, self.end, self.wrong = time.time(), 0, "", 0
         self.sent = self.answered = 0
         self.longest = self.longest_at = 0.0
+        self.lost = {}
         self.unanswered, self.rest, self.connected, self.last = collections.deque(), b"", not tcp, time.monotonic()
         draw, self.interval = rng.uniform(0, 100), (1.0, 1.0)
         for part, shortest, longest in config["intervals"]:
@@ -95,6 +96,8 @@ class Client:
             self.stream.send(line)
             if tcp:
                 self.unanswered.append(now)
+            else:
+                self.lost[self.sent] = time.time()
             self.sent += 1
         except BlockingIOError:
             pass
@@ -142,6 +145,7 @@ class Client:
                 self.record_wait(now - self.unanswered.popleft())
             else:
                 self.record_wait(now - self.last)
+                self.lost.pop(int(line[9:15]), None)
             self.last = now
             self.answered += 1
         if config["lines"] and self.answered >= config["lines"]:
@@ -165,7 +169,7 @@ class Client:
 
     def row(self):
         interval = sum(self.interval) / 2
-        results = [self.sent, self.answered, self.longest, self.longest_at, self.end, self.wrong]
+        results = [self.sent, self.answered, self.longest, self.longest_at, self.end, self.wrong, list(self.lost.values())]
         return [self.identity.decode(), self.source, self.port, self.opened, interval, *results]
 
 

@@ -223,6 +223,8 @@ pub struct Client {
     pub end: String,
     /// Received replies to other clients or out of order.
     pub misdelivered: u64,
+    /// When datagrams without a reply were sent, seconds since the epoch.
+    pub lost: Vec<f64>,
 }
 
 impl Client {
@@ -237,6 +239,7 @@ impl Client {
             longest_wait: [seconds(7), seconds(8)],
             end: text(9),
             misdelivered: row[10].as_u64().unwrap(),
+            lost: row[11].as_array().unwrap().iter().map(|at| at.as_f64().unwrap()).collect(),
         }
     }
 

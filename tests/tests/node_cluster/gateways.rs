@@ -65,7 +65,18 @@ impl LoadResults {
         let lost = self.lost();
         let longest = self.probes.describe_longest_waits(event);
         let first = longest.split(", ").take(2).collect::<Vec<_>>().join(", ");
-        format!("{}; {lost} datagrams lost; {first}; held: {}", self.probes.summary(), self.connections.summary())
+        let when: Vec<String> = self
+            .probes
+            .0
+            .iter()
+            .flat_map(|client| client.lost.iter().take(3).map(|at| format!("{} at {:.3}", client.identity, at - event)))
+            .take(5)
+            .collect();
+        format!(
+            "{}; {lost} datagrams lost {when:?}; {first}; held: {}",
+            self.probes.summary(),
+            self.connections.summary()
+        )
     }
 
     /// Datagrams without a reply.

@@ -14,6 +14,9 @@ use vipgate_tests::wait_for;
 
 use crate::scenario::{NODE_ADDRESS, Scenario, manifests, neighbor};
 
+/// A port whose datagrams nobody reads.
+const DISCARD: u16 = 9;
+
 #[test]
 fn a_pod_that_policy_does_not_know_is_held_and_its_first_packet_translated() {
     let scenario = Scenario::start("node-hold");
@@ -52,6 +55,56 @@ fn rules_stay_when_the_agent_is_killed_and_the_next_one_goes_on() {
     assert_eq!(query_http(&scenario.covered().host, server).unwrap(), L2_VIPS[0]);
     let leaked = uplink.end();
     assert!(leaked.is_empty(), "{} packets left by the node", leaked.len());
+}
+
+/// A transaction of nftables stops no packet: those that are under way meet parts of both tables. Many are under way here.
+#[test]
+fn each_packet_goes_into_the_tunnel_while_agents_start_and_repair() {
+    let mut scenario = Scenario::start("node-flood");
+    let (host, pod) = (scenario.node.host.clone(), scenario.covered().clone());
+    for command in [
+        "add table ip seen",
+        "add counter ip seen sent",
+        "add counter ip seen steered",
+        "add chain ip seen pre { type filter hook prerouting priority -400; }",
+        "add chain ip seen post { type filter hook postrouting priority 400; }",
+        &format!("add rule ip seen pre ip saddr {} udp dport {DISCARD} counter name sent", pod.addresses[0]),
+        &format!("add rule ip seen post oifname vipgate0 udp dport {DISCARD} counter name steered"),
+    ] {
+        host.output(&["nft", command]).unwrap();
+    }
+    let _discards = scenario.cluster.server.run(|| UdpSocket::bind(("0.0.0.0", DISCARD))).join().unwrap().unwrap();
+    // Its neighbor is resolved then.
+    assert_eq!(query_http(&pod.host, SERVER[0].parse().unwrap()).unwrap(), L2_VIPS[0]);
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = stop.clone();
+    let flow = pod.host.run(move || {
+        let socket = UdpSocket::bind("0.0.0.0:0")?;
+        socket.connect((SERVER[0], DISCARD))?;
+        while !flag.load(Relaxed) {
+            (0..20).try_for_each(|_| socket.send(b"x").map(drop))?;
+            thread::sleep(Duration::from_micros(300));
+        }
+        Ok(())
+    });
+    for _ in 0..12 {
+        scenario.node.stop("KILL");
+        scenario.node.start("");
+    }
+    for repairs in 1..=5 {
+        host.output(&["nft", "add counter inet vipgate foreign"]).unwrap();
+        let repaired = || scenario.node.log().matches("\"event\":\"kernel_repaired\"").count() >= repairs;
+        assert!(wait_for(Duration::from_secs(5), repaired), "{}", scenario.evidence());
+    }
+    stop.store(true, Relaxed);
+    flow.join().unwrap().unwrap();
+    let packets = |counter: &str| -> u64 {
+        let text = host.output(&["nft", "list", "counter", "ip", "seen", counter]).unwrap();
+        text.split("packets ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap().parse().unwrap()
+    };
+    let [sent, steered] = ["sent", "steered"].map(packets);
+    println!("{steered} of {sent} packets steered");
+    assert!(sent > 20_000 && steered == sent, "{steered} of {sent} packets: {}", scenario.evidence());
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The table in the kernel, through the program `nft`, as kube-proxy does it: one script is one transaction.
+//! The table in the kernel, through the program `nft`, as kube-proxy does it: a script is a transaction.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,7 +9,8 @@ use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
 use super::error::KernelError;
-use crate::nft::script::script;
+use crate::nft::listing;
+use crate::nft::script::{Before, Change, change, replacement};
 use crate::nft::table::{TABLE, Table};
 
 /// Maximum length of an error message that is kept, bytes.
@@ -41,30 +42,63 @@ impl Nft {
 
     /// Programs a table; whether anything was changed.
     pub(super) async fn apply(&mut self, table: &Table) -> Result<bool, KernelError> {
-        let change = script(self.programmed.as_ref(), table);
-        if change.is_empty() {
+        let Some(programmed) = &self.programmed else {
+            let listing = self.list().await.ok();
+            return self.restore(table, listing).await.map(|()| true);
+        };
+        let change = change(Before::Exactly(programmed), table);
+        if change.switch.is_empty() && change.prepare.is_empty() {
             return Ok(false);
         }
-        // Somebody may have changed what the script refers to.
-        let result = self.run(&["-f", "-"], &change).await;
-        if result.is_err() && self.programmed.is_some() {
-            self.programmed = None;
-            self.run(&["-f", "-"], &script(None, table)).await?;
-        } else {
-            result?;
+        if self.run_change(&change).await.is_err() {
+            // Somebody may have changed what the scripts refer to.
+            let listing = self.list().await.ok();
+            return self.restore(table, listing).await.map(|()| true);
         }
-        self.programmed = Some(table.clone());
-        self.listing = Some(self.list().await?);
+        self.note(table).await?;
         Ok(true)
     }
 
     /// Compares the kernel's table with what was programmed, and programs it again if it differs; whether it did.
     pub(super) async fn check(&mut self, table: &Table) -> Result<bool, KernelError> {
-        if self.programmed.as_ref() == Some(table) && self.listing.is_some() && self.list().await.ok() == self.listing {
+        let listing = self.list().await.ok();
+        if self.programmed.as_ref() == Some(table) && self.listing.is_some() && listing == self.listing {
             return Ok(false);
         }
+        self.restore(table, listing).await?;
+        Ok(true)
+    }
+
+    /// Programs a table in place of the one that the kernel has, if it has one, whatever that contains.
+    async fn restore(&mut self, table: &Table, listing: Option<Value>) -> Result<(), KernelError> {
         self.programmed = None;
-        self.apply(table).await
+        let found = listing.and_then(|listing| listing::objects(&listing, table));
+        let changed = match found.map(|found| change(Before::Objects(&found), table)) {
+            Some(change) => self.run_change(&change).await.map(|()| true),
+            None => Ok(false),
+        };
+        if let Err(error) = &changed {
+            tracing::warn!(event = "table_replaced", %error, "the nftables table can't be changed in place: it is replaced");
+        }
+        if !changed.is_ok_and(|is_changed| is_changed) {
+            self.run(&["-f", "-"], &replacement(table)).await?;
+        }
+        self.note(table).await
+    }
+
+    async fn run_change(&self, Change { prepare, switch }: &Change) -> Result<(), KernelError> {
+        for script in [prepare, switch].into_iter().filter(|script| !script.is_empty()) {
+            self.run(&["-f", "-"], script).await?;
+        }
+        Ok(())
+    }
+
+    /// Notes what the kernel has now.
+    async fn note(&mut self, table: &Table) -> Result<(), KernelError> {
+        self.programmed = Some(table.clone());
+        self.listing = None;
+        self.listing = Some(self.list().await?);
+        Ok(())
     }
 
     pub(super) async fn counters(&self) -> Result<BTreeMap<String, Counter>, KernelError> {

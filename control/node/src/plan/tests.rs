@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::*;
 use crate::marks::MarkMask;
-use crate::nft::script::script;
+use crate::nft::script::{Before, Change, change};
 use crate::policy::{Coverage, EgressPolicy, Pod};
 
 const GATEWAYS: [&str; 2] = ["192.0.2.11:8473", "192.0.2.12:8473"];
@@ -107,7 +107,8 @@ fn a_failover_changes_the_elements_of_endpoints_and_replies_alone() {
     let policy = policy();
     let before = plan(Some(&policy), &gateways([(true, true); 2]), &[]);
     let after = plan(Some(&policy), &gateways([(false, false), (true, true)]), &[]);
-    let script = script(Some(&before.table), &after.table);
+    let Change { prepare, switch } = change(Before::Exactly(&before.table), &after.table);
+    let script = prepare + &switch;
     let elements = |line: &&str| line.starts_with("add element") || line.starts_with("delete element");
     let changed: BTreeSet<&str> = script.lines().filter(elements).filter_map(|line| line.split(' ').nth(4)).collect();
     assert_eq!(changed, ["endpoints4", "endpoints6", "replies"].into(), "{script}");
