@@ -31,6 +31,8 @@ pub(super) enum Presence {
 #[derive(Debug, Default)]
 pub(super) struct Entry {
     pub(super) presence: Presence,
+    /// Whether all of its objects have been known once.
+    pub(super) has_been_read: bool,
     /// Its objects, and the last good versions of the retained ones.
     pub(super) objects: Vec<Arc<Object>>,
     /// The retained ones of them, which it doesn't have readably now.
@@ -63,7 +65,7 @@ fn has_same_text(old: &Object, new: &Object) -> bool {
 impl Entry {
     /// Whether it has been read without a diagnostic.
     pub(super) fn is_regular(&self) -> bool {
-        let Self { presence, objects: _, retained, rejected, diagnostics } = self;
+        let Self { presence, has_been_read: _, objects: _, retained, rejected, diagnostics } = self;
         let is_faultless = retained.is_empty() && rejected.is_empty() && diagnostics.is_empty();
         *presence == Presence::Read && is_faultless
     }
@@ -123,9 +125,10 @@ impl Entry {
         let presence = if unattributed { Presence::Unreadable } else { Presence::Read };
         if objects.is_empty() && !unattributed {
             let presence = if documents == 0 { Presence::Empty } else { Presence::NoObjects };
-            return Self { rejected, diagnostics, ..self.with_all_retained(presence) };
+            return Self { has_been_read: true, rejected, diagnostics, ..self.with_all_retained(presence) };
         }
-        Self { presence, objects, retained, rejected, diagnostics }
+        let has_been_read = self.has_been_read || !unattributed;
+        Self { presence, has_been_read, objects, retained, rejected, diagnostics }
     }
 
     /// The entry with all its objects retained.

@@ -16,11 +16,13 @@ pub(super) struct Unhealthy {
     pub(super) reason: String,
     /// Whether a diagnostic reports it already.
     pub(super) has_diagnostic: bool,
+    /// Whether its objects are known all the same, as they were readable last.
+    is_known: bool,
 }
 
 impl Unhealthy {
     fn new(name: &str, reason: String) -> Self {
-        Self { name: name.into(), reason, has_diagnostic: false }
+        Self { name: name.into(), reason, has_diagnostic: false, is_known: false }
     }
 }
 
@@ -45,9 +47,10 @@ impl ManifestStore {
     }
 
     /// Whether all objects are known: what isn't there is gone then. Where a path can't be read, even of which nothing is
-    /// known, objects may be behind it.
+    /// known, objects may be behind it. An entry that could be read once has the objects that it had: who makes it
+    /// unreadable keeps nobody else from getting what others give up.
     pub(super) fn is_complete(&self, unhealthy: &[Unhealthy]) -> bool {
-        self.initialized && unhealthy.is_empty() && self.unavailable.iter().all(|it| it.is_missing)
+        self.initialized && unhealthy.iter().all(|it| it.is_known) && self.unavailable.iter().all(|it| it.is_missing)
     }
 
     /// The parts of the source that are empty or unreadable, and the number of objects retained for each.
@@ -76,7 +79,8 @@ impl ManifestStore {
                     let errors = entry.diagnostics.iter().filter(|diagnostic| diagnostic.is_error());
                     let first = errors.min().map_or_else(String::new, |it| it.reason.clone());
                     let reason = format!("{first}{}", retained(entry.retained.len()));
-                    all.push(Unhealthy { has_diagnostic: true, ..Unhealthy::new(name, reason) });
+                    let is_known = entry.has_been_read;
+                    all.push(Unhealthy { has_diagnostic: true, is_known, ..Unhealthy::new(name, reason) });
                 }
                 Presence::Empty if !entry.objects.is_empty() => {
                     all.push(Unhealthy::new(name, format!("is empty{}", retained(entry.objects.len()))));

@@ -51,6 +51,38 @@ fn vips(outcome: &CompileOutcome) -> BTreeMap<String, IpAddr> {
     vips.map(|vip| (namespace(&vip.name), vip.address)).collect()
 }
 
+/// A tenant whose entry can't be read keeps others' addresses from nobody, as long as it is known what it had.
+#[test]
+fn what_others_give_up_is_given_again_though_an_entry_became_unreadable() {
+    let unreadable = || SourceUpdate {
+        changed: vec![("b.yaml".into(), Ok("kind: [unclosed".to_owned()))],
+        ..SourceUpdate::default()
+    };
+    let policy_of_c = || SourceUpdate { changed: vec![("c.yaml".into(), Ok(policy("c")))], ..SourceUpdate::default() };
+    for starts_anew in [false, true] {
+        let mut store = started(&["a", "b"]);
+        store.set_now(at(0));
+        let before = vips(&record(&mut store));
+        if starts_anew {
+            let recorded = store.record.clone();
+            store = ManifestStore::default().with_record(RecordMode::Kept);
+            store.set_record(recorded);
+            let entries = [("pool.yaml", POOL.to_owned()), ("a.yaml", policy("a"))];
+            let changed = entries.into_iter().map(|(name, text)| (name.into(), Ok(text))).collect();
+            store.update(SourceUpdate { full: true, changed, ..SourceUpdate::default() });
+        }
+        store.update(unreadable());
+        remove(&mut store, "a");
+        store.update(policy_of_c());
+        record(&mut store);
+        store.set_now(at(61));
+        let after = vips(&record(&mut store));
+        assert_eq!(after.get("b"), (!starts_anew).then_some(&before["b"]));
+        // What an entry had that wasn't readable yet since the start isn't known: maybe it has `a` now.
+        assert_eq!(after.get("c"), (!starts_anew).then_some(&before["a"]));
+    }
+}
+
 #[test]
 fn an_address_is_in_force_once_it_is_recorded() {
     let mut store = started(&["a"]);

@@ -128,6 +128,11 @@ impl Entries {
         all.map(|(id, it)| (id, serde_json::from_str(&it.written).expect("JSON"))).collect()
     }
 
+    /// Whether there are objects that couldn't be read once since the source has started: what is gone isn't known then.
+    pub(super) fn has_unknown(&self) -> bool {
+        self.entries.values().any(|entry| entry.is_broken && entry.readable.is_empty())
+    }
+
     /// Whether an object has been readable.
     pub(super) fn is_readable(&self, id: &ObjectId) -> bool {
         self.entries.values().any(|entry| entry.readable.contains_key(id))
