@@ -1,5 +1,6 @@
 //! From entries to what is in force: a store with its compiler, and the store of a fresh start with the same objects.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -93,6 +94,11 @@ impl Pipeline {
             }
         }
         panic!("what is given is recorded, and there is more: {}", self.record);
+    }
+
+    /// Whether another namespace has an address, or had it.
+    pub(super) fn is_recorded_for_others(&self, address: IpAddr, namespace: &str) -> bool {
+        self.record.get(address).is_some_and(|holding| holding.owner.namespace != namespace)
     }
 
     /// What a fresh start with the same objects and the same record brings into force, at the same time.
