@@ -10,7 +10,7 @@ use vipgate_coverage::Coverage;
 use vipgate_dataplane::policy::spec::{EgressSpec, EndpointSpec, ShardMapSpec, VipSpec};
 use vipgate_policy::compiler::{PlacedService, Placement};
 use vipgate_policy::diagnostic::Code;
-use vipgate_policy::manifest::{Kind, ObjectId};
+use vipgate_policy::manifest::{Family, Kind, ObjectId};
 
 use super::privacy::is_in_text;
 use super::{Observation, namespace_of};
@@ -150,11 +150,11 @@ impl Part {
     }
 
     /// The VIPs that a pool has given, and how many of each family and policy.
-    fn drawn(&self) -> (BTreeSet<IpAddr>, BTreeMap<(Arc<str>, bool), usize>) {
+    fn drawn(&self) -> (BTreeSet<IpAddr>, BTreeMap<String, usize>) {
         let vips = || self.vips.values().filter(|vip| is_drawn(&vip.address));
         let mut counts = BTreeMap::new();
         for vip in vips() {
-            *counts.entry((vip.name.clone(), vip.address.is_ipv6())).or_default() += 1;
+            *counts.entry(format!("{} {}", vip.name, Family::of(vip.address))).or_default() += 1;
         }
         (vips().map(|vip| vip.address).collect(), counts)
     }
