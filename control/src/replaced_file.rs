@@ -1,6 +1,6 @@
 //! Files that are replaced whole: a concurrent reader, and the next process after a crash, sees the old or the new content.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
@@ -21,11 +21,21 @@ pub(crate) fn replace(path: &Path, mode: u32, parts: &[&[u8]]) -> io::Result<()>
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&draft)?;
+    write_synced(Path::new(&draft), mode, parts).and_then(|()| fs::rename(&draft, path)).inspect_err(|_| {
+        // It may be what has filled the disk.
+        let _ = fs::remove_file(&draft);
+    })?;
+    // After a power failure the name refers to the new file. A file system that can't do that has it a little later.
+    let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
+    let _ = File::open(directory.unwrap_or(Path::new("."))).and_then(|directory| directory.sync_all());
+    Ok(())
+}
+
+fn write_synced(path: &Path, mode: u32, parts: &[&[u8]]) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
     parts.iter().try_for_each(|part| file.write_all(part))?;
     // After a power failure the name must not refer to an incomplete file.
-    file.sync_all()?;
-    fs::rename(&draft, path)
+    file.sync_all()
 }
 
 #[cfg(test)]
@@ -57,5 +67,14 @@ mod tests {
         fs::create_dir(directory.path().join("file.draft")).unwrap();
         assert!(replace(&path, 0o600, &[b"new"]).is_err());
         assert_eq!(fs::read_to_string(path).unwrap(), "old");
+    }
+
+    #[test]
+    fn no_draft_is_left_by_a_failure() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        fs::create_dir(&path).unwrap();
+        assert!(replace(&path, 0o600, &[b"new"]).is_err());
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
     }
 }

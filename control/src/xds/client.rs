@@ -1,6 +1,7 @@
 //! Policy client: a delta xDS stream from the policy server. Passes updates to the gateway, and sends an ACK once an
 //! update is in force, or a NACK with the reason. Stops when the receiver of the events is dropped.
 
+mod cache_writer;
 mod coalesce;
 mod connect;
 mod held;
@@ -8,12 +9,15 @@ mod logged_errors;
 mod stream;
 mod target;
 
+use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
 use vipgate_policy::compiler::GatewayLocality;
 
 pub use self::coalesce::COALESCE_INTERVAL;
@@ -24,9 +28,10 @@ pub(crate) use self::stream::describe_status;
 pub(crate) use self::target::{Target, TargetList};
 use super::cache::{Cache, CacheContents};
 use crate::config::PolicyServer;
+use crate::xds::client::cache_writer::{CacheWriter, Confirmation};
 use crate::xds::client::held::HeldUpdates;
 use crate::xds::resource::Key;
-use crate::xds::store::{PolicyUpdate, ResourceStore};
+use crate::xds::store::{PolicyUpdate, ResourceStore, StoredResource};
 
 /// Reconnect backoff: first and maximum delay.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
@@ -34,6 +39,8 @@ const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::fro
 const BACKOFF_TOO_LARGE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_mins(2));
 /// A connection that lasted longer resets the backoff.
 const BACKOFF_RESET: Duration = Duration::from_secs(30);
+/// Time for the last write of the cache when the client stops.
+const CACHE_CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Event of the client for the gateway.
 #[derive(Debug)]
@@ -89,6 +96,17 @@ pub struct ServerStatus {
     pub cache_error: Option<String>,
 }
 
+impl ServerStatus {
+    /// Changes a status that client and cache writer share.
+    fn change(status: &ArcSwap<Self>, change: impl Fn(&mut Self)) {
+        status.rcu(|current| {
+            let mut changed = (**current).clone();
+            change(&mut changed);
+            Arc::new(changed)
+        });
+    }
+}
+
 /// Why a stream has ended.
 #[derive(Debug)]
 enum StreamEnd {
@@ -123,8 +141,10 @@ pub struct Client {
     server: PolicyServer,
     targets: TargetList,
     store: ResourceStore,
-    /// `None`: it can't be opened; the gateway works without it and reports the error.
-    cache: Option<Cache>,
+    /// To the writer of the cache.
+    confirmations: mpsc::UnboundedSender<Confirmation>,
+    /// Until the client runs. `None`: the cache can't be opened; the gateway works without it and reports the error.
+    cache: Option<(CacheWriter, Cache)>,
     status: Arc<ArcSwap<ServerStatus>>,
     events: mpsc::Sender<ClientEvent>,
     held: HeldUpdates,
@@ -137,51 +157,54 @@ impl Client {
         server: PolicyServer,
         events: mpsc::Sender<ClientEvent>,
     ) -> (Self, Option<PolicyUpdate>) {
-        let (cache, contents, cache_error) = match Cache::open(&server.cache) {
-            Ok((cache, contents)) => (Some(cache), contents, None),
-            Err(error) => {
-                let error = error.to_string();
-                tracing::error!(
-                    event = "policy_cache_failed",
-                    error,
-                    "no policy cache: a restart without the policy server would lose the policy"
-                );
-                (None, CacheContents::Empty, Some(error))
-            }
-        };
-        let mut status = ServerStatus {
+        let (cache, contents, cache_error) = open_cache(&server.cache);
+        let status = Arc::new(ArcSwap::from_pointee(ServerStatus {
             connected: false,
             since: SystemTime::now(),
             error: Some("not connected yet".to_owned()),
             confirmed_at: None,
             cache_error,
-        };
-        let mut store = ResourceStore::default();
-        let damage = match contents {
-            CacheContents::Empty => None,
-            CacheContents::Damaged(error) => Some(error.to_string()),
-            CacheContents::Policy(resources, confirmed_at) => match store.stage_cached(resources) {
-                Ok(()) => {
-                    status.confirmed_at = Some(confirmed_at);
-                    None
-                }
-                Err(error) => Some(error.to_string()),
-            },
-        };
-        let status = Arc::new(ArcSwap::from_pointee(status));
+        }));
+        let (confirmations, received) = mpsc::unbounded_channel();
+        let writer = CacheWriter::new(server.cache.clone(), status.clone(), received);
         // Fallback without a random source: the start time.
         let started = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let incarnation = getrandom::u64().unwrap_or(started.as_nanos() as u64);
-        let targets = TargetList::new(&server);
-        let mut client =
-            Self { gateway, incarnation, server, targets, store, cache, status, events, held: HeldUpdates::default() };
-        if let Some(reason) = damage {
-            client.discard_cached(&reason);
-            return (client, None);
-        }
-        let update = client.store.has_staged().then(|| client.store.update_for(&client.gateway));
-        client.store.commit();
+        let mut client = Self {
+            gateway,
+            incarnation: getrandom::u64().unwrap_or(started.as_nanos() as u64),
+            targets: TargetList::new(&server),
+            server,
+            store: ResourceStore::default(),
+            confirmations,
+            cache: cache.map(|cache| (writer, cache)),
+            status,
+            events,
+            held: HeldUpdates::default(),
+        };
+        let update = match contents {
+            CacheContents::Empty => None,
+            CacheContents::Policy(resources, confirmed_at) => client.load(resources, confirmed_at),
+            CacheContents::Damaged(damage) => {
+                client.discard_cached(&damage.to_string());
+                None
+            }
+        };
         (client, update)
+    }
+
+    /// Takes the cached resources as those in force; returns the policy of them.
+    fn load(&mut self, resources: BTreeMap<Key, StoredResource>, confirmed_at: SystemTime) -> Option<PolicyUpdate> {
+        if let Err(error) = self.store.stage_cached(resources) {
+            self.discard_cached(&error.to_string());
+            return None;
+        }
+        let update = self.store.has_staged().then(|| self.store.update_for(&self.gateway));
+        self.store.commit();
+        if let Some((writer, _)) = &mut self.cache {
+            writer.set_written(self.store.resources().clone());
+        }
+        self.change_status(|status| status.confirmed_at = Some(confirmed_at));
+        update
     }
 
     /// The status, which the running client keeps up to date.
@@ -194,9 +217,9 @@ impl Client {
         let file = self.server.cache.display().to_string();
         tracing::error!(event = "policy_cache_damaged", file, reason, "the policy cache is damaged and is ignored");
         self.store = ResourceStore::default();
-        // The next update must not be appended to the discarded content.
-        if let Some(cache) = &mut self.cache {
-            cache.invalidate();
+        // The next update must not be added to the discarded content.
+        if let Some((writer, _)) = &mut self.cache {
+            writer.discard();
         }
         self.change_status(|status| {
             status.confirmed_at = None;
@@ -204,14 +227,40 @@ impl Client {
         });
     }
 
-    /// Connects, runs the stream and reconnects until the receiver of the events is dropped.
+    /// Connects, runs the stream and reconnects until the receiver of the events is dropped. Then writes what the cache
+    /// lacks.
     pub async fn run(mut self) {
+        let writer = self.cache.take().map(|(writer, cache)| {
+            // The lock is held until the last write has ended, even if that is after the client's end.
+            let store = move |content: Option<Vec<u8>>, confirmed_at| cache.store(content.as_deref(), confirmed_at);
+            tokio::spawn(writer.run(Arc::new(store)))
+        });
+        self.follow().await;
+        let file = self.server.cache.display().to_string();
+        // The writer ends with the sender.
+        drop(self);
+        let Some(writer) = writer else { return };
+        if timeout(CACHE_CLOSE_TIMEOUT, writer).await.is_err() {
+            tracing::error!(
+                event = "policy_cache_failed",
+                file,
+                "the policy cache isn't written yet at the end: the disk doesn't respond"
+            );
+        }
+    }
+
+    async fn follow(&mut self) {
         let (mut delay, mut delay_too_large) = (BACKOFF.0, BACKOFF_TOO_LARGE.0);
         let mut logged = LoggedErrors::default();
-        while !self.events.is_closed() {
+        let events = self.events.clone();
+        while !events.is_closed() {
             let started = Instant::now();
-            let target = self.targets.next().await;
-            let end = stream::run(&mut self, &target).await;
+            let (target, end) = tokio::select! {
+                // Before the end, since what the gateway has in force is to be acknowledged.
+                biased;
+                ended = self.run_stream() => ended,
+                () = events.closed() => return,
+            };
             self.store.discard();
             if self.status.load().connected {
                 logged.clear();
@@ -248,10 +297,9 @@ impl Client {
                     (&mut delay, BACKOFF.1)
                 }
             };
-            self.set_disconnected(end.reason().to_owned());
+            self.set_disconnected(end.reason());
             // The delay is for rounds, not for servers.
             let is_last = !self.targets.has_more();
-            let events = self.events.clone();
             tokio::select! {
                 () = tokio::time::sleep(jittered(if is_last { *next } else { BACKOFF.0 })) => {}
                 () = events.closed() => return,
@@ -262,20 +310,41 @@ impl Client {
         }
     }
 
-    fn set_disconnected(&self, reason: String) {
+    /// Runs a stream of the next server; returns why it has ended.
+    async fn run_stream(&mut self) -> (Target, StreamEnd) {
+        let target = self.targets.next().await;
+        let end = stream::run(self, &target).await;
+        (target, end)
+    }
+
+    fn set_disconnected(&self, reason: &str) {
         self.change_status(|status| {
             if status.connected {
                 status.since = SystemTime::now();
             }
             status.connected = false;
-            status.error = Some(reason);
+            status.error = Some(reason.to_owned());
         });
     }
 
-    fn change_status(&self, change: impl FnOnce(&mut ServerStatus)) {
-        let mut status = (**self.status.load()).clone();
-        change(&mut status);
-        self.status.store(Arc::new(status));
+    fn change_status(&self, change: impl Fn(&mut ServerStatus)) {
+        ServerStatus::change(&self.status, change);
+    }
+}
+
+/// Opens the cache; if that fails, the error is logged and returned.
+fn open_cache(path: &Path) -> (Option<Cache>, CacheContents, Option<String>) {
+    match Cache::open(path) {
+        Ok((cache, contents)) => (Some(cache), contents, None),
+        Err(error) => {
+            let error = error.to_string();
+            tracing::error!(
+                event = "policy_cache_failed",
+                error,
+                "no policy cache: a restart without the policy server would lose the policy"
+            );
+            (None, CacheContents::Empty, Some(error))
+        }
     }
 }
 

@@ -1,6 +1,6 @@
-//! Journal tests: replay restores exactly what was appended, or nothing.
+//! Cache tests: what is read is exactly what was written last, or nothing.
 
-mod corruption;
+mod damage;
 mod locking;
 mod persistence;
 
@@ -12,7 +12,9 @@ use super::*;
 use crate::xds::fixtures::key;
 
 type State = BTreeMap<Key, StoredResource>;
-type Changes = Vec<(Key, Option<StoredResource>)>;
+
+/// When the states of the tests were confirmed.
+const CONFIRMED_AT: SystemTime = SystemTime::UNIX_EPOCH;
 
 fn resource(text: &str) -> StoredResource {
     StoredResource { version: text.to_owned(), body: text.as_bytes().to_vec().into() }
@@ -22,7 +24,7 @@ fn endpoint(name: &str) -> Key {
     key(Kind::Endpoint, name)
 }
 
-/// A temporary directory, and the path of a journal in it.
+/// A temporary directory, and the path of a cache in it.
 fn temp_path() -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("policy.cache");
@@ -33,12 +35,12 @@ fn open(path: &Path) -> (Cache, CacheContents) {
     Cache::open(path).unwrap()
 }
 
-/// The contents of the journal at a path.
+/// The content of the cache at a path.
 fn load(path: &Path) -> CacheContents {
     open(path).1
 }
 
-/// The resources of the journal at a path.
+/// The resources of the cache at a path.
 fn load_policy(path: &Path) -> State {
     match load(path) {
         CacheContents::Policy(resources, _) => resources,
@@ -46,48 +48,23 @@ fn load_policy(path: &Path) -> State {
     }
 }
 
-fn damage_reason(contents: &CacheContents) -> String {
-    match contents {
-        CacheContents::Damaged(error) => error.to_string(),
-        other => panic!("not damaged: {other:?}"),
-    }
+fn store(cache: &Cache, state: &State) {
+    cache.store(Some(&encode(state)), CONFIRMED_AT).unwrap();
 }
 
-/// Applies changes to a state and appends them to the journal.
-fn update(cache: &mut Cache, state: &mut State, changes: Changes) {
-    for (key, resource) in changes.clone() {
-        match resource {
-            Some(resource) => drop(state.insert(key, resource)),
-            None => drop(state.remove(&key)),
-        }
-    }
-    cache.append(changes, state).unwrap();
+/// A policy, and one that came after it.
+fn two_states() -> [State; 2] {
+    let settings = key(Kind::Settings, "settings");
+    let first = [(endpoint("a"), resource("1")), (endpoint("b"), resource("2")), (settings.clone(), resource("one"))];
+    let second = [(endpoint("b"), resource("3")), (endpoint("c"), resource("")), (settings, resource("two"))];
+    [first.into(), second.into()]
 }
 
-/// Writes a journal of three updates; returns the state and the length of the journal after each.
-fn three_updates(path: &Path) -> Vec<(State, usize)> {
-    let (mut cache, mut state) = (open(path).0, State::new());
-    let updates = [
-        vec![
-            (endpoint("a"), Some(resource("1"))),
-            (endpoint("b"), Some(resource("2"))),
-            (key(Kind::Settings, "settings"), Some(resource("one"))),
-        ],
-        vec![
-            (endpoint("a"), None),
-            (endpoint("c"), Some(resource("3"))),
-            (key(Kind::Settings, "settings"), Some(resource("two"))),
-        ],
-        vec![(endpoint("b"), Some(resource("4"))), (key(Kind::Settings, "settings"), Some(resource("three")))],
-    ];
-    let mut states = Vec::new();
-    for changes in updates {
-        update(&mut cache, &mut state, changes);
-        states.push((state.clone(), length(path) as usize));
+/// Writes two policies, one after the other; returns the bytes of the last one.
+fn two_writes(path: &Path) -> Vec<u8> {
+    let cache = open(path).0;
+    for state in &two_states() {
+        store(&cache, state);
     }
-    states
-}
-
-fn length(path: &Path) -> u64 {
-    fs::metadata(path).unwrap().len()
+    fs::read(path).unwrap()
 }

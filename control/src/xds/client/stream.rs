@@ -17,8 +17,7 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Code, Streaming};
 
 use super::connect::{RootCause, open_channel, with_causes};
-use super::{Client, ClientEvent, ClientStopped, Effect, Rejection, StreamEnd, Target};
-use crate::xds::cache::Cache;
+use super::{Client, ClientEvent, ClientStopped, Confirmation, Effect, Rejection, StreamEnd, Target};
 use crate::xds::client::coalesce::{CoalescedUpdates, Coalescer};
 use crate::xds::resource::{INCARNATION, Key, Kind, SETTINGS};
 use crate::xds::store::{PolicyUpdate, StageError};
@@ -212,7 +211,6 @@ impl Stream<'_> {
                     }
                 }
                 _ = confirm.tick() => self.confirm(),
-                () = self.client.events.closed() => return Err(ClientStopped),
             }
         }
     }
@@ -362,30 +360,18 @@ impl Stream<'_> {
         self.accepted.iter().filter(|pending| pending.type_url == settings).count() >= MAX_UNACKNOWLEDGED
     }
 
-    /// All accepted updates are in force: writes them to the cache and sends the ACKs.
+    /// All accepted updates are in force: sends the ACKs, and has the cache written.
     fn acknowledge(&mut self) {
-        let client = &mut *self.client;
-        let changed = client.held.take();
-        // Written before the ACK: an acknowledged update must be in force after a restart, too.
-        let previous_error = client.status.load().cache_error.clone();
-        let cache_error = match &mut client.cache {
-            None => previous_error.clone(),
-            Some(cache) => {
-                let appended = cache.append(changed, client.store.resources());
-                appended.err().map(|error| format!("{}: {error}", client.server.cache.display()))
-            }
-        };
-        if let Some(error) = cache_error.as_ref().filter(|error| previous_error.as_ref() != Some(error)) {
-            tracing::error!(event = "policy_cache_failed", error, "the policy cache can't be written");
-        }
-        client.change_status(|status| {
-            status.confirmed_at = Some(SystemTime::now());
-            status.cache_error = cache_error;
-        });
+        let at = SystemTime::now();
+        self.client.change_status(|status| status.confirmed_at = Some(at));
         self.in_sync = self.pending.is_empty() && self.coalescer.is_empty();
         for pending in self.accepted.drain(..) {
             send_reply(&self.requests, pending, None);
         }
+        // After the ACKs: the cache is never newer than what is acknowledged.
+        let changed = self.client.held.take();
+        // Fails without a cache.
+        let _ = self.client.confirmations.send(Confirmation { changed, at });
     }
 
     /// The update was rejected: NACK for all its responses.
@@ -424,9 +410,10 @@ impl Stream<'_> {
         if !self.in_sync || !self.pending.is_empty() {
             return;
         }
-        // Write errors of the cache are reported by `accept`.
-        let _ = self.client.cache.as_ref().map(Cache::confirm);
-        self.client.change_status(|status| status.confirmed_at = Some(SystemTime::now()));
+        let at = SystemTime::now();
+        self.client.change_status(|status| status.confirmed_at = Some(at));
+        // Fails without a cache.
+        let _ = self.client.confirmations.send(Confirmation { changed: Vec::new(), at });
     }
 }
 

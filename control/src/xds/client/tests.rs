@@ -20,6 +20,7 @@ use vipgate_policy::compiler::GatewayLocality;
 
 use self::server::{Server, ServerStream};
 use super::*;
+use crate::xds::cache;
 use crate::xds::fixtures::{ServerPolicy, ip, key, response, responses, sample_placement};
 use crate::xds::resource::Kind;
 
@@ -105,11 +106,27 @@ impl Gateway {
         timeout(TEST_TIMEOUT, wait).await.expect("a status in time")
     }
 
-    /// Stops the client, which unlocks its cache.
+    /// Stops the client, which writes its cache and unlocks it.
     async fn stop(self) {
         drop(self.events);
         timeout(TEST_TIMEOUT, self.task).await.expect("it ends").unwrap();
     }
+}
+
+/// Whether the cache in a directory has this policy.
+fn is_cached(dir: &Path, policy: &ServerPolicy) -> bool {
+    let contents = cache::read(&dir.join("policy.cache"));
+    matches!(contents, Ok(CacheContents::Policy(resources, _)) if resources == policy.resources)
+}
+
+/// Waits until the cache in a directory has this policy.
+async fn wait_cached(dir: &Path, policy: &ServerPolicy) {
+    let wait = async {
+        while !is_cached(dir, policy) {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(TEST_TIMEOUT, wait).await.expect("it is written in time");
 }
 
 /// The kinds of the sample's resources, in sending order: no Service is so large that it has backend slices.

@@ -1,11 +1,11 @@
-//! Locking: one process per journal; and invalid paths.
+//! Locking: one process per cache; and invalid paths.
 
 use super::*;
 
 #[test]
-fn a_locked_journal_is_rejected() {
+fn a_locked_cache_is_rejected() {
     let (_dir, path) = temp_path();
-    three_updates(&path);
+    two_writes(&path);
     let (cache, _) = open(&path);
     let error = Cache::open(&path).unwrap_err();
     assert!(matches!(error, CacheError::InUse(_)), "{error}");
@@ -13,36 +13,34 @@ fn a_locked_journal_is_rejected() {
         format!("policy.server.cache: {} is in use by another process: each gateway needs its own", path.display());
     assert_eq!(error.to_string(), expected);
     drop(cache);
-    assert_eq!(load_policy(&path).len(), 3);
+    assert_eq!(load_policy(&path), two_states()[1]);
 }
 
-/// Even if the owner has replaced the file (compaction) meanwhile.
+/// Although the owner replaces the file meanwhile.
 #[test]
 fn a_process_that_waited_for_the_lock_reads_the_final_state() {
     let (_dir, path) = temp_path();
-    let (mut first, mut state) = (open(&path).0, State::new());
+    let first = open(&path).0;
     let waiting = thread::spawn({
         let path = path.clone();
-        move || load(&path)
+        move || load_policy(&path)
     });
-    thread::sleep(Duration::from_millis(100));
-    // The first update replaces the file whose lock the thread waits for.
-    update(&mut first, &mut state, vec![(endpoint("a"), Some(resource("1")))]);
-    thread::sleep(Duration::from_millis(100));
-    assert!(!waiting.is_finished());
-    update(&mut first, &mut state, vec![(endpoint("b"), Some(resource("2")))]);
+    for state in &two_states() {
+        thread::sleep(Duration::from_millis(100));
+        assert!(!waiting.is_finished());
+        store(&first, state);
+    }
     drop(first);
-    let CacheContents::Policy(resources, _) = waiting.join().unwrap() else { panic!("no policy") };
-    assert_eq!(resources, state);
+    assert_eq!(waiting.join().unwrap(), two_states()[1]);
 }
 
 #[test]
-fn a_journal_may_have_any_name() {
+fn a_cache_may_have_any_name() {
     let (dir, _) = temp_path();
-    for name in ["policy", "policy.draft", "policy.draft.draft", ".policy"] {
+    for name in ["policy", "policy.draft", "policy.draft.draft", "policy.lock", ".policy"] {
         let path = dir.path().join(name);
-        let last = three_updates(&path).pop().unwrap().0;
-        assert_eq!(load_policy(&path), last);
+        two_writes(&path);
+        assert_eq!(load_policy(&path), two_states()[1]);
     }
 }
 
@@ -50,8 +48,9 @@ fn a_journal_may_have_any_name() {
 fn an_invalid_path_is_named_in_the_error() {
     let (dir, path) = temp_path();
     fs::write(&path, "").unwrap();
-    let inside_a_file = path.join("policy.cache");
-    for invalid in [&*inside_a_file, dir.path(), Path::new("/proc/nowhere/policy.cache")] {
+    let (inside_a_file, directory) = (path.join("policy.cache"), dir.path().join("directory"));
+    fs::create_dir(&directory).unwrap();
+    for invalid in [&*inside_a_file, &directory, Path::new("/proc/nowhere/policy.cache")] {
         let error = Cache::open(invalid).unwrap_err();
         assert!(matches!(error, CacheError::Io { .. }), "{error}");
         assert!(error.to_string().starts_with(&format!("policy.server.cache: {}: ", invalid.display())), "{error}");

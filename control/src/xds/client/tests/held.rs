@@ -1,26 +1,21 @@
 //! Updates that the gateway has accepted, but that wait for the kernel.
 
 use super::*;
-use crate::xds::cache::Cache;
+use crate::xds::client::cache_writer::WRITE_INTERVAL;
 
 #[tokio::test]
 async fn a_held_update_is_acknowledged_once_it_is_in_force_and_later_ones_are_relative_to_it() {
     let policies = [2, 3, 4].map(|pods| ServerPolicy::of(&sample_placement(pods)));
     let [two, three, four] = &policies;
     let mut pair = Pair::synced(two).await;
+    wait_cached(pair.dir.path(), two).await;
     pair.stream.send_diff(three, two).await;
     let (update, reply) = pair.gateway.next_update().await;
     assert_eq!(update.change.endpoints.len(), 1);
     let (_first, receiver) = oneshot::channel();
     reply.send(Ok(Effect::Held(receiver))).unwrap();
-    assert!(pair.stream.receives_nothing_for(SILENCE).await, "no ACK, no NACK");
-    let copy = pair.dir.path().join("copy");
-    let cached = || {
-        std::fs::copy(pair.dir.path().join("policy.cache"), &copy).unwrap();
-        let CacheContents::Policy(resources, _) = Cache::open(&copy).unwrap().1 else { panic!("no policy") };
-        resources
-    };
-    assert_eq!(cached(), two.resources, "a restart begins with what is in force");
+    assert!(pair.stream.receives_nothing_for(WRITE_INTERVAL + SILENCE).await, "no ACK, no NACK");
+    assert!(is_cached(pair.dir.path(), two), "a restart begins with what is in force");
 
     pair.stream.send_diff(four, three).await;
     let (update, reply) = pair.gateway.next_update().await;
@@ -32,7 +27,7 @@ async fn a_held_update_is_acknowledged_once_it_is_in_force_and_later_ones_are_re
     for nonce in ["n9", "n10", "n11", "n12"] {
         assert_eq!(pair.stream.expect_ack().await, nonce);
     }
-    assert_eq!(cached(), four.resources);
+    wait_cached(pair.dir.path(), four).await;
 }
 
 #[tokio::test]

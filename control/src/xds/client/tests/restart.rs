@@ -1,5 +1,7 @@
 //! Restarts with a policy cache.
 
+use std::fs::File;
+use std::path::PathBuf;
 use std::time::UNIX_EPOCH;
 
 use super::*;
@@ -13,7 +15,7 @@ async fn the_cached_policy_is_in_force_after_a_restart() {
     pair.server.kill();
     let cache = pair.dir.path().join("policy.cache");
     let confirmed_at = UNIX_EPOCH + Duration::from_secs(1_700_000_000);
-    std::fs::File::options().write(true).open(&cache).unwrap().set_modified(confirmed_at).unwrap();
+    File::options().write(true).open(&cache).unwrap().set_modified(confirmed_at).unwrap();
 
     // Before the connection to the server.
     let mut server = Server::start();
@@ -37,6 +39,62 @@ async fn the_cached_policy_is_in_force_after_a_restart() {
     assert_eq!((change.vips.len(), change.endpoints.len()), (0, 1));
 }
 
+/// Although it was acknowledged a moment before.
+#[tokio::test]
+async fn a_clean_stop_writes_the_last_policy() {
+    let policies = [1, 2, 3].map(|endpoints| ServerPolicy::of(&sample_placement(endpoints)));
+    let mut pair = Pair::synced(&policies[0]).await;
+    for change in policies.windows(2) {
+        pair.stream.send_diff(&change[1], &change[0]).await;
+        pair.gateway.apply_next().await;
+        for _ in ["endpoint", "settings"] {
+            pair.stream.expect_ack().await;
+        }
+    }
+    let stopping = Instant::now();
+    pair.gateway.stop().await;
+    assert!(stopping.elapsed() < CACHE_CLOSE_TIMEOUT, "{:?}", stopping.elapsed());
+    assert!(is_cached(pair.dir.path(), &policies[2]));
+}
+
+/// A pipe: opening it waits for somebody who opens it, too. On drop it isn't waited for any more.
+struct Pipe(PathBuf);
+
+impl Pipe {
+    fn replace(path: PathBuf) -> Self {
+        std::fs::remove_file(&path).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Pipe {
+    fn drop(&mut self) {
+        // For both, it doesn't wait itself.
+        drop(File::options().read(true).write(true).open(&self.0));
+    }
+}
+
+/// Takes up to 10 s: the next confirmation, and the time after which a write is reported.
+#[tokio::test]
+async fn a_hanging_disk_delays_no_update_and_no_acknowledgment() {
+    let [one, two] = [1, 2].map(|endpoints| ServerPolicy::of(&sample_placement(endpoints)));
+    let mut pair = Pair::synced(&one).await;
+    wait_cached(pair.dir.path(), &one).await;
+    let hanging = Pipe::replace(pair.dir.path().join("policy.cache"));
+    let status = pair.gateway.wait_for_status(|status| status.cache_error.is_some()).await;
+    assert!(status.cache_error.unwrap().ends_with("not written within 5 s: the disk doesn't respond"));
+    let sent = Instant::now();
+    pair.stream.send_diff(&two, &one).await;
+    assert_eq!(pair.gateway.apply_next().await.change.endpoints.len(), 1);
+    assert_eq!((pair.stream.expect_ack().await, pair.stream.expect_ack().await), ("n9".to_owned(), "n10".to_owned()));
+    assert!(sent.elapsed() < Duration::from_secs(1), "{:?}", sent.elapsed());
+    // Once it responds, the newest state is written.
+    drop(hanging);
+    wait_cached(pair.dir.path(), &two).await;
+    pair.gateway.wait_for_status(|status| status.cache_error.is_none()).await;
+}
+
 #[tokio::test]
 async fn a_damaged_cache_is_reported_and_ignored() {
     let policy = ServerPolicy::of(&sample_placement(2));
@@ -51,7 +109,7 @@ async fn a_damaged_cache_is_reported_and_ignored() {
     let (mut gateway, cached) = Gateway::start(plain_server(server.port, pair.dir.path()));
     assert!(cached.is_none());
     let status = gateway.status.load_full();
-    let expected = format!("{} was ignored: record 1 is corrupt: wrong fingerprint", cache.display());
+    let expected = format!("{} was ignored: is truncated or corrupt: wrong fingerprint", cache.display());
     assert_eq!((status.cache_error.as_deref(), status.confirmed_at), (Some(&*expected), None));
 
     // The next update rewrites it.
@@ -60,7 +118,7 @@ async fn a_damaged_cache_is_reported_and_ignored() {
     stream.send_diff(&policy, &ServerPolicy::default()).await;
     gateway.apply_next().await;
     stream.expect_ack().await;
-    assert_eq!(gateway.status.load().cache_error, None);
+    gateway.wait_for_status(|status| status.cache_error.is_none()).await;
     gateway.stop().await;
     let (_, cached) = Gateway::start(plain_server(server.port, pair.dir.path()));
     assert_eq!(cached.unwrap().change.version, policy.version);
@@ -72,7 +130,7 @@ async fn a_cache_with_an_invalid_resource_is_ignored() {
     let cache = dir.path().join("policy.cache");
     let invalid = StoredResource { version: "1".to_owned(), body: b"\xff".to_vec().into() };
     let resources = [(key(Kind::Vip, "203.0.113.1"), invalid)].into();
-    Cache::open(&cache).unwrap().0.append(vec![], &resources).unwrap();
+    Cache::open(&cache).unwrap().0.store(Some(&cache::encode(&resources)), UNIX_EPOCH).unwrap();
     let (gateway, cached) = Gateway::start(plain_server(1, dir.path()));
     assert!(cached.is_none());
     let status = gateway.status.load_full();
@@ -113,24 +171,25 @@ async fn a_write_error_of_the_cache_is_reported() {
     let (one, two) = (ServerPolicy::of(&sample_placement(1)), ServerPolicy::of(&sample_placement(2)));
     let mut pair = Pair::new().await;
     let (dir, cache) = (pair.dir.path(), pair.dir.path().join("policy.cache"));
-    std::fs::remove_dir_all(dir).unwrap();
+    let obstacle = dir.join("policy.cache.draft");
+    std::fs::create_dir(&obstacle).unwrap();
     pair.stream.send_diff(&one, &ServerPolicy::default()).await;
     pair.gateway.apply_next().await;
     for _ in SENT_KINDS {
         pair.stream.expect_ack().await;
     }
-    let error = pair.gateway.status.load().cache_error.clone().unwrap();
-    assert_eq!(error, format!("{}: No such file or directory (os error 2)", cache.display()));
-    assert!(pair.gateway.status.load().confirmed_at.is_some());
-    // Once the directory exists again, the next update writes all resources.
-    std::fs::create_dir(dir).unwrap();
+    let status = pair.gateway.wait_for_status(|status| status.cache_error.is_some()).await;
+    let error = status.cache_error.unwrap();
+    assert!(error.starts_with(&format!("{}: Is a directory", cache.display())), "{error}");
+    assert!(status.confirmed_at.is_some());
+    // Once it can be written, it has the newest state.
     pair.stream.send_diff(&two, &one).await;
     pair.gateway.apply_next().await;
     pair.stream.expect_ack().await;
-    assert_eq!(pair.gateway.status.load().cache_error, None);
+    std::fs::remove_dir(&obstacle).unwrap();
+    pair.gateway.wait_for_status(|status| status.cache_error.is_none()).await;
+    assert!(is_cached(dir, &two));
     pair.gateway.stop().await;
-    let CacheContents::Policy(resources, _) = Cache::open(&cache).unwrap().1 else { panic!("no policy") };
-    assert_eq!(resources, two.resources);
 }
 
 #[tokio::test]

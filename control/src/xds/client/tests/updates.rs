@@ -3,7 +3,6 @@
 use envoy_types::pb::envoy::config::core::v3::node::UserAgentVersionType;
 
 use super::*;
-use crate::xds::cache::Cache;
 
 #[tokio::test]
 async fn a_gateway_subscribes_to_all_resources_with_its_identity() {
@@ -51,10 +50,7 @@ async fn an_update_is_applied_when_complete_and_acknowledged_when_in_force() {
         assert_eq!((ack.kind, ack.nonce, ack.error), (kind, format!("n{}", number + 1), None));
     }
     // An acknowledged update is in the cache, and confirmed.
-    let copy = pair.dir.path().join("copy");
-    std::fs::copy(pair.dir.path().join("policy.cache"), &copy).unwrap();
-    let CacheContents::Policy(resources, _) = Cache::open(&copy).unwrap().1 else { panic!("no policy") };
-    assert_eq!(resources, policy.resources);
+    wait_cached(pair.dir.path(), &policy).await;
     assert!(pair.gateway.status.load().confirmed_at.is_some());
 }
 

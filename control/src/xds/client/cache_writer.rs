@@ -1,0 +1,172 @@
+//! Writer of the policy cache: a task beside the client's, so that neither an update nor its acknowledgment waits for
+//! the disk. It keeps the acknowledged resources and writes the newest state: at most once in [`WRITE_INTERVAL`], and at
+//! the end of the client.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use arc_swap::ArcSwap;
+use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TryRecvError;
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::{sleep, timeout};
+
+use super::{LoggedErrors, ServerStatus};
+use crate::xds::cache::encode;
+use crate::xds::resource::Key;
+use crate::xds::store::StoredResource;
+
+/// Minimum time between two writes.
+pub(super) const WRITE_INTERVAL: Duration = Duration::from_secs(1);
+/// The same after a failure.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+/// A write that takes longer is reported before its end.
+const SLOW_WRITE: Duration = Duration::from_secs(5);
+
+/// Stores new content, if there is any, and when it was last confirmed. May block.
+pub(super) type Store = Arc<dyn Fn(Option<Vec<u8>>, SystemTime) -> io::Result<()> + Send + Sync>;
+
+/// The policy is the server's at a point in time.
+#[derive(Debug)]
+pub(super) struct Confirmation {
+    /// What acknowledged updates have changed since the last one.
+    pub(super) changed: Vec<(Key, Option<StoredResource>)>,
+    pub(super) at: SystemTime,
+}
+
+/// The writer; it doesn't run yet.
+#[derive(Debug)]
+pub(super) struct CacheWriter {
+    path: PathBuf,
+    confirmations: mpsc::UnboundedReceiver<Confirmation>,
+    /// All that were acknowledged.
+    resources: BTreeMap<Key, StoredResource>,
+    /// Whether the file has them.
+    is_written: bool,
+    /// When they were last confirmed, unless that is stored.
+    confirmed_at: Option<SystemTime>,
+    status: Arc<ArcSwap<ServerStatus>>,
+    logged: LoggedErrors,
+}
+
+impl CacheWriter {
+    /// Of a cache without policy.
+    pub(super) fn new(
+        path: PathBuf,
+        status: Arc<ArcSwap<ServerStatus>>,
+        confirmations: mpsc::UnboundedReceiver<Confirmation>,
+    ) -> Self {
+        let (resources, logged) = (BTreeMap::new(), LoggedErrors::default());
+        Self { path, confirmations, resources, is_written: false, confirmed_at: None, status, logged }
+    }
+
+    /// The file has this policy.
+    pub(super) fn set_written(&mut self, resources: BTreeMap<Key, StoredResource>) {
+        (self.resources, self.is_written) = (resources, true);
+    }
+
+    /// The policy of the file isn't used; the next update replaces it.
+    pub(super) fn discard(&mut self) {
+        (self.resources, self.is_written) = (BTreeMap::new(), false);
+    }
+
+    /// Stores what is confirmed until the sender is dropped; then what isn't stored yet, once.
+    pub(super) async fn run(mut self, store: Store) {
+        while self.wait().await {
+            let pause = if self.store(&store).await { WRITE_INTERVAL } else { RETRY_INTERVAL };
+            // Ends with the sender.
+            let _ = timeout(pause, self.receive_all()).await;
+        }
+        self.store(&store).await;
+    }
+
+    /// Receives all that has arrived; waits until there is something to store. False: the sender is dropped.
+    async fn wait(&mut self) -> bool {
+        loop {
+            match self.confirmations.try_recv() {
+                Ok(confirmation) => self.confirm(confirmation),
+                Err(TryRecvError::Disconnected) => return false,
+                Err(TryRecvError::Empty) if self.confirmed_at.is_some() => return true,
+                Err(TryRecvError::Empty) => match self.confirmations.recv().await {
+                    Some(confirmation) => self.confirm(confirmation),
+                    None => return false,
+                },
+            }
+        }
+    }
+
+    async fn receive_all(&mut self) {
+        while let Some(confirmation) = self.confirmations.recv().await {
+            self.confirm(confirmation);
+        }
+    }
+
+    fn confirm(&mut self, Confirmation { changed, at }: Confirmation) {
+        self.is_written &= changed.is_empty();
+        for (key, resource) in changed {
+            match resource {
+                Some(resource) => drop(self.resources.insert(key, resource)),
+                None => drop(self.resources.remove(&key)),
+            }
+        }
+        self.confirmed_at = Some(at);
+    }
+
+    /// Stores what isn't stored. False: that has failed.
+    async fn store(&mut self, store: &Store) -> bool {
+        let Some(confirmed_at) = self.confirmed_at.take() else { return true };
+        let content = (!self.is_written).then(|| encode(&self.resources));
+        // What changes from here on is for the next write.
+        self.is_written = true;
+        let store = store.clone();
+        let outcome = self.receive_during(spawn_blocking(move || store(content, confirmed_at))).await;
+        let error = outcome.err().map(|error| error.to_string());
+        let is_stored = error.is_none();
+        if !is_stored {
+            self.is_written = false;
+            self.confirmed_at = self.confirmed_at.or(Some(confirmed_at));
+        }
+        self.report(error);
+        is_stored
+    }
+
+    /// Waits for the disk. What arrives meanwhile is received: nothing piles up while the disk hangs.
+    async fn receive_during(&mut self, mut write: JoinHandle<io::Result<()>>) -> io::Result<()> {
+        let mut slow = pin!(sleep(SLOW_WRITE));
+        let (mut is_open, mut is_slow) = (true, false);
+        loop {
+            tokio::select! {
+                outcome = &mut write => return outcome.unwrap_or_else(|error| Err(io::Error::other(error))),
+                confirmation = self.confirmations.recv(), if is_open => match confirmation {
+                    Some(confirmation) => self.confirm(confirmation),
+                    None => is_open = false,
+                },
+                () = &mut slow, if !is_slow => {
+                    is_slow = true;
+                    let limit = SLOW_WRITE.as_secs();
+                    self.report(Some(format!("not written within {limit} s: the disk doesn't respond")));
+                }
+            }
+        }
+    }
+
+    /// Shows why the file doesn't have what was confirmed; `None`: it has.
+    fn report(&mut self, error: Option<String>) {
+        let error = error.map(|error| format!("{}: {error}", self.path.display()));
+        match &error {
+            None => self.logged.clear(),
+            Some(error) if self.logged.is_new(error) => {
+                tracing::error!(event = "policy_cache_failed", error, "the policy cache can't be written");
+            }
+            Some(_) => {}
+        }
+        ServerStatus::change(&self.status, |status| status.cache_error.clone_from(&error));
+    }
+}
+
+#[cfg(test)]
+mod tests;
