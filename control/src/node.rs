@@ -14,6 +14,7 @@ pub(crate) mod decode;
 #[cfg(test)]
 pub(crate) mod fixtures;
 mod indices;
+mod mark_users;
 mod metric_families;
 mod policy_client;
 mod view_client;
@@ -28,6 +29,7 @@ use tokio::sync::watch;
 use vipgate_node::agent::{Agent, AgentHandle, Config as AgentConfig, Sources, View};
 use vipgate_node::indices::Indices;
 use vipgate_node::kernel::Kernel;
+use vipgate_node::mark_users::MarkUsers;
 use vipgate_node::marks::{MarkMask, RoutingNumbers};
 use vipgate_node::nft::script::replacement;
 use vipgate_node::plan::{Inputs, NodePlan, Settings};
@@ -133,6 +135,8 @@ async fn run_agent(config: NodeConfig) -> Result<(), CommandError> {
     let metrics_listener = metrics::bind(config.metrics.listen).await?;
     let agent_config = agent_config(&config);
     let (mask, numbers) = (agent_config.settings.mask, agent_config.numbers);
+    let observer = Kernel::open(agent_config.settings.clone(), numbers, config.nft).map_err(CommandError::runtime)?;
+    let (mark_users, mark_users_receiver) = watch::channel(MarkUsers::default());
     let (agent, handle) = Agent::start(agent_config, sources).await.map_err(CommandError::runtime)?;
     // Closed, whether or not there is a policy: pods may start.
     systemd::ready();
@@ -142,11 +146,12 @@ async fn run_agent(config: NodeConfig) -> Result<(), CommandError> {
     tokio::spawn(follow(handle.clone(), config.state));
     let (stop, stopped) = watch::channel(false);
     let (device, connection) = (config.tunnel.device, connection_receiver.clone());
-    let service = admin::Service { agent: handle.clone(), connection, device, mask, numbers };
+    let users = mark_users_receiver.clone();
+    let service = admin::Service { agent: handle.clone(), connection, device, mask, numbers, mark_users: users };
     let servers = [
         tokio::spawn(admin::serve(service, socket.listener, stopped.clone())),
         tokio::spawn(metrics::serve(
-            monitored(&handle, connection_receiver),
+            monitored(&handle, connection_receiver, mark_users_receiver),
             metrics_listener,
             ConnectionLimiter::new("metrics", listener::METRICS_LIMITS),
             stopped,
@@ -161,7 +166,11 @@ async fn run_agent(config: NodeConfig) -> Result<(), CommandError> {
             _ = interrupt.recv() => {}
         }
     };
-    agent.run(signaled).await.map_err(CommandError::runtime)?;
+    tokio::select! {
+        ended = agent.run(signaled) => ended.map_err(CommandError::runtime)?,
+        // Doesn't end.
+        () = mark_users::watch(&observer, &mark_users) => {}
+    }
     systemd::stopping();
     let _ = stop.send(true);
     for server in servers {
@@ -194,12 +203,16 @@ async fn follow(mut agent: AgentHandle, file: PathBuf) {
     }
 }
 
-fn monitored(agent: &AgentHandle, connection: watch::Receiver<ServerConnection>) -> Monitored {
+fn monitored(
+    agent: &AgentHandle,
+    connection: watch::Receiver<ServerConnection>,
+    mark_users: watch::Receiver<MarkUsers>,
+) -> Monitored {
     let (for_metrics, for_readiness) = (agent.status.clone(), agent.status.clone());
     Monitored {
         families: Arc::new(move || {
             let status = for_metrics.borrow().clone();
-            metric_families::families(&status, &connection.borrow())
+            metric_families::families(&status, &connection.borrow(), &mark_users.borrow())
         }),
         ready: Arc::new(move || {
             let status = for_readiness.borrow();

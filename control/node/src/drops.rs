@@ -7,6 +7,8 @@ pub enum Reason {
     Unreachable,
     /// No VIP.
     NoVip,
+    /// Of a pod that policy doesn't know, by a Service to the outside.
+    UnknownPod,
     /// Marked for a gateway, but routed elsewhere.
     Guard,
     /// Out of a tunnel, but not to a pod.
@@ -21,9 +23,10 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Unreachable,
         Self::NoVip,
+        Self::UnknownPod,
         Self::Guard,
         Self::NotAPod,
         Self::ToNode,
@@ -36,6 +39,7 @@ impl Reason {
         match self {
             Self::Unreachable => "unreachable",
             Self::NoVip => "no_vip",
+            Self::UnknownPod => "unknown_pod",
             Self::Guard => "guard",
             Self::NotAPod => "not_a_pod",
             Self::ToNode => "to_node",
@@ -51,6 +55,9 @@ impl Reason {
                 "a covered pod's packet, but no gateway can be used: its sender receives an ICMP error"
             }
             Self::NoVip => "a covered pod's packet, but its policy has no VIP for it",
+            Self::UnknownPod => {
+                "of a pod that policy doesn't know, to a Service whose endpoint is outside of the cluster"
+            }
             Self::Guard => {
                 "a covered pod's packet that would have left by the node: somebody has changed rules or routes"
             }

@@ -35,8 +35,9 @@ impl Indices {
 
     /// The number of a gateway; a new one is the next free one after the last that was allocated. `None`: all are in use.
     pub fn allocate(&mut self, gateway: &Arc<str>, max: u32) -> Option<GatewayIndex> {
-        if let Some(index) = self.by_name.get(gateway) {
-            return Some(*index).filter(|index| index.0 <= max);
+        // One from an earlier process may be too high for a mask that has become narrower.
+        if let Some(index) = self.by_name.get(gateway).filter(|index| index.0 <= max) {
+            return Some(*index);
         }
         let next = (0..max).map(|step| GatewayIndex((self.last + step) % max + 1));
         let index = next.into_iter().find(|index| !self.by_name.values().any(|other| other == index))?;
@@ -66,5 +67,15 @@ mod tests {
         assert_eq!(restored.allocate(&c, 3), Some(GatewayIndex(3)));
         restored.retain(["c"].into_iter());
         assert_eq!(restored.allocate(&a, 3), Some(GatewayIndex(1)));
+    }
+
+    #[test]
+    fn a_number_that_the_mask_has_no_value_for_is_replaced() {
+        let [a, b, c]: [Arc<str>; 3] = ["a", "b", "c"].map(Arc::from);
+        let mut indices = Indices::restored([(a.clone(), GatewayIndex(40)), (b.clone(), GatewayIndex(2))]);
+        assert_eq!(indices.allocate(&b, 2), Some(GatewayIndex(2)));
+        assert_eq!(indices.allocate(&a, 2), Some(GatewayIndex(1)));
+        assert_eq!(indices.allocate(&a, 2), Some(GatewayIndex(1)));
+        assert_eq!(indices.allocate(&c, 2), None);
     }
 }

@@ -4,6 +4,7 @@ mod conntrack;
 mod devices;
 mod error;
 mod events;
+mod iptables;
 mod nft;
 mod routes;
 mod rules;
@@ -20,6 +21,7 @@ pub use self::events::{ChangeNotice, Events};
 pub use self::nft::Counter;
 use self::nft::Nft;
 use self::sysctls::Sysctls;
+use crate::mark_users::MarkUsers;
 use crate::marks::{Action, RoutingNumbers};
 use crate::plan::{NodePlan, Settings, Steering};
 
@@ -201,6 +203,22 @@ impl Kernel {
     /// `nft` failed.
     pub async fn counters(&self) -> Result<BTreeMap<String, Counter>, KernelError> {
         self.nft.counters().await
+    }
+
+    /// Rules of others that use bits of the mask.
+    ///
+    /// # Errors
+    /// `nft` or netlink failed.
+    pub async fn mark_users(&self) -> Result<MarkUsers, KernelError> {
+        let (mask, mut users) = (self.settings.mask, MarkUsers::default());
+        users.add_ruleset(mask, &self.nft.ruleset().await?);
+        for (family, ruleset) in iptables::rulesets().await {
+            users.add_iptables(mask, family, &ruleset);
+        }
+        for rule in rules::of_others(&self.handle).await? {
+            users.add_rule(mask, rule);
+        }
+        Ok(users)
     }
 
     /// Addresses of this node.

@@ -9,6 +9,7 @@ pub mod hold;
 pub mod indices;
 pub mod kernel;
 pub mod liveness;
+pub mod mark_users;
 pub mod marks;
 pub mod nft;
 pub mod plan;

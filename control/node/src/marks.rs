@@ -1,14 +1,16 @@
 //! Packet marks: the bits of a packet's mark, and of its connection's, that say how it is routed. All other bits belong
-//! to others: kube-proxy has 0xc000, Calico 0xffff0000, AWS' CNI 0x80.
+//! to others: Antrea has 0xff, AWS' CNI 0x80 of it, the plugin portmap 0x2000, kube-proxy 0xc000, Calico 0xffff0000.
+//! [`crate::mark_users`] finds whoever uses these nevertheless.
 
 use std::fmt;
 
-/// The default mask: bits 8 to 13, so up to 60 gateways.
-pub const DEFAULT_MASK: u32 = 0x3f00;
+/// The default mask: bits 8 to 12, so up to 29 gateways. In the low half, which Calico leaves alone, they are all that the
+/// others don't use.
+pub const DEFAULT_MASK: u32 = 0x1f00;
 /// Values at the end of the range that are no gateways.
-const RESERVED: u32 = 3;
+const RESERVED: u32 = 2;
 
-/// How a packet is routed.
+/// How a packet is routed other than without vipgate, where no bit is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Action {
     /// Into the tunnel to a gateway.
@@ -17,8 +19,6 @@ pub enum Action {
     Unreachable,
     /// To the agent, until the pod's policy is known.
     Hold,
-    /// As without vipgate.
-    Pass,
 }
 
 /// Number of a gateway on this node, from 1 on.
@@ -80,9 +80,8 @@ impl MarkMask {
     pub fn mark(self, action: Action) -> u32 {
         let value = match action {
             Action::Gateway(GatewayIndex(index)) => index,
-            Action::Unreachable => self.max_value() - 2,
-            Action::Hold => self.max_value() - 1,
-            Action::Pass => self.max_value(),
+            Action::Unreachable => self.max_value() - 1,
+            Action::Hold => self.max_value(),
         };
         value << self.0.trailing_zeros()
     }
@@ -120,7 +119,7 @@ mod tests {
             let mask = MarkMask::new(mask).unwrap();
             let gateways = (1..=mask.max_gateways().min(70)).map(|index| Action::Gateway(GatewayIndex(index)));
             let last = Action::Gateway(GatewayIndex(mask.max_gateways()));
-            let actions = gateways.chain([last, Action::Unreachable, Action::Hold, Action::Pass]);
+            let actions = gateways.chain([last, Action::Unreachable, Action::Hold]);
             let mut by_mark = std::collections::BTreeMap::new();
             for action in actions {
                 let mark = mask.mark(action);
@@ -128,7 +127,25 @@ mod tests {
                 assert!(by_mark.insert(mark, action).is_none_or(|other| other == action), "{action:?}");
             }
         }
-        assert_eq!(MarkMask::default().max_gateways(), 60);
+        assert_eq!(MarkMask::default().max_gateways(), 29);
+    }
+
+    #[test]
+    fn the_default_leaves_the_bits_of_others_alone() {
+        // As far as they leave routing to the kernel: docs/nodes.md.
+        let others = [
+            ("Antrea", 0xff),
+            ("AWS VPC CNI", 0x80),
+            ("portmap", 0x2000),
+            ("kube-proxy", 0xc000),
+            ("kube-router", 0x3_0000),
+            ("Weave Net", 0x6_0000),
+            ("Tailscale", 0xff_0000),
+            ("Calico", 0xffff_0000),
+        ];
+        for (name, bits) in others {
+            assert_eq!(DEFAULT_MASK & bits, 0, "{name}");
+        }
     }
 
     #[test]

@@ -2,9 +2,11 @@
 //!
 //! ```text
 //!   a pod's packet   raw      the address isn't known yet: marked `hold`, untracked
-//!                    steer    reply to a client behind a gateway: that gateway (connection mark)
-//!                             reply to anybody else, excluded destination, pod without a policy: marked `pass`
-//!                             else: marked with the gateway of the pod
+//!                    steer    after destination NAT, in `prerouting`, and in `output` what IPVS has translated:
+//!                             reply to a client behind a gateway: that gateway (connection mark)
+//!                             reply to anybody else, excluded destination, pod without a policy: no mark
+//!                             known pod: marked with its gateway
+//!                             unknown pod, by a Service to the outside: dropped
 //!                    rules    mark -> routing table of the gateway -> tunnel
 //!                    guard    marked with a gateway, but not on the way into the tunnel: dropped
 //! ```

@@ -156,6 +156,10 @@ fn overview(reply: &proto::StatusReply) -> String {
         };
         lines.push(format!("kernel     {state}"));
     }
+    lines.extend(reply.mark_users.iter().map(|user| {
+        let proto::MarkUser { place, bits } = user;
+        format!("conflict   {place} uses bits {bits:#x} of `mark_mask`")
+    }));
     lines.join("\n") + "\n\n"
 }
 

@@ -40,7 +40,7 @@ pub struct NodeConfig {
     #[serde(default)]
     pub tunnel: NodeTunnel,
     /// Bits of packet marks and connection marks that vipgate uses, adjacent, at least three. Each gateway has a value;
-    /// three values have other meanings. Default: 16128 (0x3f00), for 60 gateways.
+    /// three values have other meanings. Default: 7936 (0x1f00), for 29 gateways.
     #[serde(default = "default_mask")]
     pub mark_mask: u32,
     /// Where routing rules and tables are.

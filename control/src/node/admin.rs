@@ -10,6 +10,7 @@ use tonic::{Request, Response, Status};
 use vipgate_node::agent::{AgentHandle, Status as AgentStatus};
 use vipgate_node::drops::Reason;
 use vipgate_node::kernel::{Counter, Repairs};
+use vipgate_node::mark_users::MarkUsers;
 use vipgate_node::marks::{Action, GatewayIndex, MarkMask, RoutingNumbers};
 use vipgate_node::plan::trace::{Outcome, state, trace};
 use vipgate_node::plan::{NodePlan, Steering, Target, counter_label};
@@ -30,6 +31,7 @@ pub(super) struct Service {
     pub(super) device: String,
     pub(super) mask: MarkMask,
     pub(super) numbers: RoutingNumbers,
+    pub(super) mark_users: watch::Receiver<MarkUsers>,
 }
 
 /// Serves the admin API until `stop` is set.
@@ -127,6 +129,7 @@ impl Service {
             drops: Reason::ALL.map(drop).into(),
             held: Some(proto::Held { now: now as u64, released, dropped, total: count("held").packets }),
             kernel: Some(proto::Kernel { agrees, repaired, repairs: status.repairs, error }),
+            mark_users: mark_users(&self.mark_users.borrow()),
         }
     }
 
@@ -160,6 +163,10 @@ impl Service {
         };
         plan.gateways.iter().map(gateway).collect()
     }
+}
+
+fn mark_users(users: &MarkUsers) -> Vec<proto::MarkUser> {
+    users.iter().map(|(place, bits)| proto::MarkUser { place: place.to_owned(), bits }).collect()
 }
 
 fn repaired(repairs: Repairs) -> String {

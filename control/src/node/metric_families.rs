@@ -2,15 +2,17 @@
 
 use vipgate_node::agent::Status;
 use vipgate_node::drops::Reason;
+use vipgate_node::mark_users::MarkUsers;
 use vipgate_node::plan::counter_label;
 
 use super::ServerConnection;
 use super::admin::pods;
+use crate::logging;
 use crate::metric::Family;
-use crate::metrics::definitions::{BUILD, node as defined};
+use crate::metrics::definitions::{BUILD, LOG_LINES_LOST, node as defined};
 
 /// All metric families of an agent.
-pub(super) fn families(status: &Status, connection: &ServerConnection) -> Vec<Family> {
+pub(super) fn families(status: &Status, connection: &ServerConnection, mark_users: &MarkUsers) -> Vec<Family> {
     let (now, released, dropped) = status.held;
     let count = |name: &str| status.counters.get(name).copied().unwrap_or_default();
     let pods = status.plan.as_deref().map(pods).unwrap_or_default();
@@ -45,6 +47,8 @@ pub(super) fn families(status: &Status, connection: &ServerConnection) -> Vec<Fa
         defined::HELD_ENDED.by_label([("released", released), ("dropped", dropped)]),
         defined::PROGRAMMED.single((status.plan.is_some() && status.error.is_none()).into()),
         defined::REPAIRS.single(status.repairs),
+        defined::MARK_USERS.single(mark_users.len() as u64),
         BUILD.by_label([(env!("CARGO_PKG_VERSION"), 1)]),
+        LOG_LINES_LOST.single(logging::lost_lines()),
     ]
 }

@@ -4,5 +4,7 @@
 mod closed;
 mod failover;
 mod forged;
+mod marks;
 mod scenario;
+mod services;
 mod steering;

@@ -10,11 +10,12 @@ use vipgate_tests::cluster::{Captures, Cluster, LINE_PORT, Node, NodePod, SERVER
 use vipgate_tests::wait_for;
 
 /// A host on the network of nodes: reached without a gateway.
-const NEIGHBOR: [&str; 2] = ["10.6.0.10", "fd00:6::10"];
+pub(crate) const NEIGHBOR: [&str; 2] = ["10.6.0.10", "fd00:6::10"];
 /// The node's address, which masquerading uses.
 pub(crate) const NODE_ADDRESS: &str = "10.5.1.1";
 /// The rest of policyd.yaml: the cluster is known.
-const CLUSTER: &str = "pod_cidrs: [10.244.0.0/16, \"fd00:244::/32\"]\nservice_cidrs: [10.96.0.0/12]\nuncovered: pass";
+const CLUSTER: &str = "pod_cidrs: [10.244.0.0/16, \"fd00:244::/32\"]\n\
+                       service_cidrs: [10.96.0.0/12, \"fd00:96::/108\"]\nuncovered: pass";
 
 /// A running scenario.
 pub(crate) struct Scenario {

@@ -113,6 +113,11 @@ impl Nft {
         Ok(objects.filter_map(counter).collect())
     }
 
+    /// All tables of the namespace, without counts and elements of sets.
+    pub(super) async fn ruleset(&self) -> Result<String, KernelError> {
+        self.run(&["-n", "-s", "-t", "list", "ruleset"], "").await
+    }
+
     pub(super) async fn remove(&mut self) -> Result<(), KernelError> {
         self.programmed = None;
         let script = format!("add table {TABLE}\ndelete table {TABLE}\n");

@@ -12,6 +12,7 @@ use rtnetlink::{Handle, IpVersion};
 
 use super::PROTOCOL;
 use super::error::{KernelError, is_errno};
+use crate::mark_users::MarkRule;
 
 /// linux/rtnetlink.h: `RT_TABLE_MAIN`.
 const MAIN: u32 = 254;
@@ -73,6 +74,34 @@ pub(super) async fn ensure(handle: &Handle, desired: &BTreeSet<Rule>, first: u32
         }
     }
     Ok(changed)
+}
+
+/// Rules of others that match a mark.
+pub(super) async fn of_others(handle: &Handle) -> Result<Vec<MarkRule>, KernelError> {
+    let mut rules = Vec::new();
+    for version in [IpVersion::V4, IpVersion::V6] {
+        let is_ipv6 = matches!(version, IpVersion::V6);
+        let mut dump = handle.rule().get(version).execute();
+        while let Some(message) = dump.try_next().await.map_err(KernelError::request("listing rules"))? {
+            rules.extend(mark_of(&message, is_ipv6));
+        }
+    }
+    Ok(rules)
+}
+
+/// The mark that a rule matches; `None`: it matches none, or is vipgate's.
+fn mark_of(message: &RuleMessage, is_ipv6: bool) -> Option<MarkRule> {
+    let (mut priority, mut value, mut mask) = (0, 0, None);
+    for attribute in &message.attributes {
+        match attribute {
+            RuleAttribute::Protocol(protocol) if *protocol == RouteProtocol::from(PROTOCOL) => return None,
+            RuleAttribute::Priority(number) => priority = *number,
+            RuleAttribute::FwMark(number) => value = *number,
+            RuleAttribute::FwMask(number) => mask = Some(*number),
+            _ => {}
+        }
+    }
+    mask.map(|mask| MarkRule { is_ipv6, priority, mark: (value, mask) })
 }
 
 /// Adds a rule; whether it is there now.

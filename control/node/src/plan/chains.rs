@@ -16,8 +16,11 @@ use crate::tunnel::gateway_mac;
 
 /// Base chains: type, hook, priority.
 const RAW: &str = "filter hook prerouting priority raw";
-/// After the destination NAT of kube-proxy, so that the destination is the one of the packet on the wire.
-const STEER: &str = "filter hook prerouting priority dstnat + 10";
+/// After the destination NAT of kube-proxy and others, so that the destination is the one of the packet on the wire.
+const PREROUTING: &str = "filter hook prerouting priority filter + 10";
+/// What IPVS has translated, for a Service whose address the node has, leaves by here alone. The kernel routes a packet
+/// again whose mark this chain changes.
+const OUTPUT: &str = "route hook output priority filter + 10";
 const RAW_OUTPUT: &str = "filter hook output priority raw";
 const FORWARD: &str = "filter hook forward priority mangle";
 const INPUT: &str = "filter hook input priority filter - 10";
@@ -26,8 +29,10 @@ const GUARD: &str = "filter hook postrouting priority srcnat - 20";
 /// Before the source NAT of CNIs and kube-proxy: the first that decides, decides for the connection.
 const KEEP_SOURCE: &str = "nat hook postrouting priority srcnat - 10";
 
-/// Destinations on the pod's own link: no router forwards to them.
+/// Destinations on the pod's own link or at its node, such as a cloud's metadata service: gateways drop packets to them
+/// (RFC 3927 section 7, RFC 4291 section 2.5.6).
 const LINK_LOCAL: &str = "fe80::/10";
+const LINK_LOCAL_V4: &str = "169.254.0.0/16";
 
 /// By policy, the ranges that are routed unchanged.
 pub(super) fn unchanged(inputs: &Inputs<'_>, inside: &[IpNet]) -> Vec<Vec<AddressRange>> {
@@ -54,6 +59,11 @@ struct Builder<'a> {
     inputs: &'a Inputs<'a>,
     plan: &'a NodePlan,
     table: Table,
+}
+
+/// Protocol and suffix of each family.
+fn families() -> [(&'static str, &'static str); 2] {
+    Family::ALL.map(|family| (protocol(family), suffix(family)))
 }
 
 /// `ip` or `ip6`.
@@ -97,6 +107,11 @@ impl Builder<'_> {
     fn set_mark(&self, action: Action) -> String {
         let mask = self.inputs.settings.mask;
         format!("meta mark set meta mark & {:#010x} | {:#010x}", !mask.bits(), mask.mark(action))
+    }
+
+    /// `meta mark set` for packets as without vipgate: other bits stay.
+    fn clear_mark(&self) -> String {
+        format!("meta mark set meta mark & {:#010x}", !self.inputs.settings.mask.bits())
     }
 
     /// The bits of a packet's or a connection's mark that are ours.
@@ -164,8 +179,8 @@ impl Builder<'_> {
         self.table.maps.insert("replies".to_owned(), Map { types: "mark : verdict", elements: replies });
         let family = tunnel_family(self.plan).unwrap_or(Family::V4);
         self.add_set("gateways".to_owned(), address_type(family), false, tunnel_addresses);
-        let (pass, unreachable) = (self.set_mark(Action::Pass), self.set_mark(Action::Unreachable));
-        self.add_chain("pass", Chain::new([pass]));
+        let (clear, unreachable) = (self.clear_mark(), self.set_mark(Action::Unreachable));
+        self.add_chain("pass", Chain::new([clear]));
         let counter = self.counter(Reason::Unreachable.as_str());
         self.add_chain("unreachable", Chain::new([counter, unreachable]));
         let counter = self.counter(Reason::NoVip.as_str());
@@ -218,51 +233,77 @@ impl Builder<'_> {
     }
 
     fn base_chains(&mut self) {
+        self.raw_chains();
+        self.steer_chains();
+        let tunnel = &self.inputs.settings.tunnel_device;
+        let counter = self.counter(Reason::UnknownGateway.as_str());
+        let prerouting = vec![
+            format!("iifname \"{tunnel}\" ether saddr vmap @senders"),
+            format!("iifname \"{tunnel}\" {counter} drop"),
+            "goto steer".to_owned(),
+        ];
+        self.base_chain("prerouting", PREROUTING, prerouting);
+        // The node itself may have an address in a pod prefix: that of the pods' bridge.
+        let of_pods = |(ip, suffix)| format!("{ip} saddr @pods{suffix} fib saddr type != local goto steer");
+        self.base_chain("output", OUTPUT, families().map(of_pods).into());
+        let counter = self.counter(Reason::ToNode.as_str());
+        let mut input = vec![format!("iifname \"{tunnel}\" {counter} drop")];
+        // IPVS comes next: `output` must find a mark that differs from the one that it sets.
+        let own = self.masked("meta mark");
+        input.extend(families().map(|(ip, suffix)| format!("{own} != 0 {ip} saddr @pods{suffix} goto pass")));
+        self.base_chain("input", INPUT, input);
+        self.forward_chain(tunnel);
+        self.guard_chain(tunnel);
+        let keep = |(ip, _)| format!("oifname \"{tunnel}\" snat {ip} to {ip} saddr");
+        self.base_chain("keep_source", KEEP_SOURCE, families().map(keep).into());
+    }
+
+    /// Before connection tracking: tunnels, and packets of unknown pods that are to be held.
+    fn raw_chains(&mut self) {
         let (tunnel, hold) = (&self.inputs.settings.tunnel_device, &self.inputs.settings.hold_device);
-        let from_pods = Family::ALL.map(|family| (protocol(family), suffix(family)));
         let mut raw = self.tunnel_rules();
         raw.push(format!("iifname {{ \"{tunnel}\", \"{hold}\" }} accept"));
-        for (ip, suffix) in from_pods {
+        for (ip, suffix) in families() {
             raw.push(format!("{ip} saddr @pods{suffix} {ip} saddr != @known{suffix} goto unknown"));
         }
         self.base_chain("raw", RAW, raw);
         let raw_output = self.outgoing_tunnel_rules();
         self.base_chain("raw_output", RAW_OUTPUT, raw_output);
-        // Inside the cluster, policy decides nothing.
+        // Inside the cluster, policy decides nothing; where a Service leads is known later.
         let mut unknown = vec!["fib daddr type { local, broadcast, multicast } accept".to_owned()];
+        unknown.push(format!("ip daddr {LINK_LOCAL_V4} accept"));
         unknown.push(format!("ip6 daddr {LINK_LOCAL} accept"));
-        unknown.extend(from_pods.map(|(ip, suffix)| format!("{ip} daddr @cluster{suffix} accept")));
+        unknown.extend(families().map(|(ip, suffix)| format!("{ip} daddr @cluster{suffix} accept")));
         unknown.extend([self.counter("held"), self.set_mark(Action::Hold), "notrack".to_owned()]);
         self.add_chain("unknown", Chain::new(unknown));
+    }
 
-        let mut steer = vec![format!("iifname \"{tunnel}\" ether saddr vmap @senders")];
-        let counter = self.counter(Reason::UnknownGateway.as_str());
-        steer.push(format!("iifname \"{tunnel}\" {counter} drop"));
+    /// The decision on a packet, by its final destination.
+    fn steer_chains(&mut self) {
         let marked = self.masked("ct mark");
-        steer.push(format!("ct direction reply {marked} vmap @replies"));
+        let mut steer = vec![format!("ct direction reply {marked} vmap @replies")];
         // Through a gateway whose number is gone: not by the node.
         steer.push(format!("ct direction reply {marked} != 0 goto unreachable"));
         let held = self.inputs.settings.mask.mark(Action::Hold);
         let own = self.masked("meta mark");
         steer.push(format!("{own} == {held:#010x} accept"));
-        for (ip, suffix) in from_pods {
+        for (ip, suffix) in families() {
             // A client that reaches the pod directly gets its replies directly.
             steer.push(format!("ct direction reply {ip} saddr @pods{suffix} goto pass"));
         }
         // With br_netfilter, also what a bridge forwards between pods comes by here, such as neighbor discovery.
-        steer.push("ip daddr { 224.0.0.0/4, 255.255.255.255 } goto pass".to_owned());
+        steer.push(format!("ip daddr {{ {LINK_LOCAL_V4}, 224.0.0.0/4, 255.255.255.255 }} goto pass"));
         steer.push(format!("ip6 daddr {{ ff00::/8, {LINK_LOCAL} }} goto pass"));
-        for (ip, suffix) in from_pods {
+        for (ip, suffix) in families() {
             steer.push(format!("{ip} saddr vmap @endpoints{suffix}"));
-            steer.push(format!("{ip} saddr @pods{suffix} goto pass"));
+            steer.push(format!("{ip} saddr @pods{suffix} goto unknown_pod"));
         }
-        self.base_chain("steer", STEER, steer);
-
-        self.forward_chains(tunnel);
-        let counter = self.counter(Reason::ToNode.as_str());
-        self.base_chain("input", INPUT, vec![format!("iifname \"{tunnel}\" {counter} drop")]);
-        let keep = |family| format!("oifname \"{tunnel}\" snat {0} to {0} saddr", protocol(family));
-        self.base_chain("keep_source", KEEP_SOURCE, Family::ALL.map(keep).into());
+        self.add_chain("steer", Chain::new(steer));
+        // To a Service, or it would be held: it can't be any more, since its destination is another one already.
+        let mut unknown = vec!["fib daddr type { local, broadcast, multicast } goto pass".to_owned()];
+        unknown.extend(families().map(|(ip, suffix)| format!("{ip} daddr @cluster{suffix} goto pass")));
+        unknown.push(format!("{} drop", self.counter(Reason::UnknownPod.as_str())));
+        self.add_chain("unknown_pod", Chain::new(unknown));
     }
 
     /// Tunnel packets: from gateways only, and untracked.
@@ -276,35 +317,36 @@ impl Builder<'_> {
         ]
     }
 
-    fn forward_chains(&mut self, tunnel: &str) {
-        let mtu = self.inputs.mtu;
-        let mut rules = Vec::new();
-        for (family, headers) in [(Family::V4, 40), (Family::V6, 60)] {
-            let (version, mss) = (protocol(family), mtu.saturating_sub(headers));
-            let version = if version == "ip" { "ipv4" } else { "ipv6" };
-            for interface in ["iifname", "oifname"] {
-                rules.push(format!(
-                    "{interface} \"{tunnel}\" meta nfproto {version} tcp flags & syn == syn tcp option maxseg size set {mss}"
-                ));
-            }
-        }
+    /// Lowers the MSS in SYNs that come out of the tunnel (`iifname`), or go into it (`oifname`).
+    fn clamp_rules(&self, interface: &str) -> [String; 2] {
+        let (tunnel, mtu) = (&self.inputs.settings.tunnel_device, self.inputs.mtu);
+        [("ipv4", 40), ("ipv6", 60)].map(|(version, headers)| {
+            let mss = mtu.saturating_sub(headers);
+            format!(
+                "{interface} \"{tunnel}\" meta nfproto {version} tcp flags & syn == syn tcp option maxseg size set {mss}"
+            )
+        })
+    }
+
+    fn forward_chain(&mut self, tunnel: &str) {
+        let mut rules = Vec::from(self.clamp_rules("iifname"));
         let counter = self.counter(Reason::NotAPod.as_str());
-        for family in Family::ALL {
-            let (ip, suffix) = (protocol(family), suffix(family));
+        for (ip, suffix) in families() {
             rules.push(format!("iifname \"{tunnel}\" {ip} daddr != @own{suffix} {counter} drop"));
         }
         self.base_chain("forward", FORWARD, rules);
-        let counter = self.counter(Reason::Guard.as_str());
-        let (own, mask, pass) =
-            (self.masked("meta mark"), self.inputs.settings.mask.bits(), self.inputs.settings.mask.mark(Action::Pass));
-        let hold = &self.inputs.settings.hold_device;
-        let guard = vec![
-            // Other rules and routes must not see a mark that has had its effect: the packet around it is routed, too.
-            format!("oifname \"{tunnel}\" meta mark set meta mark & {:#010x} accept", !mask),
-            format!("oifname \"{hold}\" accept"),
-            format!("{own} != {{ 0x00000000, {pass:#010x} }} {counter} drop"),
-        ];
-        self.base_chain("guard", GUARD, guard);
+    }
+
+    fn guard_chain(&mut self, tunnel: &str) {
+        // Here and not in `forward`: what IPVS has translated isn't forwarded.
+        let mut rules = Vec::from(self.clamp_rules("oifname"));
+        // Other rules and routes must not see a mark that has had its effect: the packet around it is routed, too.
+        rules.push(format!("oifname \"{tunnel}\" {} accept", self.clear_mark()));
+        rules.push(format!("oifname \"{}\" accept", self.inputs.settings.hold_device));
+        let (own, counter) = (self.masked("meta mark"), self.counter(Reason::Guard.as_str()));
+        // The node's own packets may have a mark with these bits: that of a socket.
+        rules.extend(families().map(|(ip, suffix)| format!("{own} != 0 {ip} saddr @pods{suffix} {counter} drop")));
+        self.base_chain("guard", GUARD, rules);
     }
 }
 

@@ -131,16 +131,74 @@ fn replies_of_connections_through_a_gateway_go_to_it_or_to_another_but_never_out
     assert!(at("vmap @replies") < unknown && unknown < at("ct direction reply ip saddr @pods4 goto pass"));
 }
 
-/// Bridges with br_netfilter pass neighbor discovery between pods by these chains.
+/// kube-proxy translates to a Service's endpoint in `prerouting`, with IPVS between `input` and `output`.
+#[test]
+fn the_decision_follows_destination_nat_wherever_it_is() {
+    let plan = plan(Some(&policy()), &gateways([(true, true); 2]), &[]);
+    let chain = |name: &str| &plan.table.chains[name];
+    assert_eq!(chain("prerouting").hook, Some("filter hook prerouting priority filter + 10"));
+    assert_eq!(chain("prerouting").rules.last().map(String::as_str), Some("goto steer"));
+    // Only this type routes again; the node's own addresses are no pods.
+    assert_eq!(chain("output").hook, Some("route hook output priority filter + 10"));
+    let of_pods = |pods: &str| format!("{pods} fib saddr type != local goto steer");
+    assert_eq!(chain("output").rules, ["ip saddr @pods4", "ip6 saddr @pods6"].map(of_pods));
+    // The kernel routes again if the mark differs.
+    for rule in ["ip saddr @pods4 goto pass", "ip6 saddr @pods6 goto pass"] {
+        assert!(chain("input").rules.contains(&format!("meta mark & 0x00001f00 != 0 {rule}")), "{:?}", chain("input"));
+    }
+    assert_eq!(chain("pass").rules, ["meta mark set meta mark & 0xffffe0ff"]);
+    // What isn't forwarded is clamped, too.
+    let clamps = |name: &str| {
+        let clamps = chain(name).rules.iter().filter(|rule| rule.contains("maxseg"));
+        clamps.map(|rule| rule.split(' ').next().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!((clamps("forward"), clamps("guard")), (vec!["iifname".to_owned(); 2], vec!["oifname".to_owned(); 2]));
+}
+
+#[test]
+fn a_pod_that_policy_does_not_know_reaches_the_cluster_alone_also_by_a_service() {
+    for policy in [None, Some(policy())] {
+        let plan = plan(policy.as_ref(), &gateways([(true, true); 2]), &[]);
+        let steer = &plan.table.chains["steer"].rules;
+        let at = |text: &str| steer.iter().position(|rule| rule == text).unwrap();
+        for (ip, suffix) in [("ip", 4), ("ip6", 6)] {
+            let known = at(&format!("{ip} saddr vmap @endpoints{suffix}"));
+            assert!(known < at(&format!("{ip} saddr @pods{suffix} goto unknown_pod")));
+        }
+        let expected = [
+            "fib daddr type { local, broadcast, multicast } goto pass",
+            "ip daddr @cluster4 goto pass",
+            "ip6 daddr @cluster6 goto pass",
+            "counter name \"unknown_pod\" drop",
+        ];
+        assert_eq!(plan.table.chains["unknown_pod"].rules, expected);
+    }
+}
+
+/// Sockets of the node may have marks with the same bits, such as WireGuard's 0xca6c.
+#[test]
+fn only_packets_of_pods_are_guarded() {
+    let plan = plan(Some(&policy()), &gateways([(true, true); 2]), &[]);
+    let drops = plan.table.chains["guard"].rules.iter().filter(|rule| rule.ends_with("drop"));
+    let expected = ["ip saddr @pods4", "ip6 saddr @pods6"]
+        .map(|pods| format!("meta mark & 0x00001f00 != 0 {pods} counter name \"guard\" drop"));
+    assert_eq!(drops.collect::<Vec<_>>(), expected.iter().collect::<Vec<_>>());
+}
+
+/// Bridges with br_netfilter pass neighbor discovery between pods by these chains; metadata services of clouds are at
+/// the node.
 #[test]
 fn multicast_and_link_local_destinations_are_not_steered() {
     let plan = plan(Some(&policy()), &gateways([(true, true); 2]), &[]);
     let steer = &plan.table.chains["steer"].rules;
     let at = |text: &str| steer.iter().position(|rule| rule.contains(text)).unwrap();
-    assert!(at("ip daddr { 224.0.0.0/4, 255.255.255.255 } goto pass") < at("ip saddr vmap @endpoints4"));
+    let pass = "ip daddr { 169.254.0.0/16, 224.0.0.0/4, 255.255.255.255 } goto pass";
+    assert!(at(pass) < at("ip saddr vmap @endpoints4"));
     assert!(at("ip6 daddr { ff00::/8, fe80::/10 } goto pass") < at("ip6 saddr vmap @endpoints6"));
     let unknown = &plan.table.chains["unknown"].rules;
-    assert!(unknown.iter().any(|rule| rule == "ip6 daddr fe80::/10 accept"));
+    for accepted in ["ip daddr 169.254.0.0/16 accept", "ip6 daddr fe80::/10 accept"] {
+        assert!(unknown.iter().any(|rule| rule == accepted), "{accepted}");
+    }
 }
 
 #[test]

@@ -90,7 +90,7 @@ pub fn trace(
 /// Whether no router forwards to a destination: what the chain `steer` leaves alone.
 fn is_on_link(destination: IpAddr) -> bool {
     match destination {
-        IpAddr::V4(v4) => v4.is_multicast() || v4.is_broadcast(),
+        IpAddr::V4(v4) => v4.is_multicast() || v4.is_broadcast() || v4.is_link_local(),
         IpAddr::V6(v6) => v6.is_multicast() || v6.is_unicast_link_local(),
     }
 }
@@ -104,7 +104,8 @@ fn unknown(plan: &NodePlan, pod: IpAddr, is_inside: bool, step: &mut impl FnMut(
         step(
             "raw",
             format!(
-                "{pod} is no pod that policy knows, but the destination is inside the cluster: routed as without vipgate"
+                "{pod} is no pod that policy knows, but the destination is inside the cluster: routed as without \
+                 vipgate; if it is a Service, its endpoints outside aren't reached"
             ),
         );
         Outcome::Unchanged

@@ -27,4 +27,5 @@ metrics! {
     HELD_ENDED = Counter("node_held", [HELD_RESULT]): "Packets that were held, by what became of them";
     PROGRAMMED = Gauge("node_kernel_programmed", []): "Whether the kernel has what the agent has planned";
     REPAIRS = Counter("node_kernel_repairs", []): "How often something was repaired that others had changed";
+    MARK_USERS = Gauge("node_mark_conflicts", []): "Rules of others that use bits of `mark_mask`";
 }
