@@ -14,7 +14,10 @@
 //   to an endpoint, from a destination excluded by policy   -> socket: untranslated reply
 //   from a pod prefix on an inside interface, not covered
 //   by policy, to outside of the cluster                    -> socket, except as for endpoints
-//   anything else                                           -> kernel
+//   anything else, frames of VLANs among it                 -> kernel
+//
+// Priority tags (VLAN ID 0) change nothing of this: Linux removes them and forwards what is behind. For the socket they
+// are removed here. A frame with more than MAX_PRIORITY_TAGS goes to the socket with the others, and is dropped there.
 //
 // While the policy is unknown, the program is closed: it captures all packets that are neither to a local address nor
 // of link-local scope.
@@ -162,6 +165,11 @@ struct {
 	__type(key, __u32);
 	__type(value, __u64);
 } outcomes SEC(".maps");
+
+// Priority tag (IEEE 802.1Q): a VLAN tag with ID 0. Linux removes any number of them, without a VLAN device.
+#define TAG_LENGTH        4      // control information, EtherType of what follows
+#define VLAN_ID           0x0fff // in the control information
+#define MAX_PRIORITY_TAGS 2      // 802.1ad around 802.1Q; more would only serve to hide a packet
 
 static __always_inline void count(__u32 outcome)
 {
@@ -436,7 +444,33 @@ static __always_inline enum verdict captures6(const __u8 *l3, void *end, __u32 i
 	return is_on_link6(&destination) || (roles(to) & LOCAL) ? PASS : other6(&source, &destination, ifindex);
 }
 
-// Whether a packet is captured. Everything that isn't 0, PASS, is.
+// Whether the EtherType of a header is that of a priority tag.
+static __always_inline int is_priority_tag(const struct ethhdr *eth, void *end)
+{
+	const __u8 *tag = (const __u8 *)(eth + 1);
+	__u16 control;
+	if (eth->h_proto != bpf_htons(ETH_P_8021Q) && eth->h_proto != bpf_htons(ETH_P_8021AD))
+		return 0;
+	if (tag + 2 > (const __u8 *)end)
+		return 0;
+	__builtin_memcpy(&control, tag, 2);
+	return !(control & bpf_htons(VLAN_ID));
+}
+
+// Bytes of the first priority tags of a frame, at most MAX_PRIORITY_TAGS. In 64 bits: added to a pointer, the value must
+// be known to the verifier, and those before Linux 5.16 lose 32 bits that the compiler has put on the stack.
+static __always_inline __u64 priority_tags(void *data, void *end)
+{
+	for (__u64 length = 0; length < MAX_PRIORITY_TAGS * TAG_LENGTH; length += TAG_LENGTH) {
+		struct ethhdr *eth = data + length;
+		if ((void *)(eth + 1) > end || !is_priority_tag(eth, end))
+			return length;
+	}
+	return MAX_PRIORITY_TAGS * TAG_LENGTH;
+}
+
+// Whether a packet is captured. Everything that isn't 0, PASS, is. `data` is the start of the frame, moved on by the
+// length of its priority tags: EtherType and packet have their usual offsets from there. MAC addresses aren't read.
 static __always_inline enum verdict captures(void *data, void *end, __u32 ifindex)
 {
 	struct ethhdr *eth = data;
@@ -470,13 +504,35 @@ static __always_inline enum verdict captures(void *data, void *end, __u32 ifinde
 		return is_resolved_by_socket(roles(bpf_map_lookup_elem(&hosts4, &target)))
 		    || is_resolved_by_socket(roles(bpf_map_lookup_elem(&hosts4, &sender)));
 	}
-	return 0;
+	// A tag beyond the maximum: userspace drops the frame.
+	return is_priority_tag(eth, end) ? CAPTURE : PASS;
+}
+
+// Removes tags of this length: moves the MAC addresses over them. Returns 0 on failure.
+static __always_inline int remove_tags(struct xdp_md *ctx, __u64 length)
+{
+	__u8 macs[2 * ETH_ALEN];
+	__u8 *data = (__u8 *)(long)ctx->data;
+	if (!length)
+		return 1;
+	if (data + sizeof(macs) > (__u8 *)(long)ctx->data_end)
+		return 0;
+	__builtin_memcpy(macs, data, sizeof(macs));
+	if (bpf_xdp_adjust_head(ctx, length))
+		return 0;
+	data = (__u8 *)(long)ctx->data;
+	if (data + sizeof(macs) > (__u8 *)(long)ctx->data_end)
+		return 0;
+	__builtin_memcpy(data, macs, sizeof(macs));
+	return 1;
 }
 
 SEC(XDP_SECTION)
 int vipgate_steer(struct xdp_md *ctx)
 {
-	enum verdict verdict = captures((void *)(long)ctx->data, (void *)(long)ctx->data_end, ctx->ingress_ifindex);
+	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	__u64 tags = priority_tags(data, end);
+	enum verdict verdict = captures(data + tags, end, ctx->ingress_ifindex);
 	if (verdict == PASS) {
 		count(PASSED);
 		return XDP_PASS;
@@ -488,7 +544,7 @@ int vipgate_steer(struct xdp_md *ctx)
 	__u32 interface = interface_id(ctx->ingress_ifindex);
 	__u32 queue = ctx->rx_queue_index;
 	int action = XDP_DROP;
-	if (interface < INTERFACES && queue < QUEUES)
+	if (interface < INTERFACES && queue < QUEUES && remove_tags(ctx, tags))
 		action = bpf_redirect_map(&sockets, interface * QUEUES + queue, XDP_DROP);
 	count(action == XDP_REDIRECT ? CAPTURED : NO_SOCKET);
 	return action;
@@ -501,13 +557,14 @@ int vipgate_steer(struct xdp_md *ctx)
 SEC("classifier")
 int vipgate_guard(struct __sk_buff *skb)
 {
-	// The XDP program passes VLAN-tagged frames; here the kernel has removed the tag.
-	if (skb->vlan_present)
+	// The kernel has moved the outermost tag out of the frame. As in the XDP program, frames of VLANs pass.
+	if (skb->vlan_present && (skb->vlan_tci & VLAN_ID))
 		return TC_ACT_UNSPEC;
 	__u32 length = skb->len < HEADERS ? skb->len : HEADERS;
 	if ((void *)(long)skb->data + length > (void *)(long)skb->data_end)
 		bpf_skb_pull_data(skb, length);
-	if (!captures((void *)(long)skb->data, (void *)(long)skb->data_end, skb->ifindex))
+	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+	if (!captures(data + priority_tags(data, end), end, skb->ifindex))
 		return TC_ACT_UNSPEC;
 	count(GUARDED);
 	return TC_ACT_SHOT;
