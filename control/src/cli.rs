@@ -35,7 +35,7 @@ use crate::admin::filter::{protocol, protocol_name, session_state};
 use crate::admin::proto;
 use crate::command_error::CommandError;
 use crate::schema::{self, Published};
-use crate::{check, demo, gateway, kernel, output, policyd};
+use crate::{check, demo, gateway, kernel, logging, output, policyd};
 
 /// NAT and load-balancing gateway for Kubernetes on AF_XDP: pods' egress traffic has their Service's VIP as its source.
 #[derive(Debug, Parser)]
@@ -315,7 +315,10 @@ pub fn main() -> ExitCode {
     match run(Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            output::print_error(format_args!("vipgate: {error}"));
+            let text = format!("vipgate: {error}");
+            if !logging::print_last(&text) {
+                output::print_error(text);
+            }
             error.exit_code()
         }
     }

@@ -31,6 +31,7 @@ use self::failover::FailoverTopology;
 use self::nodes::NodeTopology;
 use crate::command_error::CommandError;
 use crate::lab::Lab;
+use crate::output;
 
 /// Runs all scenarios, reports, cleans up. With `keep`, their topologies stay until the user presses Enter.
 ///
@@ -143,7 +144,7 @@ fn clean_up_on_signals(labs: Vec<Arc<Lab>>, interrupted: Arc<AtomicBool>) -> Res
         remove(&labs);
         // The main thread fails soon without its labs; if it hangs, this thread exits.
         thread::sleep(Duration::from_secs(3));
-        eprintln!("vipgate: interrupted; everything is cleaned up");
+        output::print_error("vipgate: interrupted; everything is cleaned up");
         std::process::exit(1);
     });
     Ok(())

@@ -10,6 +10,7 @@ mod control;
 mod device_stats;
 pub mod group;
 mod health_checks;
+mod interface_lock;
 mod neighbors;
 pub mod policy_source;
 mod port_exhaustion;
@@ -19,15 +20,18 @@ mod servers;
 mod session_store;
 mod startup;
 mod steering_tables;
+mod succession;
 pub mod tracking;
 mod workers;
 
+use std::fmt::Display;
 use std::path::Path;
 
 use tokio::runtime::Runtime;
 use vipgate_xdp::nic::{Nic, NicError};
 use vipgate_xdp::{attach, guard};
 
+use self::interface_lock::InterfaceLocks;
 use self::session_store::StoredSessions;
 use crate::command_error::CommandError;
 use crate::config::Config;
@@ -83,34 +87,14 @@ pub fn withdraw() -> Result<(), CommandError> {
 /// nothing when any of them is missing or in use.
 ///
 /// # Errors
-/// When the configuration is invalid, an interface isn't in this network namespace, or the kernel rejects a request.
+/// When the configuration is invalid, an interface isn't in this network namespace, a gateway runs, or the kernel
+/// rejects a request.
 pub fn detach(path: &Path) -> Result<(), CommandError> {
     let config = Config::load(path).map_err(CommandError::usage)?;
-    let (mut nics, mut errors, mut is_missing) = (Vec::new(), Vec::new(), false);
-    for interface in &config.interfaces {
-        match Nic::find(&interface.name) {
-            Ok(nic) => match attach::is_attached(&nic) {
-                Ok(_) => nics.push(nic),
-                Err(error) => errors.push(error.to_string()),
-            },
-            Err(error) => {
-                is_missing |= matches!(error, NicError::Missing { .. });
-                errors.push(error.to_string());
-            }
-        }
-    }
-    let sessions = StoredSessions::find(&config).map_err(|error| errors.push(error.to_string())).ok().flatten();
-    if !errors.is_empty() {
-        if is_missing {
-            errors.push(
-                "if the gateway runs in another network namespace, use: ip netns exec NAME vipgate detach .., or \
-                 nsenter --net=/proc/PID/ns/net vipgate detach .."
-                    .to_owned(),
-            );
-        }
-        errors.push("nothing was removed".to_owned());
-        return Err(CommandError::runtime(errors.join("\n")));
-    }
+    let nics = detachable_interfaces(&config)?;
+    // Until the end: a gateway that is started meanwhile waits.
+    let _locks = InterfaceLocks::acquire(&nics).map_err(|error| nothing_removed(&error))?;
+    let sessions = StoredSessions::find(&config).map_err(|error| nothing_removed(&error))?;
     // Sessions can't be recreated, so they are removed last.
     for nic in &nics {
         let guarded = guard::remove(nic).map_err(|error| {
@@ -134,4 +118,36 @@ pub fn detach(path: &Path) -> Result<(), CommandError> {
             output::print("sessions: stored sessions removed\n")
         }
     }
+}
+
+/// The configured interfaces, if all are in this network namespace, without an XDP program of somebody else.
+fn detachable_interfaces(config: &Config) -> Result<Vec<Nic>, CommandError> {
+    let (mut nics, mut errors, mut is_missing) = (Vec::new(), Vec::new(), false);
+    for interface in &config.interfaces {
+        match Nic::find(&interface.name) {
+            Ok(nic) => match attach::is_attached(&nic) {
+                Ok(_) => nics.push(nic),
+                Err(error) => errors.push(error.to_string()),
+            },
+            Err(error) => {
+                is_missing |= matches!(error, NicError::Missing { .. });
+                errors.push(error.to_string());
+            }
+        }
+    }
+    if errors.is_empty() {
+        return Ok(nics);
+    }
+    if is_missing {
+        errors.push(
+            "if the gateway runs in another network namespace, use: ip netns exec NAME vipgate detach .., or \
+             nsenter --net=/proc/PID/ns/net vipgate detach .."
+                .to_owned(),
+        );
+    }
+    Err(nothing_removed(&errors.join("\n")))
+}
+
+fn nothing_removed(error: &dyn Display) -> CommandError {
+    CommandError::runtime(format!("{error}\nnothing was removed"))
 }

@@ -1,6 +1,6 @@
 //! Membership client of a gateway: sends heartbeats, renews the lease, publishes the membership view. A lost connection
 //! is re-established at once, since the lease runs meanwhile. Of several servers one alone decides, and the others refuse
-//! heartbeats: they are tried in turn.
+//! heartbeats: they are tried in turn. If none is reachable at the start, the last view of the previous process counts.
 
 use crate::membership::status::{Authority, MembershipStatus};
 mod stream;
@@ -53,8 +53,19 @@ pub struct ClientConfig {
     pub peer: Option<SocketAddr>,
     /// Address and UDP port where it ends VXLAN tunnels of nodes.
     pub overlay: Option<SocketAddr>,
+    /// The membership when the previous process on this host has ended.
+    pub former: Option<FormerMembership>,
     /// Receiver of leases.
     pub lease: Arc<dyn LeaseClock>,
+}
+
+/// Membership that the previous process has had from the server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FormerMembership {
+    /// The last view.
+    pub view: Arc<MembershipView>,
+    /// Duration of a lease.
+    pub ttl: Duration,
 }
 
 /// State that a gateway reports in heartbeats.
@@ -102,7 +113,7 @@ pub struct HeartbeatClient {
     config: ClientConfig,
     reported: watch::Receiver<ReportedState>,
     status: watch::Sender<MembershipStatus>,
-    /// Whether this server was ever reached.
+    /// Whether this server was ever reached, by this process or its predecessor.
     was_reached: bool,
     /// Timeout of connections until then.
     connect_timeout: Duration,
@@ -148,10 +159,10 @@ impl HeartbeatClient {
             ClientHandle { reported: report_sender, status: status_receiver, status_sender: status_sender.clone() };
         let client = Self {
             targets: TargetList::new(&config.server),
+            was_reached: config.former.is_some(),
             config,
             reported: report_receiver,
             status: status_sender,
-            was_reached: false,
             connect_timeout: stream::INITIAL_CONNECT_TIMEOUT,
             retry_delay: RETRY_DELAY.0,
             round_errors: Vec::new(),
@@ -193,9 +204,12 @@ impl HeartbeatClient {
     /// Logs the end of a stream and updates the authority's state.
     fn report_end(&mut self, end: StreamEnd, server: &Target) {
         let previous = self.status.borrow().authority;
+        // A server that rejects this gateway is there, and decides.
+        let is_away = matches!(end, StreamEnd::Disconnected(_)) && !self.targets.has_more();
+        let former = self.config.former.take_if(|_| previous == Authority::Unknown && is_away);
         let authority = match end {
             StreamEnd::NoService => Authority::None,
-            _ if previous == Authority::Reachable => Authority::Unreachable,
+            _ if previous == Authority::Reachable || former.is_some() => Authority::Unreachable,
             _ => previous,
         };
         match end {
@@ -230,9 +244,20 @@ impl HeartbeatClient {
                 }
             }
         }
+        if let Some(FormerMembership { view, .. }) = &former {
+            tracing::warn!(
+                event = "place_taken",
+                view = view.number,
+                "the membership service is unreachable: this gateway takes the place of its previous process, by the \
+                 last view that this one had, as far as other gateways accept it"
+            );
+        }
         self.update_status(|status| {
             status.authority = authority;
             status.drain_block = None;
+            if let Some(FormerMembership { view, ttl }) = former {
+                (status.view, status.ttl, status.is_ttl_confirmed) = (view, ttl, true);
+            }
         });
     }
 

@@ -1,11 +1,19 @@
-//! Structured logging to stderr: events with fields, as text or JSON.
+//! Structured logging to stderr: events with fields, as text or JSON. Lines that can't be written are lost and counted;
+//! the process goes on.
 
-use std::io::IsTerminal;
+mod line_writer;
+
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal};
+use std::panic::PanicHookInfo;
+use std::sync::OnceLock;
 
 use tracing::Subscriber;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
+use self::line_writer::{LineWriter, Stderr};
 use crate::config::{Log, LogFormat};
 
 /// The environment variable that overrides the configured level.
@@ -13,15 +21,58 @@ const VARIABLE: &str = "RUST_LOG";
 /// Not logged: what the Kubernetes client says of each failed request, whose callers report it once.
 const EXCLUDED: &str = "kube_client=off";
 
+/// The stderr of a process that logs.
+static STDERR: OnceLock<LineWriter<Stderr>> = OnceLock::new();
+
 /// Installs the global subscriber as configured; `RUST_LOG` overrides the level. Later calls have no effect.
 pub fn start(log: Log) {
     let requested = std::env::var(VARIABLE).ok();
     let (filter, invalid) = filter(requested.as_deref(), log);
-    let subscriber = subscriber(log.format, filter, std::io::stderr, std::io::stderr().is_terminal());
+    let stderr = STDERR.get_or_init(|| LineWriter::new(Stderr::open()));
+    let subscriber = subscriber(log.format, filter, move || Line(stderr), io::stderr().is_terminal());
+    std::panic::set_hook(Box::new(report_panic));
     // Fails when a subscriber is already installed: tests run several gateways in one process.
     let _ = tracing::subscriber::set_global_default(subscriber);
     if let Some(error) = invalid {
         tracing::warn!(event = "log_level", error, "{VARIABLE} is invalid; log.level applies");
+    }
+}
+
+/// Log lines that couldn't be written.
+pub(crate) fn lost_lines() -> u64 {
+    STDERR.get().map_or(0, LineWriter::lost)
+}
+
+/// Writes the last words of a process that logs; false if it doesn't log.
+pub(crate) fn print_last(text: &str) -> bool {
+    let Some(stderr) = STDERR.get() else { return false };
+    stderr.put_last(format!("{text}\n").as_bytes());
+    true
+}
+
+/// Reports a panic, which ends the process: a reader of stderr that has stopped doesn't keep it from ending.
+fn report_panic(panic: &PanicHookInfo<'_>) {
+    let thread = std::thread::current();
+    let mut text = format!("thread '{}' {panic}", thread.name().unwrap_or("unnamed"));
+    let backtrace = Backtrace::capture();
+    if backtrace.status() == BacktraceStatus::Captured {
+        let _ = write!(text, "\n{backtrace}");
+    }
+    print_last(&text);
+}
+
+/// A line of the log, which the subscriber writes in one call.
+struct Line(&'static LineWriter<Stderr>);
+
+impl io::Write for Line {
+    /// Never fails: the subscriber has no other place for a line, and would panic.
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.0.put(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -40,6 +91,8 @@ where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_target(false);
+    // It would report a failed write to stderr, and panic if that fails, too.
+    let builder = builder.log_internal_errors(false);
     match format {
         LogFormat::Text => Box::new(builder.with_ansi(ansi).finish()),
         LogFormat::Json => Box::new(builder.json().flatten_event(true).finish()),

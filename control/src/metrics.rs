@@ -26,6 +26,7 @@ use crate::command_error::CommandError;
 use crate::listener::{self, ConnectionLimiter};
 use crate::metric::Family;
 use crate::state::GatewayState;
+use crate::state::lease::LeaseStatus;
 
 /// The metrics port can't be bound.
 #[derive(Debug, Error)]
@@ -69,6 +70,9 @@ pub(crate) enum NotReady {
     /// The gateway has a fault.
     #[error("not ready: {0}")]
     Fault(String),
+    /// The gateway's lease has expired.
+    #[error("not ready: the lease has expired: neither the policy server nor all other gateways are reachable")]
+    NoLease,
     /// The gateway had a fault, and may be active again only after the hold-down time.
     #[error("not ready: hold-down after: {0}")]
     HoldDown(Arc<str>),
@@ -96,11 +100,12 @@ impl Monitored {
                 if !state.ready.load(Ordering::Relaxed) {
                     return Err(NotReady::NoPolicy(state.no_policy_reason()));
                 }
-                let tracking = state.tracking.load();
+                let (tracking, group) = (state.tracking.load(), state.group.load());
                 match tracking.fault() {
                     Some(fault) => Err(NotReady::Fault(fault)),
+                    None if group.is_active() && group.lease() == LeaseStatus::Expired => Err(NotReady::NoLease),
                     // During hold-down a gateway may still be active, if no other one is able.
-                    None if state.group.load().may_open_sessions() => Ok(()),
+                    None if group.may_open_sessions() => Ok(()),
                     None => Err(match &tracking.unable {
                         Some(fault) => NotReady::HoldDown(fault.clone()),
                         None => NotReady::NoPolicy(state.no_policy_reason()),

@@ -21,6 +21,16 @@ pub(crate) fn print(text: &str) -> Result<(), CommandError> {
     put(text).map(drop)
 }
 
+/// Writes a line of progress to stdout, like `println!`, but ignores errors: what a command has begun goes on, and is
+/// cleaned up, without a reader.
+macro_rules! progress {
+    ($($text:tt)*) => {
+        drop($crate::output::put(&format!("{}\n", format_args!($($text)*))))
+    };
+}
+
+pub(crate) use progress;
+
 /// Writes one JSON document.
 pub(crate) fn json(value: &impl Serialize) -> Result<(), CommandError> {
     let mut text = serde_json::to_string_pretty(value).map_err(CommandError::runtime)?;

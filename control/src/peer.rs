@@ -2,7 +2,7 @@
 //!
 //! `identity` and `handshakes` authenticate peers, `tunnel_key` derives tunnel keys, `frame` and `record` encode
 //! messages, `link` runs one connection, `mesh` all of them; `replication` is the protocol on top. Membership,
-//! ownership of shards and failover are decided elsewhere.
+//! ownership of shards, succession and failover are decided elsewhere.
 
 mod failure_log;
 mod frame;
@@ -33,18 +33,22 @@ pub mod proto {
     tonic::include_proto!("vipgate.peer.v1");
 }
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use thiserror::Error;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use vipgate_dataplane::flow::time::Tick;
+use vipgate_dataplane::replication::lease::MAX_LEASE_MS;
 
 pub use self::frame::LinkError;
-pub use self::identity::{Fingerprint, Identity, IdentityError};
+pub use self::identity::{Fingerprint, Identities, Identity, IdentityError};
 use self::mesh::SharedState;
 use self::replication::send_loop::{SendCommand, SendLoop};
 use self::status::StatusPublisher;
@@ -58,6 +62,7 @@ pub use self::workers::{ReplicationWaker, Workers};
 use crate::membership;
 pub use crate::membership::replication::Release;
 use crate::membership::replication::sync_rounds::SyncRounds;
+use crate::membership::succession::{Claim, KnownSuccessor};
 
 /// Lowest and highest supported protocol version. The version of the previous release is always included.
 pub const PROTOCOL_VERSIONS: (u32, u32) = (1, 1);
@@ -73,10 +78,12 @@ const COMMAND_QUEUE: usize = 1024;
 pub struct PeerConfig {
     /// The name of this gateway.
     pub name: Arc<str>,
-    /// The incarnation of this process, as reported to the policy server.
-    pub incarnation: u64,
-    /// Certificate and key of this process.
-    pub identity: Identity,
+    /// This process, as reported to the policy server, and its predecessors.
+    pub claim: Claim,
+    /// Certificate and key of this process, and those of its predecessor.
+    pub identities: Identities,
+    /// The processes of peers that the previous process of this gateway has accepted as successors.
+    pub successors: BTreeMap<Arc<str>, KnownSuccessor>,
     /// Listen address for peers.
     pub listen: SocketAddr,
     /// Heartbeat interval; after four intervals without a frame, a link is down.
@@ -169,12 +176,14 @@ impl Peers {
             pins: Arc::default(),
             handshakes: Arc::default(),
             registry: std::sync::Mutex::default(),
+            lease_ms: AtomicU32::new(MAX_LEASE_MS),
+            started: (config.clock)(),
             config,
         });
-        let acceptor = mesh::acceptor(&shared)?;
+        let acceptors = mesh::acceptors(&shared)?;
         let mut tasks = JoinSet::new();
         tasks.spawn(pump.run(command_receiver, link_command_receiver));
-        tasks.spawn(mesh::listen(shared.clone(), listener, acceptor));
+        tasks.spawn(mesh::listen(shared.clone(), listener, acceptors));
         tasks.spawn(mesh::dial_all(shared.clone()));
         Ok((Self { shared, commands, local_addr: address, _tasks: tasks }, receiver))
     }
@@ -195,6 +204,12 @@ impl Peers {
             }
             is_new
         });
+    }
+
+    /// Sets how long leases last; until then, as long as they may at all.
+    pub fn set_lease_duration(&self, duration: Duration) {
+        let ms = u32::try_from(duration.as_millis()).unwrap_or(u32::MAX);
+        self.shared.lease_ms.store(ms.min(MAX_LEASE_MS), Relaxed);
     }
 
     /// Applies a membership view: opens and closes links. Older views are ignored.

@@ -15,7 +15,8 @@
 mod capabilities;
 mod seccomp;
 
-use std::thread;
+use std::collections::BTreeSet;
+use std::{io, thread};
 
 use rustix::thread::set_no_new_privs;
 
@@ -23,6 +24,23 @@ pub use self::capabilities::Capabilities;
 use self::capabilities::limit;
 use self::seccomp::Profile;
 use crate::config::{Privileges, Seccomp};
+
+/// System calls that the filters allow to some thread.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AllowedCalls {
+    /// Their numbers.
+    pub calls: BTreeSet<i64>,
+    /// Families of socket(2).
+    pub families: BTreeSet<i32>,
+}
+
+/// The system calls that the filters allow to some thread, of a gateway or a policy server.
+///
+/// # Errors
+/// When a filter is invalid.
+pub fn allowed_calls() -> io::Result<AllowedCalls> {
+    seccomp::allowed()
+}
 
 /// Start of a gateway: drops what it never needs, for all threads started later.
 pub fn restrict_gateway(privileges: Privileges) {

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
 
 use vipgate_dataplane::flow::time::Tick;
@@ -25,10 +25,9 @@ const SESSIONS: [(&str, &str); 6] = [
     ("[fd00:244:1::5]:4001", "[2001:db8:51::10]:443"),
 ];
 
-/// The state file of a process that had these sessions, and its original contents by slab.
+/// The state file of a process that had these sessions: its original contents by slab.
 struct StateFile {
     path: PathBuf,
-    file: File,
     slabs: Vec<Vec<u8>>,
     length: u64,
 }
@@ -61,7 +60,7 @@ impl StateFile {
         assert_eq!(gateway.sessions(), SESSIONS.len() as u64);
         drop(gateway);
         let file = path.with_extension("0");
-        let file = OpenOptions::new().read(true).write(true).open(&file).expect("the gateway's state file");
+        let file = File::open(&file).expect("the gateway's state file");
         let length = file.metadata().expect("its length").len();
         let slabs = (0..length / SLAB_ALIGNMENT).map(|slab| {
             let mut bytes = vec![0; USED];
@@ -69,28 +68,32 @@ impl StateFile {
             bytes
         });
         let slabs = slabs.collect();
-        // The unlinked file stays open until the process exits.
-        std::fs::remove_file(path.with_extension("0")).expect("the file is unlinked");
-        Self { path, file, slabs, length }
+        std::fs::remove_file(path.with_extension("0")).expect("the file is removed");
+        Self { path, slabs, length }
     }
 
-    /// Restores the original contents and applies patches: slab, two bytes of offset, length, bytes. Slab 255 truncates
-    /// the file.
-    fn restore(&self, mut data: &[u8]) {
-        self.file.set_len(self.length).expect("space");
+    /// Writes the original contents and applies patches: slab, two bytes of offset, length, bytes. Slab 255 truncates the
+    /// file.
+    fn write(&self, mut data: &[u8]) {
+        let path = self.path.with_extension("0");
+        // What an input that has crashed has left.
+        let _ = std::fs::remove_file(&path);
+        let options = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
+        let file = options.expect("a file of nobody else");
+        file.set_len(self.length).expect("space");
         for (slab, bytes) in (0..).zip(&self.slabs) {
-            self.file.write_all_at(bytes, slab * SLAB_ALIGNMENT).expect("space");
+            file.write_all_at(bytes, slab * SLAB_ALIGNMENT).expect("space");
         }
         while let [slab, high, low, length, tail @ ..] = data {
             let (bytes, rest) = tail.split_at(usize::from(*length).min(tail.len()));
             data = rest;
             let offset = u64::from(*high) << 8 | u64::from(*low);
             if *slab == 255 {
-                self.file.set_len(offset * 256).expect("truncation");
+                file.set_len(offset * 256).expect("truncation");
                 continue;
             }
             let slab_start = u64::from(*slab) % self.slabs.len() as u64 * SLAB_ALIGNMENT;
-            self.file.write_all_at(bytes, slab_start + offset % (USED as u64 - 256)).expect("space");
+            file.write_all_at(bytes, slab_start + offset % (USED as u64 - 256)).expect("space");
         }
     }
 }
@@ -99,13 +102,9 @@ impl StateFile {
 pub fn state(data: &[u8]) {
     STATE_FILE.with_borrow_mut(|state_file| {
         let state_file = state_file.get_or_insert_with(StateFile::new);
-        state_file.restore(data);
-        let link = state_file.path.with_extension("0");
-        let open_file = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&state_file.file));
-        let _ = std::fs::remove_file(&link);
-        std::os::unix::fs::symlink(open_file, &link).expect("a link to the file");
+        state_file.write(data);
         let mut gateway = next_process(&state_file.path, Tick(2_000));
-        std::fs::remove_file(&link).expect("the link is removed");
+        std::fs::remove_file(state_file.path.with_extension("0")).expect("the file is removed");
         let (open, standby) = (gateway.sessions(), u64::from(gateway.workers[0].tables().sessions.standby_count()));
         assert!(open + standby <= 64, "{open} sessions and {standby} standby sessions exceed the capacity of 64");
         for (n, (pod, remote)) in SESSIONS.iter().enumerate() {

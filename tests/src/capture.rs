@@ -8,6 +8,9 @@ use vipgate::lab::Process;
 
 use crate::{Testbed, wait_for};
 
+/// Length of a pcap file without packets.
+const FILE_HEADER: u64 = 24;
+
 impl Testbed {
     /// Starts a capture of matching packets on the link between gateway and router.
     pub fn capture(&self, filter: &str) -> Capture {
@@ -30,6 +33,11 @@ pub struct Capture {
 }
 
 impl Capture {
+    /// Whether it has captured no packet so far.
+    pub fn is_empty(&self) -> bool {
+        fs::metadata(&self.file).is_ok_and(|file| file.len() <= FILE_HEADER)
+    }
+
     /// Stops the capture; returns a line for each packet.
     pub fn end(mut self) -> Vec<String> {
         thread::sleep(Duration::from_millis(300));

@@ -32,7 +32,7 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use std::{fs, thread};
 
 use serde_json::Value;
@@ -426,6 +426,14 @@ impl Testbed {
     pub fn wait_in_force(&self) {
         let (code, stdout, stderr) = self.policy_status(&["--wait", "15"]);
         assert_eq!(code, 0, "{stdout}{stderr}\n{}", self.log());
+    }
+
+    /// Waits until the gateway's cache has the policy in force. It is written at most once a second, and confirmed every
+    /// 5 s if it is current.
+    pub fn wait_cached(&self) {
+        let (file, now) = (self.folder.path().join("policy.cache"), SystemTime::now());
+        let is_confirmed = || fs::metadata(&file).is_ok_and(|metadata| metadata.modified().unwrap() >= now);
+        assert!(wait_for(Duration::from_secs(15), is_confirmed), "{}", self.log());
     }
 
     /// Packets of one direction, forwarded by all workers.

@@ -60,7 +60,8 @@ impl Policyd {
         Self::spawn_with_wrapper(&[], host, folder, settings)
     }
 
-    fn spawn_with_wrapper(wrapper: &[String], host: &Host, folder: &Path, settings: PolicydConfig<'_>) -> Self {
+    /// The same with a command prefix.
+    pub fn spawn_with_wrapper(wrapper: &[String], host: &Host, folder: &Path, settings: PolicydConfig<'_>) -> Self {
         let PolicydConfig { name, listen, metrics, extra } = settings;
         let mut text = format!(
             "listen: \"{listen}\"\nmetrics: {{listen: \"127.0.0.1:{metrics}\"}}\nlog: {{format: json}}\n{extra}\n"

@@ -1,11 +1,11 @@
-//! Faults of interfaces under a running gateway: detached XDP programs, links down, dead next hops, recreated
-//! interfaces. The gateway drops, reports and recovers.
+//! Faults of interfaces under a running gateway: detached XDP programs and tc guards, links down, dead next hops,
+//! recreated interfaces, added queues. The gateway drops, reports and recovers.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use vipgate::lab::run;
+use vipgate::lab::{Host, run};
 use vipgate_tests::traffic::{Connections, start_echo_server};
 use vipgate_tests::{POD_FILTER, SERVER, Testbed, VIP_A, session_state, wait_for};
 
@@ -14,6 +14,25 @@ const INTERFACES: [&str; 2] = ["gw-in", "gw-out"];
 /// Whether an XDP program is attached to an interface, as shown by iproute2.
 fn has_xdp(testbed: &Testbed, interface: &str) -> bool {
     testbed.gateway.output(&["ip", "-d", "link", "show", interface]).unwrap().contains("prog/xdp")
+}
+
+/// Whether the tc guard is installed on an interface, as shown by iproute2.
+fn has_guard(testbed: &Testbed, interface: &str) -> bool {
+    let filters = testbed.gateway.output(&["tc", "filter", "show", "dev", interface, "ingress"]);
+    filters.is_ok_and(|filters| filters.contains("vipgate_guard"))
+}
+
+/// Compiles a BPF program of somebody else; returns the path of its object.
+fn compile_other(testbed: &Testbed, section: &str, verdict: i32) -> String {
+    let (source, object) = (testbed.folder.path().join("other.c"), testbed.folder.path().join("other.o"));
+    let text = format!(
+        "__attribute__((section(\"{section}\"), used)) int other(void *context) {{ return {verdict}; }}\n\
+         __attribute__((section(\"license\"), used)) char terms[] = \"GPL\";\n"
+    );
+    fs::write(&source, text).unwrap();
+    let [from, to] = [&source, &object].map(|path| path.display().to_string());
+    run(&["clang", "-O2", "-g", "-target", "bpf", "-c", &from, "-o", &to]).unwrap();
+    to
 }
 
 fn interface(testbed: &Testbed, name: &str) -> serde_json::Value {
@@ -81,18 +100,95 @@ fn a_detached_xdp_program_leaks_nothing_and_is_reattached() {
 #[test]
 fn detach_removes_the_tc_guard() {
     let mut testbed = Testbed::with_gateway("guard");
-    let filters =
-        |testbed: &Testbed| testbed.gateway.output(&["tc", "filter", "show", "dev", "gw-in", "ingress"]).unwrap();
-    assert!(filters(&testbed).contains("vipgate_guard"), "{}", filters(&testbed));
+    assert!(has_guard(&testbed, "gw-in"));
     testbed.stop("TERM");
     let config = testbed.write_config("");
-    assert!(filters(&testbed).contains("vipgate_guard"), "the guard stays after exit: {}", filters(&testbed));
+    assert!(has_guard(&testbed, "gw-in"), "the guard stays after exit");
     assert_eq!(testbed.command(&["detach", "--config", &config]).0, 0);
-    assert!(!filters(&testbed).contains("vipgate_guard") && !has_xdp(&testbed, "gw-in"), "{}", filters(&testbed));
+    assert!(!has_guard(&testbed, "gw-in") && !has_xdp(&testbed, "gw-in"));
     // With `on_exit: pass`, nothing may outlive the process.
     testbed.start("xdp: {on_exit: pass}");
-    assert!(!filters(&testbed).contains("vipgate_guard"), "{}", filters(&testbed));
+    wait_ready(&testbed, "without a guard");
+    assert!(!has_guard(&testbed, "gw-in"));
+    assert_eq!(interface(&testbed, "gw-in")["guard"], "");
     testbed.check_source_addresses(&testbed.pods[0], SERVER, VIP_A);
+}
+
+/// Whether sessions are stored or not, and from other mount and PID namespaces, as those of a container.
+#[test]
+fn detach_removes_nothing_while_a_gateway_runs() {
+    let mut testbed = Testbed::new("detachrun");
+    for (more, signal) in [("xdp: {on_exit: pass}", "TERM"), ("", "KILL")] {
+        testbed.start(more);
+        let config = testbed.write_config(more);
+        let container = ["unshare", "--mount", "--pid", "--fork"];
+        let (code, _, stderr) = testbed.command_with_wrapper(&container, &["detach", "--config", &config]);
+        for words in ["interface gw-in: ", "is this gateway already running", "nothing was removed"] {
+            assert!(code == 1 && stderr.contains(words), "{code}: {stderr}");
+        }
+        for interface in INTERFACES {
+            assert!(has_xdp(&testbed, interface) && has_guard(&testbed, interface) == more.is_empty(), "{interface}");
+        }
+        testbed.check_source_addresses(&testbed.pods[0], SERVER, VIP_A);
+        assert!(!testbed.log().contains("_detached"), "{}", testbed.log());
+        testbed.stop(signal);
+    }
+    let (code, stdout, stderr) = testbed.command(&["detach", "--config", &testbed.write_config("")]);
+    assert_eq!(code, 0, "after SIGKILL: {stdout}{stderr}");
+    for interface in INTERFACES {
+        assert!(!has_xdp(&testbed, interface) && !has_guard(&testbed, interface), "{interface}");
+    }
+}
+
+/// The tc guard is removed, alone or with its qdisc, or replaced: it is put back, and works.
+#[test]
+fn a_removed_tc_guard_is_put_back() {
+    let testbed = Testbed::with_gateway("guardoff");
+    wait_ready(&testbed, "before");
+    let capture = testbed.capture(POD_FILTER);
+    // TC_ACT_UNSPEC.
+    let object = compile_other(&testbed, "classifier", -1);
+    let remove = ["tc", "filter", "del", "dev", "gw-in", "ingress"];
+    let remove_qdisc = ["tc", "qdisc", "del", "dev", "gw-in", "clsact"];
+    let place = ["tc", "filter", "replace", "dev", "gw-in", "ingress", "protocol", "all", "pref", "1"];
+    let replace = [&place[..], &["handle", "0x766970", "bpf", "da", "obj", &object, "sec", "classifier"]].concat();
+    let is_detached = |times: f64| {
+        let count = |interface: &str| testbed.metric("vipgate_guard_detached_total", interface);
+        (count("gw-in") - times).abs() < 0.1 && count("gw-out") < 0.1
+    };
+    for (removal, times) in [(&remove[..], 1.0), (&remove_qdisc[..], 2.0), (&replace[..], 3.0)] {
+        testbed.gateway.output(removal).unwrap();
+        let is_counted = wait_for(Duration::from_secs(3), || is_detached(times));
+        assert!(is_counted && has_guard(&testbed, "gw-in"), "{removal:?}: {}", testbed.log());
+    }
+    assert_eq!(interface(&testbed, "gw-in")["guard"], "attached");
+    assert!(testbed.log().contains("\"guard_detached\""), "{}", testbed.log());
+
+    // Removed again and again: it is put back with growing delays. The gateway reports that, and forwards.
+    let is_reported = wait_for(Duration::from_secs(10), || {
+        // Fails if it isn't back yet.
+        let _ = testbed.gateway.output(&remove);
+        let (status, body) = testbed.http_get("/readyz");
+        status == 503 && body.contains("interface gw-in has lost its tc guard")
+    });
+    assert!(is_reported, "{:?}\n{}", testbed.http_get("/readyz"), testbed.log());
+    testbed.check_source_addresses(&testbed.pods[0], SERVER, VIP_A);
+    wait_ready(&testbed, "put back");
+    assert!(has_guard(&testbed, "gw-in"));
+    let words = "unable to forward: interface gw-in has lost its tc guard";
+    assert!(!testbed.log().contains(words), "{}", testbed.log());
+
+    // While the gateway is suspended, the new guard drops what the XDP program would have captured.
+    testbed.process().signal("STOP").unwrap();
+    testbed.gateway.ip(&["link", "set", "gw-in", "xdp", "off"]).unwrap();
+    for server in SERVER {
+        let ping = ["ping", "-c", "3", "-i", "0.1", "-W", "1", server];
+        assert!(testbed.pods[0].output(&ping).is_err(), "the kernel has forwarded it");
+    }
+    testbed.process().signal("CONT").unwrap();
+    assert!(wait_for(Duration::from_secs(2), || has_xdp(&testbed, "gw-in")), "{}", testbed.log());
+    testbed.check_source_addresses(&testbed.pods[0], SERVER, VIP_A);
+    assert_eq!(capture.end(), Vec::<String>::new(), "a pod's address leaked");
 }
 
 /// Another program is replaced; if it is attached repeatedly, the gateway drops, reports it, and retries with
@@ -100,16 +196,12 @@ fn detach_removes_the_tc_guard() {
 #[test]
 fn a_foreign_xdp_program_is_replaced_with_backoff() {
     let testbed = Testbed::with_gateway("xdpother");
-    let (source, object) = (testbed.folder.path().join("other.c"), testbed.folder.path().join("other.o"));
-    let text = "__attribute__((section(\"xdp\"), used)) int other(void *context) { return 2; }\n\
-                __attribute__((section(\"license\"), used)) char terms[] = \"GPL\";\n";
-    fs::write(&source, text).unwrap();
-    let [from, to] = [&source, &object].map(|path| path.display().to_string());
-    run(&["clang", "-O2", "-g", "-target", "bpf", "-c", &from, "-o", &to]).unwrap();
+    // XDP_PASS.
+    let object = compile_other(&testbed, "xdp", 2);
     let attach_other = || {
         testbed
             .gateway
-            .output(&["ip", "-force", "link", "set", "dev", "gw-in", "xdpdrv", "obj", &to, "sec", "xdp"])
+            .output(&["ip", "-force", "link", "set", "dev", "gw-in", "xdpdrv", "obj", &object, "sec", "xdp"])
             .unwrap();
     };
     let state = || interface(&testbed, "gw-in")["xdp"].as_str().unwrap_or_default().to_owned();
@@ -243,6 +335,51 @@ fn a_recreated_interface_is_reattached_with_its_sessions() {
     assert!(!status.success() && status.code() != Some(2), "systemd restarts it: {status:?}");
     assert!(testbed.log().contains("interface gw-in was recreated"), "{}", testbed.log());
     testbed.start(&more);
+    let outcome = clients.end();
+    assert!(outcome.alive == 50 && outcome.changed == 0, "{outcome:?}");
+    testbed.check_source_addresses(&testbed.pods[0], SERVER, VIP_A);
+    wait_ready(&testbed, "after");
+    testbed.check_frames();
+    assert_eq!(capture.end(), Vec::<String>::new(), "a pod's address leaked");
+}
+
+/// A queue that is added has no socket. The gateway exits; restarted, as by systemd, it polls all queues and restores
+/// the sessions. Meanwhile nothing leaks.
+#[test]
+fn added_queues_are_polled_after_a_restart_with_its_sessions() {
+    let (_folder, state) = session_state();
+    let more = format!("{state}\nworkers: {{cores: [0]}}");
+    let mut testbed = Testbed::new("queues");
+    let set_queues = |host: &Host, interface: &str, direction: &str, count: &str| {
+        host.output(&["ethtool", "-L", interface, direction, count])
+    };
+    // Native XDP on a veth needs as many receive queues as the other end has transmit queues.
+    set_queues(&testbed.switch, "to-gw", "tx", "1").unwrap();
+    set_queues(&testbed.gateway, "gw-in", "rx", "1").unwrap();
+    testbed.start(&more);
+    wait_ready(&testbed, "before");
+    let _server = start_echo_server(&testbed);
+    let clients = Connections::open(&testbed, &testbed.pods[0], SERVER[0], 50);
+    let capture = testbed.capture(POD_FILTER);
+    set_queues(&testbed.gateway, "gw-out", "rx", "1").expect_err("the kernel removes no queue that has a socket");
+    assert_eq!(testbed.http_get("/readyz").0, 200);
+
+    set_queues(&testbed.gateway, "gw-in", "rx", "2").unwrap();
+    let status = testbed.wait_exit();
+    assert!(!status.success() && status.code() != Some(2), "systemd restarts it: {status:?}");
+    let words = "the receive queues of interface gw-in have changed from 1 to 2";
+    assert!(testbed.log().contains(words), "{}", testbed.log());
+    // The veth hasn't given the XDP program to its new queue: there the tc guard drops.
+    set_queues(&testbed.switch, "to-gw", "tx", "2").unwrap();
+    for server in SERVER {
+        let ping = ["ping", "-c", "2", "-i", "0.1", "-W", "1", server];
+        assert!(testbed.pods[0].output(&ping).is_err(), "the kernel has forwarded it");
+    }
+
+    testbed.start(&more);
+    let sockets = testbed.query(&["status"])["sockets"].clone();
+    let is_inside = |socket: &&serde_json::Value| socket["interface"] == "gw-in";
+    assert_eq!(sockets.as_array().unwrap().iter().filter(is_inside).count(), 2, "{sockets}");
     let outcome = clients.end();
     assert!(outcome.alive == 50 && outcome.changed == 0, "{outcome:?}");
     testbed.check_source_addresses(&testbed.pods[0], SERVER, VIP_A);

@@ -119,8 +119,8 @@ fn sessions_survive_changed_workers_and_capacity() {
 fn sessions_migrate_with_capacity_for_one_set_of_files() {
     let folder = TempDir::with_prefix("vipgate-test-small-").unwrap();
     let path = folder.path().display().to_string();
-    // The old set of files takes 28 MiB, the new one 14: each slab has at least 2.
-    vipgate::lab::run(&["mount", "-t", "tmpfs", "-o", "size=34m", "tmpfs", &path]).unwrap();
+    // The old set of files takes 32 MiB, the new one 16: each slab has at least 2.
+    vipgate::lab::run(&["mount", "-t", "tmpfs", "-o", "size=38m", "tmpfs", &path]).unwrap();
     let mut testbed = Testbed::new("tight");
     testbed.accounting.allow(RING_LOSSES);
     let more = format!("sessions: {{capacity: 4096, state: {path}}}");

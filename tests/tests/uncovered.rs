@@ -1,12 +1,13 @@
 //! Uncovered pods: with `pod_cidrs`, traffic that no policy covers is dropped before, with and after a policy, and
-//! traffic inside of the cluster is not translated.
+//! traffic inside of the cluster is not translated. Priority tags make no difference, for covered pods either.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::fs;
 use std::time::Duration;
 
-use vipgate::lab::Host;
 use vipgate::lab::reflector::query_udp;
-use vipgate_tests::{EXCLUDED, POD_FILTER, SERVER, Testbed, VIP_A, wait_for};
+use vipgate::lab::{Host, run};
+use vipgate_tests::{EXCLUDED, POD_FILTER, SERVER, Testbed, VIP_A, VIP_B, wait_for};
 
 /// Pod CIDRs of the testbed; the server's other addresses serve as Service CIDRs.
 const CLUSTER: &str = "pod_cidrs: [10.1.0.0/16, \"fd00:1::/32\"]\nservice_cidrs: [10.9.0.0/16, \"fd00:9::/32\"]";
@@ -110,4 +111,68 @@ fn a_policy_server_distributes_pod_cidrs() {
     testbed.check_source_addresses(&testbed.pods[0], SERVER, VIP_A);
     testbed.stop("TERM");
     check_uncovered(&mut testbed, "");
+}
+
+/// Adds tags with VLAN ID 0 and these types, the innermost first, to all frames that a pod sends.
+fn add_priority_tags(testbed: &Testbed, pod: usize, types: &[u16]) {
+    let [source, object] = ["tags.c", "tags.o"].map(|name| testbed.folder.path().join(name).display().to_string());
+    let pushes: Vec<_> = types.iter().map(|kind| format!("push(frame, {}, 5 << 13); ", kind.to_be())).collect();
+    // bpf_skb_vlan_push with priority 5, and TC_ACT_UNSPEC: other filters add their tags, too.
+    let text = format!(
+        "static long (*const push)(void *, unsigned short, unsigned short) = (void *)18;\n\
+         __attribute__((section(\"tc\"), used)) int tags(void *frame) {{ {}return -1; }}\n\
+         __attribute__((section(\"license\"), used)) char terms[] = \"GPL\";\n",
+        pushes.concat()
+    );
+    fs::write(&source, text).unwrap();
+    run(&["clang", "-O2", "-g", "-target", "bpf", "-c", &source, "-o", &object]).unwrap();
+    let filter = ["tc", "filter", "add", "dev", "eth0", "egress", "bpf", "da", "obj", &object, "sec", "tc"];
+    testbed.pods[pod].output(&filter).unwrap();
+}
+
+/// Pods with priority tags, in an XDP mode, which iproute2 calls `link_mode`.
+fn check_priority_tags(testbed: &mut Testbed, mode: &str, link_mode: &str) {
+    testbed.uses_policy_server = false;
+    // The tags are in the frames, as on a physical wire, not in metadata of the link.
+    let offloads = ["ethtool", "-K", "to-gw", "txvlan", "off", "tx-vlan-stag-hw-insert", "off"];
+    testbed.switch.output(&offloads).unwrap();
+    testbed.start(&format!("{CLUSTER}\nxdp: {{mode: {mode}}}"));
+    let capture = testbed.capture(POD_FILTER);
+    for pod in &testbed.pods {
+        pod.output(&["tc", "qdisc", "add", "dev", "eth0", "clsact"]).unwrap();
+    }
+    for (pod, types, vips) in [(0, &[0x8100][..], VIP_A), (1, &[0x8100, 0x88a8][..], VIP_A), (2, &[0x88a8][..], VIP_B)]
+    {
+        add_priority_tags(testbed, pod, types);
+        testbed.check_source_addresses(&testbed.pods[pod], SERVER, vips);
+    }
+    add_priority_tags(testbed, 3, &[0x8100]);
+    testbed.accounting.expect_exactly([("no_policy", 2)]);
+    check_unreachable(testbed, &[3]);
+    // Three tags are more than the program removes.
+    add_priority_tags(testbed, 0, &[0x88a8, 0x8100]);
+    testbed.accounting.expect(["not_ours"]);
+    check_unreachable(testbed, &[0]);
+    assert!(testbed.query(&["drops"])["not_ours"].as_u64().unwrap() >= 2);
+
+    // The tc guard alone.
+    testbed.process().signal("STOP").unwrap();
+    for interface in ["gw-in", "gw-out"] {
+        testbed.gateway.ip(&["link", "set", interface, link_mode, "off"]).unwrap();
+    }
+    check_unreachable(testbed, &[0, 1, 2, 3]);
+    testbed.process().signal("CONT").unwrap();
+    assert!(testbed.metric("vipgate_steered_packets_total", "outcome=\"guarded\"") >= 8.0);
+    assert_eq!(capture.end(), Vec::<String>::new(), "a pod's address leaked");
+    testbed.check_frames();
+}
+
+#[test]
+fn pods_with_priority_tags_are_translated_or_dropped() {
+    check_priority_tags(&mut Testbed::new("tags"), "native", "xdpdrv");
+}
+
+#[test]
+fn pods_with_priority_tags_are_translated_or_dropped_in_generic_mode() {
+    check_priority_tags(&mut Testbed::new("tags-generic"), "generic", "xdpgeneric");
 }

@@ -2,7 +2,8 @@
 //!
 //! This gateway opens sessions in a new shard only when no other gateway does so any more: the previous owner has
 //! released it, its lease had expired before the view was created, or the view is older than the TTL, so all leases
-//! under earlier views have expired. It asks to become active only once it has the sessions of all active members.
+//! under earlier views have expired. It asks to become active only once it has the sessions of all active members; one
+//! that takes its predecessor's place without the server opens sessions only then.
 
 mod releases;
 
@@ -18,6 +19,7 @@ use vipgate_policy::compiler;
 use self::releases::{AwaitedRelease, PolicyReleases};
 use super::replication::Release;
 use super::status::{Authority, MembershipStatus};
+use super::succession::Claim;
 use super::{DesiredState, DrainBlock, DrainBlockReason, Member, MembershipView};
 
 /// An active member starts a full sync after each view that changes the active members. If none has started within this
@@ -61,10 +63,24 @@ pub struct PeerState {
     pub acknowledged_policy: Option<Arc<str>>,
 }
 
+/// By what right this process has its gateway's place in the view.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Entitlement {
+    /// The policy server names it, or will.
+    Assigned,
+    /// The view names a predecessor, and the server was away: it doesn't have the sessions of all active members yet.
+    CatchingUp,
+    /// The same, and it has had them.
+    Inherited,
+}
+
 /// State of the group as seen by this gateway.
 #[derive(Clone, Debug)]
 pub struct GroupState {
     name: Arc<str>,
+    /// This process, and its predecessors; `None`: it isn't distinguished from others of this name.
+    claim: Option<Claim>,
+    entitlement: Entitlement,
     /// Tunnel endpoint of this gateway.
     endpoint: Option<SocketAddr>,
     source: MembershipSource,
@@ -101,6 +117,8 @@ impl GroupState {
         let authority = if source == MembershipSource::Static { Authority::None } else { Authority::Unknown };
         Self {
             name,
+            claim: None,
+            entitlement: Entitlement::Assigned,
             endpoint,
             source,
             policy: Vec::new(),
@@ -120,6 +138,11 @@ impl GroupState {
             sync_requested: None,
             unable: None,
         }
+    }
+
+    /// Sets which process this is.
+    pub fn set_claim(&mut self, claim: Claim) {
+        self.claim = Some(claim);
     }
 
     /// Sets the gateways and the version of the policy in force.
@@ -186,8 +209,31 @@ impl GroupState {
         }
         (self.authority, self.view) = (status.authority, status.view.clone());
         (self.ttl, self.is_granted) = (status.ttl, status.is_ttl_confirmed);
+        self.update_entitlement();
         self.drain_block = status.drain_block.clone().filter(|_| self.draining);
         self.owns_home_shards &= was_active && self.is_active_member(&self.name);
+    }
+
+    /// Whether the view names a predecessor of this process.
+    fn is_successor(&self) -> bool {
+        let succeeds = |member: &Member| self.claim.as_ref().is_some_and(|claim| claim.succeeds(member.incarnation));
+        self.view.member(&self.name).is_some_and(succeeds)
+    }
+
+    /// Whether the view names this process, or a predecessor. Another one may have a lease.
+    fn is_entitled(&self) -> bool {
+        let is_own = |member: &Member| self.claim.as_ref().is_none_or(|claim| claim.incarnation == member.incarnation);
+        self.is_successor() || self.view.member(&self.name).is_some_and(is_own)
+    }
+
+    /// A process takes its predecessor's place while the server is away, and gives it up to no earlier view than one that
+    /// names another process.
+    fn update_entitlement(&mut self) {
+        self.entitlement = match self.entitlement {
+            _ if !self.is_successor() => Entitlement::Assigned,
+            Entitlement::Assigned if self.authority == Authority::Unreachable => Entitlement::CatchingUp,
+            entitlement => entitlement,
+        };
     }
 
     /// Sets the state of all peers.
@@ -272,7 +318,10 @@ impl GroupState {
 
     /// The members of the current view.
     fn members_of_view(&mut self, now: Instant, tick: Tick) -> Vec<MemberSpec> {
-        let all_released = self.all_released(now, tick);
+        if self.entitlement == Entitlement::CatchingUp && self.is_synced(now) {
+            self.entitlement = Entitlement::Inherited;
+        }
+        let all_released = self.entitlement != Entitlement::CatchingUp && self.all_released(now, tick);
         self.update_policy_releases(now);
         self.owns_home_shards |= all_released && self.is_active_member(&self.name);
         let owns_home_shards = self.owns_home_shards;
@@ -371,7 +420,9 @@ impl GroupState {
 
     /// When to request full syncs from peers whose last one began under an older view.
     fn sync_deadline(&self, now: Instant) -> Option<Instant> {
-        let (_, received) = self.active_change.filter(|_| self.desired_state(now) == DesiredState::Joining)?;
+        let awaits_sync =
+            self.entitlement == Entitlement::CatchingUp || self.desired_state(now) == DesiredState::Joining;
+        let (_, received) = self.active_change.filter(|_| awaits_sync)?;
         Some(self.sync_requested.map_or(received, |requested| requested.max(received)) + SYNC_TIMEOUT)
     }
 
@@ -395,11 +446,28 @@ impl GroupState {
         self.view.active_members().filter(|member| member.name != self.name).filter(is_reachable)
     }
 
-    /// Until when all peers have promised not to use this gateway's shards, while the policy server is unreachable. A
-    /// gateway that the server has assigned them to would use a newer view, and promise nothing under this one. Nor does
-    /// a gateway of the policy that this view doesn't have yet.
+    /// Whether this gateway forwards packets: before it has a view, or while it is active without a lease and without the
+    /// server, it drops them.
+    pub fn forwards(&self, has_lease: bool) -> bool {
+        let is_in_place = match self.authority {
+            Authority::Unknown => false,
+            Authority::Unreachable => has_lease || !self.is_active(),
+            Authority::None | Authority::Reachable => true,
+        };
+        is_in_place || !self.needs_lease()
+    }
+
+    /// Until when all peers have promised not to use this gateway's shards, while the policy server is unreachable, or
+    /// doesn't know yet that this process has taken its predecessor's place. A gateway that the server has assigned them
+    /// to would use a newer view, and promise nothing under this one. Nor does a gateway of the policy that this view
+    /// doesn't have yet. Before the first lease, it is unknown for how long a promise holds.
     pub fn lease_from_peers(&self) -> Option<Tick> {
-        if self.authority != Authority::Unreachable || !self.is_active_member(&self.name) {
+        let counts = match self.authority {
+            Authority::Unreachable => true,
+            Authority::Reachable => self.entitlement != Entitlement::Assigned,
+            Authority::Unknown | Authority::None => false,
+        };
+        if !counts || !self.is_granted || !self.is_active_member(&self.name) || !self.is_entitled() {
             return None;
         }
         let promise = |name: &Arc<str>| {

@@ -7,8 +7,9 @@
 //!             status, lease <---------------- view update
 //! ```
 //! `authority` decides which gateways are active, at the server; `group_state` decides at a gateway when it may open
-//! sessions and which state it requests; `replication` has the state machines of session replication between gateways.
-//! `view`, `status` and `secret` are the values that both sides exchange.
+//! sessions and which state it requests; `succession` which process of a peer counts while the server is away;
+//! `replication` has the state machines of session replication between gateways. `view`, `status` and `secret` are the
+//! values that both sides exchange.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
@@ -20,6 +21,7 @@ pub mod replication;
 mod resharding_model;
 pub mod secret;
 pub mod status;
+pub mod succession;
 pub mod view;
 
 pub use self::secret::{Commitment, Secret};

@@ -2,15 +2,16 @@
 //! no session is lost while a gateway lives that has it, and each shard has an owner in the end.
 //!
 //! A world has a policy server, two to four gateways, links between them, and one VIP with two shards. It is driven by
-//! the real decisions: `MembershipState` at the server, `GroupState`, `SendState`, `ReceiveState` and `SyncRounds` at
-//! each gateway. What does I/O around these is written down here once more, and so are two parts of the engine, because
-//! the real ones are too slow for a million worlds: the placement in snapshots (`engine`, compared with the real one in
-//! `engine_check`), and what workers do with records (`table`). Time is a number of milliseconds.
+//! the real decisions: `MembershipState` at the server, `GroupState`, `PeerProcess`, `SendState`, `ReceiveState` and
+//! `SyncRounds` at each gateway. What does I/O around these is written down here once more, and so are two parts of the
+//! engine, because the real ones are too slow for a million worlds: the placement in snapshots (`engine`, compared with
+//! the real one in `engine_check`), and what workers do with records (`table`). Time is a number of milliseconds.
 //!
 //! ```text
 //!   server.rs   streams, store ==heartbeats, views==> process.rs, client.rs   group state, snapshots, lease
 //!   world.rs    steps, sessions            replication.rs, receiver.rs   send loop, receiver <==frames==> other processes
 //!   env.rs      clock, network, queue of inputs          table.rs, engine.rs   worker, placement
+//!   succession.rs   what a process leaves to the next one of its gateway
 //!   invariants.rs   what holds at each step, and in the end, when everything is healed and has converged
 //! ```
 //! Random worlds (`steps`) are generated from their number, so a failure names the world, and its shortest script.
@@ -35,6 +36,7 @@ mod receiver;
 mod replication;
 mod server;
 mod steps;
+mod succession;
 mod table;
 mod world;
 

@@ -74,7 +74,7 @@ fn explain_vip(vip: &Vip, policy: &Policy, used: &BlockUsage, state: &GatewaySta
     VipExplained {
         owner: membership::owner_name(policy, vip.shards.owner(), state),
         ports: Some(ports::vip_ports(vip, used, policy, state)),
-        vip: Some(server::vip(vip, users.values().sum(), policy, state)),
+        vip: Some(server::vip(vip, users.values().sum(), used, policy, state)),
         users: users.into_iter().map(|(policy, endpoints)| VipUser { policy: policy.to_owned(), endpoints }).collect(),
         services: services.map(services::summary).collect(),
     }

@@ -15,6 +15,7 @@ use vipgate_dataplane::session::query::SessionFilter;
 
 use super::capture::Captures;
 use super::filter::FilterError;
+use super::ports::BlockUsage;
 use super::proto::admin_server::Admin;
 use super::{drops, explain, membership, placement, ports, proto, services, status, trace};
 use crate::admin::workers::Workers;
@@ -73,7 +74,7 @@ impl Admin for Service {
         vips.sort_by_key(|vip| vip.address);
         let vips = vips.into_iter().map(|it| {
             let users = users.get(&it.address).copied().unwrap_or_default();
-            proto::Vip { table_sessions: used.table_sessions(it.ports.id), ..vip(it, users, &policy, &self.state) }
+            vip(it, users, &used, &policy, &self.state)
         });
         Ok(Response::new(proto::VipsReply {
             vips: vips.collect(),
@@ -146,8 +147,8 @@ impl Admin for Service {
     }
 }
 
-/// A VIP and the number of endpoints that use it.
-pub(super) fn vip(vip: &Vip, endpoints: u64, policy: &Policy, state: &GatewayState) -> proto::Vip {
+/// A VIP, with the number of endpoints that use it, and what it uses at the workers.
+pub(super) fn vip(vip: &Vip, endpoints: u64, used: &BlockUsage, policy: &Policy, state: &GatewayState) -> proto::Vip {
     let conflicts = state.conflicts.load();
     proto::Vip {
         address: vip.address.to_string(),
@@ -164,7 +165,7 @@ pub(super) fn vip(vip: &Vip, endpoints: u64, policy: &Policy, state: &GatewaySta
         }),
         shares: membership::shards(policy, vip, state),
         sessions: vip.ports.pool.sessions(),
-        table_sessions: 0,
+        table_sessions: used.table_sessions(vip.ports.id),
         private: vip.private_at(policy.members().this_name()).map(|it| it.to_string()).unwrap_or_default(),
     }
 }

@@ -97,17 +97,22 @@ fn workers(state: &GatewayState) -> Vec<proto::WorkerStatus> {
 
 fn interfaces(state: &GatewayState) -> Vec<proto::InterfaceStatus> {
     let (network, tracking) = (state.network.load(), state.tracking.load());
-    let interfaces = network.interfaces.iter().map(|interface| proto::InterfaceStatus {
-        down: tracking::down(&tracking, &interface.name),
-        xdp: tracking::xdp(&tracking, &interface.name),
-        xdp_detached: tracking::detached(&tracking, &interface.name),
-        name: interface.name.clone(),
-        role: role(interface.role).to_owned(),
-        mac: format_mac(interface.mac),
-        mtu: interface.mtu.into(),
-        carried: interface.usable_mtu().into(),
-        up: interface.up,
-        addresses: interface.addresses.iter().map(IpAddr::to_string).collect(),
+    let interfaces = network.interfaces.iter().map(|interface| {
+        let (xdp, guard) = tracking::programs(&tracking, &interface.name);
+        proto::InterfaceStatus {
+            down: tracking::down(&tracking, &interface.name),
+            xdp: tracking::program(xdp),
+            xdp_detached: xdp.unwrap_or_default().detached,
+            guard: tracking::program(guard),
+            guard_detached: guard.unwrap_or_default().detached,
+            name: interface.name.clone(),
+            role: role(interface.role).to_owned(),
+            mac: format_mac(interface.mac),
+            mtu: interface.mtu.into(),
+            carried: interface.usable_mtu().into(),
+            up: interface.up,
+            addresses: interface.addresses.iter().map(IpAddr::to_string).collect(),
+        }
     });
     interfaces.collect()
 }

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::proto;
 use crate::kernel::LinkState;
-use crate::state::tracking::{InterfaceAttachment, TrackingStatus, XdpAttachment};
+use crate::state::tracking::{Attachment, ProgramAttachment, TrackingStatus};
 
 /// Why an interface is down; empty: it is up.
 pub(super) fn down(tracking: &TrackingStatus, interface: &str) -> String {
@@ -12,22 +12,22 @@ pub(super) fn down(tracking: &TrackingStatus, interface: &str) -> String {
     link.map(|link| link.state.description().to_owned()).unwrap_or_default()
 }
 
-/// State of the XDP program on an interface.
-pub(super) fn xdp(tracking: &TrackingStatus, interface: &str) -> String {
-    attachment(tracking, interface).map_or_else(String::new, |it| match &it.state {
-        XdpAttachment::Attached => "attached".to_owned(),
-        XdpAttachment::Missing => "missing".to_owned(),
-        XdpAttachment::Replaced { id } => format!("another program, id {id}"),
+/// The attachment of the XDP program and of the tc guard of an interface.
+pub(super) fn programs(
+    tracking: &TrackingStatus,
+    interface: &str,
+) -> (Option<ProgramAttachment>, Option<ProgramAttachment>) {
+    let attachment = tracking.attachments.iter().find(|it| it.interface == interface);
+    (attachment.map(|it| it.xdp), attachment.and_then(|it| it.guard))
+}
+
+/// State of a program; empty: there is none.
+pub(super) fn program(attachment: Option<ProgramAttachment>) -> String {
+    attachment.map_or_else(String::new, |it| match it.state {
+        Attachment::Attached => "attached".to_owned(),
+        Attachment::Missing => "missing".to_owned(),
+        Attachment::Replaced { id } => format!("another program, id {id}"),
     })
-}
-
-/// How often the program was found detached from an interface.
-pub(super) fn detached(tracking: &TrackingStatus, interface: &str) -> u64 {
-    attachment(tracking, interface).map_or(0, |it| it.detached)
-}
-
-fn attachment<'a>(tracking: &'a TrackingStatus, interface: &str) -> Option<&'a InterfaceAttachment> {
-    tracking.attachments.iter().find(|it| it.interface == interface)
 }
 
 /// Remaining hold-down time of the gateway in milliseconds.

@@ -221,7 +221,7 @@ fn interfaces(status: &proto::StatusReply) -> String {
             interface.name.clone(),
             interface.role.clone(),
             link(interface),
-            xdp(interface),
+            programs(interface),
             interface.mac.clone(),
             mtu(interface),
             interface.addresses.join(" "),
@@ -239,14 +239,23 @@ fn link(interface: &proto::InterfaceStatus) -> String {
     }
 }
 
-/// State of the XDP program, and how often it was found detached.
-fn xdp(interface: &proto::InterfaceStatus) -> String {
-    let times = match interface.xdp_detached {
+/// State of the XDP program, and of the tc guard unless it is where it belongs.
+fn programs(interface: &proto::InterfaceStatus) -> String {
+    let xdp = program(&interface.xdp, interface.xdp_detached);
+    match (interface.guard.as_str(), interface.guard_detached) {
+        ("" | "attached", 0) => xdp,
+        (guard, detached) => format!("{xdp}, guard {}", program(guard, detached)),
+    }
+}
+
+/// State of the XDP program or of the tc guard, and how often it was found detached.
+fn program(state: &str, detached: u64) -> String {
+    let times = match detached {
         0 => String::new(),
         1 => ", DETACHED once".to_owned(),
         times => format!(", DETACHED {times} times"),
     };
-    let what = match interface.xdp.as_str() {
+    let what = match state {
         "" => "-",
         "attached" => "attached",
         "missing" => "MISSING",
@@ -376,6 +385,14 @@ cluster   uncovered packets are dropped if they are from
         assert!(verified.contains(manifests), "{verified}");
         assert_eq!(unverified, verified.replace(manifests, &format!("{manifests}{line}")));
         assert!(line.trim_end().len() <= 80, "it fits a terminal");
+    }
+
+    #[test]
+    fn a_program_is_shown_with_the_times_that_it_was_detached() {
+        assert_eq!(program("", 0), "-");
+        assert_eq!(program("attached", 1), "attached, DETACHED once");
+        assert_eq!(program("missing", 2), "MISSING, DETACHED 2 times");
+        assert_eq!(program("another program, id 7", 0), "REPLACED by another program, id 7");
     }
 
     #[test]

@@ -302,7 +302,7 @@ pub struct Sessions {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reserve: Option<u64>,
     /// Directory for session state that survives a restart, and with `policy.files` and no other gateway for the record of
-    /// addresses of AddressPools; `null`: none. Default: `/dev/shm/vipgate`.
+    /// addresses of AddressPools; `null`: none. It is no link, and others can't write to it. Default: `/dev/shm/vipgate`.
     #[schemars(with = "Option<FilePath>")]
     pub state: Option<PathBuf>,
     /// Idle timeouts of sessions.

@@ -324,7 +324,7 @@ fn node_yaml_has_defaults_and_validation() {
     let text = "name: node-1\nserver: {url: \"https://policy:18000\"}";
     let config = NodeConfig::parse("n.yaml", text).unwrap();
     assert!(schema_accepts(Published::NodeYaml, text));
-    assert_eq!((config.mark_mask, config.tunnel.device.as_str()), (0x3f00, "vipgate0"));
+    assert_eq!((config.mark_mask, config.tunnel.device.as_str()), (0x1f00, "vipgate0"));
     assert_eq!((config.routing.rule_priority, config.routing.first_table), (190, 7680));
     assert_eq!(config.metrics.listen.to_string(), "127.0.0.1:9471");
     assert_eq!(config.server.connection().cache.to_str(), Some("/var/lib/vipgate/node.cache"));

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use super::topology::Pod;
 use crate::command_error::CommandError;
+use crate::output::progress;
 
 /// Topology of the first scenario.
 const SINGLE_DIAGRAM: &str = r"
@@ -77,34 +78,34 @@ impl Report {
     }
 
     pub(super) fn title() {
-        println!(
+        progress!(
             "Scenario 1: one gateway: SNAT of pods to their Service's VIP, load balancing at it\n{SINGLE_DIAGRAM}"
         );
     }
 
     pub(super) fn cluster_title() {
-        println!("One gateway, with the policy of a cluster's API\n{SINGLE_DIAGRAM}");
+        progress!("One gateway, with the policy of a cluster's API\n{SINGLE_DIAGRAM}");
     }
 
     pub(super) fn failover_title() {
-        println!("\nScenario 2: two gateways, one of which is killed during a download\n{FAILOVER_DIAGRAM}");
+        progress!("\nScenario 2: two gateways, one of which is killed during a download\n{FAILOVER_DIAGRAM}");
     }
 
     pub(super) fn node_title() {
-        println!(
+        progress!(
             "\nScenario 3: a node whose agent steers its pods to two gateways, one of which is killed\n{NODE_DIAGRAM}"
         );
     }
 
     pub(super) fn section(title: &str) {
-        println!("\n{title}");
+        progress!("\n{title}");
     }
 
     /// Prints a command and its output.
     pub(super) fn output(command: &str, text: &str) {
-        println!("\n      $ {command}");
+        progress!("\n      $ {command}");
         for line in text.trim_end().lines() {
-            println!("      {line}");
+            progress!("      {line}");
         }
     }
 
@@ -118,7 +119,7 @@ impl Report {
             (false, true) => "\x1b[31mFAILED\x1b[0m",
             (false, false) => "FAILED",
         };
-        println!("{}", format!("  {mark}  {what:<44} {seen}").trim_end());
+        progress!("{}", format!("  {mark}  {what:<44} {seen}").trim_end());
     }
 
     /// Checks what the server saw of a pod at two addresses, one of each family.
@@ -140,7 +141,7 @@ impl Report {
     /// Prints the result; an error if a check has failed.
     pub(super) fn finish(&self) -> Result<(), CommandError> {
         if self.failed == 0 {
-            println!("\nAll {} checks passed.", self.lines);
+            progress!("\nAll {} checks passed.", self.lines);
             return Ok(());
         }
         Err(CommandError::runtime(format!("{} of {} checks failed", self.failed, self.lines)))

@@ -22,12 +22,13 @@ use super::workers::WorkerThreads;
 use crate::command_error::CommandError;
 use crate::config::Config;
 use crate::gateway::background::{BackgroundRuntime, SignalAction, Signals};
+use crate::gateway::interface_lock::InterfaceLocks;
 use crate::gateway::neighbors::NeighborRequests;
 use crate::gateway::policy_source::PolicySubscription;
 use crate::gateway::reconciler::{Job, JobResult, ReconcilerTask};
 use crate::gateway::servers::Servers;
 use crate::gateway::session_store::SessionStore;
-use crate::kernel::{Advertiser, LinkStatus, Network, NetworkError, Resolver};
+use crate::kernel::{Advertiser, Network, NetworkError, Resolver};
 use crate::natlog::NatLog;
 use crate::state::{ControlCommand, GatewayState};
 use crate::systemd;
@@ -55,6 +56,7 @@ pub(super) struct ControlLoop {
     pub(super) servers: Servers,
     pub(super) threads: WorkerThreads,
     pub(super) _background: BackgroundRuntime,
+    pub(super) _locks: InterfaceLocks,
     pub(super) _multicast: Vec<AllMulticast>,
     pub(super) _session_store: SessionStore,
 }
@@ -81,7 +83,7 @@ enum LoopEvent {
     Housekeeping,
 }
 
-/// How much longer the start may take while policy waits for the kernel.
+/// How much longer the start may take while policy waits for the kernel, or the gateway for its membership.
 const STARTUP_EXTENSION: Duration = Duration::from_mins(1);
 
 /// The end of the loop: stopped by a signal, or an error.
@@ -91,14 +93,15 @@ impl ControlLoop {
     /// Runs a gateway until a signal ends it.
     ///
     /// # Errors
-    /// When the gateway can't go on: a worker has died, an interface was recreated, the network is no longer followed.
+    /// When the gateway can't go on: a worker has died, an interface was recreated or has other queues, the network is
+    /// no longer followed.
     pub(super) async fn run(mut self) -> Result<(), CommandError> {
         self.update_tracking();
         self.await_membership().await;
         self.housekeeping.start();
-        self.report_ready_once_open();
         let end = loop {
             self.update_membership_if_due();
+            self.report_ready_once_forwarding();
             let event = self.next_event().await;
             if let ControlFlow::Break(end) = self.handle(event) {
                 break end;
@@ -107,9 +110,11 @@ impl ControlLoop {
         self.shut_down(end).await
     }
 
-    /// Reports that the gateway forwards packets, unless it has already, or its steering program is still closed.
-    fn report_ready_once_open(&mut self) {
-        if self.state.ready.load(Ordering::Relaxed) || !self.reconciler.is_open() {
+    /// Reports that the gateway forwards packets, unless it has already, or doesn't yet: its steering program is still
+    /// closed, or it waits for the policy server or its peers.
+    fn report_ready_once_forwarding(&mut self) {
+        let is_ready = self.state.ready.load(Ordering::Relaxed);
+        if is_ready || !self.reconciler.is_open() || !self.membership.group.forwards() {
             return;
         }
         self.state.ready.store(true, Ordering::Relaxed);
@@ -192,14 +197,10 @@ impl ControlLoop {
         // Also while a job is running: another gateway has to become active in its place.
         self.membership.group.publish_desired_state();
         self.membership.is_due = true;
-        let status = self.state.tracking.load();
-        let recreated = |LinkStatus { name, .. }: &LinkStatus| {
-            ControlFlow::Break(Err(CommandError::runtime(format!(
-                "interface {name} was recreated: the process exits, so that the next one uses the new device and \
-                 restores the sessions (systemd restarts it at once)"
-            ))))
-        };
-        status.recreated().map_or(ControlFlow::Continue(()), recreated)
+        match self.state.tracking.load().restart_reason() {
+            Some(reason) => ControlFlow::Break(Err(CommandError::runtime(reason))),
+            None => ControlFlow::Continue(()),
+        }
     }
 
     /// Handles the result of a job.
@@ -209,7 +210,6 @@ impl ControlLoop {
         if is_policy {
             self.housekeeping.update_health_checks();
         }
-        self.report_ready_once_open();
     }
 
     /// Applies a network change: at once, or as a job if local addresses have changed and the steering maps must
@@ -238,7 +238,12 @@ impl ControlLoop {
             return ControlFlow::Break(Err(CommandError::runtime("a worker thread died; see the log")));
         }
         if !self.state.ready.load(Ordering::Relaxed) {
-            systemd::extend_startup("policy waits for the XDP program's maps", STARTUP_EXTENSION);
+            let reason = if self.reconciler.is_open() {
+                "waits for the policy server, or for the other gateways"
+            } else {
+                "policy waits for the XDP program's maps"
+            };
+            systemd::extend_startup(reason, STARTUP_EXTENSION);
         }
         // Watchdog: this loop and all workers are alive.
         systemd::notify_watchdog();

@@ -15,6 +15,7 @@ use vipgate_dataplane::policy::compiled::Policy;
 use vipgate_dataplane::policy::members::MembersSpec;
 use vipgate_dataplane::policy::spec::{ShardMapSpec, VipSpec};
 use vipgate_dataplane::replication::apply::worker_of;
+use vipgate_dataplane::replication::lease::MAX_LEASE_MS;
 use vipgate_dataplane::replication::sender::ReplicationSender;
 use vipgate_dataplane::session::record::ReplicationRecord;
 use vipgate_dataplane::worker::command::Command;
@@ -24,10 +25,12 @@ use vipgate_policy::compiler::Placed;
 use self::tunnel_authentication::TunnelAuthentication;
 use crate::clock;
 use crate::config::{Config, PolicySource};
+use crate::gateway::succession::{LeftMembership, TunnelSecrets, Writer};
 use crate::heartbeat::{ClientHandle, ReportedState};
 use crate::membership::group_state::{GroupState, MembershipSource};
 use crate::membership::status::MembershipStatus;
-use crate::peer::{self, PeerEvent, Peers, PeersStatus, Release, TunnelSecret, Workers};
+use crate::membership::succession::Claim;
+use crate::peer::{self, PeerEvent, Peers, PeersStatus, Release, Workers};
 use crate::state::GatewayState;
 use crate::state::group::{GroupStatus, RefusedDrains};
 use crate::state::lease::{GroupLease, LeaseStatus};
@@ -44,6 +47,8 @@ pub(super) struct Group {
     client: Option<ClientHandle>,
     client_task: Option<JoinHandle<()>>,
     links: Option<PeerLinks>,
+    /// Leaves the membership to the next process.
+    writer: Option<Writer>,
     /// The view that was published but isn't used by all workers yet, and whether replica targets need a full sync
     /// after it.
     pending: Option<(u64, bool)>,
@@ -60,6 +65,13 @@ pub(super) struct Group {
     refused_drains: RefusedDrains,
     /// Whether the lease was valid when its status was last logged.
     lease_valid: bool,
+}
+
+/// This process, and what it leaves to the next one.
+pub(super) struct Process {
+    pub(super) claim: Claim,
+    pub(super) tunnel_secrets: TunnelSecrets,
+    pub(super) writer: Option<Writer>,
 }
 
 /// Links to the peers.
@@ -143,17 +155,23 @@ impl Group {
         lease: Arc<GroupLease>,
         client: Option<(ClientHandle, JoinHandle<()>)>,
         links: Option<PeerLinks>,
-        tunnel_secret: Option<TunnelSecret>,
+        process: Option<Process>,
     ) -> Self {
         let (client, client_task) = client.unzip();
-        let tunnels = TunnelAuthentication::new(config.peer_authentication(), tunnel_secret);
+        let (mut state, mut writer, mut secrets) = (initial_state(config), None, None);
+        if let Some(process) = process {
+            state.set_claim(process.claim);
+            (writer, secrets) = (process.writer, Some(process.tunnel_secrets));
+        }
+        let (own, inherited) = secrets.map_or((None, None), |secrets| (Some(secrets.own), secrets.inherited));
         Self {
-            state: initial_state(config),
-            tunnels,
+            state,
+            tunnels: TunnelAuthentication::new(config.peer_authentication(), own).with_inherited(inherited),
             lease,
             client,
             client_task,
             links,
+            writer,
             pending: None,
             policy_version: "".into(),
             applied: 0,
@@ -276,6 +294,9 @@ impl Group {
         if let Some(client) = &mut self.client {
             let status: MembershipStatus = client.status.borrow_and_update().clone();
             if let Some(links) = &self.links {
+                // Before the first lease it is unknown.
+                let longest = Duration::from_millis(MAX_LEASE_MS.into());
+                links.peers.set_lease_duration(if status.is_ttl_confirmed { status.ttl } else { longest });
                 // First, since from here on the TTL of leases under earlier views runs.
                 links.peers.set_promised_view(&Arc::new(peer::PeerView::of(&status.view)));
             }
@@ -289,6 +310,7 @@ impl Group {
                 links.peers.request_sync(&gateway);
             }
         }
+        self.leave_membership();
         if self.pending.is_none() && self.applied > 0 {
             // A peer has applied a policy since.
             self.send_releases();
@@ -298,6 +320,21 @@ impl Group {
             self.lease.extend_by_peers(until);
         }
         members(&mut self.state, &self.tunnels, now)
+    }
+
+    /// Leaves the latest membership to the next process, once it is known how long leases last.
+    fn leave_membership(&self) {
+        let (Some(writer), Some(client)) = (&self.writer, &self.client) else { return };
+        let (view, ttl, is_ttl_confirmed) = {
+            let status = client.status.borrow();
+            (status.view.clone(), status.ttl, status.is_ttl_confirmed)
+        };
+        if view.number == 0 || !is_ttl_confirmed {
+            return;
+        }
+        let links = self.links.as_ref().map(|links| links.status.borrow().clone()).unwrap_or_default();
+        let successors = links.peers.iter().filter_map(|(name, peer)| Some((name.clone(), peer.successor?)));
+        writer.leave(LeftMembership { view, ttl, successors: successors.collect() });
     }
 
     /// Records that the current view was published to the workers. `needs_sync`: replica targets need a full sync.
@@ -360,6 +397,11 @@ impl Group {
     /// Whether it is unknown yet if there is a membership authority.
     pub(super) fn is_authority_unknown(&self) -> bool {
         self.state.is_authority_unknown()
+    }
+
+    /// Whether this gateway forwards packets.
+    pub(super) fn forwards(&self) -> bool {
+        self.state.forwards(self.lease.status() != LeaseStatus::Expired)
     }
 
     /// Whether not all workers use the published view yet.

@@ -20,8 +20,8 @@ use crate::xds::store::PolicyUpdate;
 
 /// Maximum number of pending updates.
 pub(super) const MAX_PENDING_EVENTS: usize = 4;
-/// Time for the policy server's client to close its connection.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time for the policy server's client to close its connection and write its cache; it waits less long for the disk.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A subscription to the policy source.
 pub(crate) struct PolicySubscription {
@@ -70,7 +70,7 @@ impl PolicySubscription {
         }
     }
 
-    /// Ends the subscription; waits until the client has closed its connection.
+    /// Ends the subscription; waits until the client has closed its connection and written its cache.
     pub(super) async fn close(self) {
         // The client ends when its receiver is dropped.
         drop(self.events);

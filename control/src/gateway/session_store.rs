@@ -1,9 +1,12 @@
 //! Session store: session tables that outlive the process, one file for each worker under `sessions.state`. Created,
 //! restored or migrated at startup.
 
+mod directory;
 mod migrate;
 
+use std::fs::{File, TryLockError};
 use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
@@ -16,22 +19,39 @@ use vipgate_dataplane::session::timeout::Timeouts;
 use vipgate_dataplane::worker::builder::SessionTableRequest;
 use vipgate_mem::{Region, RegionError, RegionLock, StorageError};
 
+pub(super) use self::directory::prepare;
 use self::migrate::{MigrationOutcome, MigrationTarget};
 use crate::command_error::CommandError;
 use crate::config::Config;
+use crate::output;
 
 /// Suffix of the file beside the session tables with the record of addresses of pools.
 pub(super) const ADDRESSES: &str = ".addresses";
 /// Suffix of the file beside them with the process secret.
 pub(super) const SECRET: &str = ".secret";
+/// Suffix of the file beside them with what the next process needs in this one's place.
+pub(super) const MEMBERSHIP: &str = ".membership";
 /// How long to wait for a file lock: a killed process releases its locks last.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Where and when a file beside the session tables was written. Whoever has locked the directory of the tables knows that
+/// all processes that wrote files of this origin have ended: the kernel holds the lock for each of them until then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Origin {
+    /// Boot ID of the kernel.
+    pub(super) boot: [u8; 16],
+    /// The directory: a copy is another one.
+    pub(super) device: u64,
+    pub(super) inode: u64,
+}
 
 /// The session store of this gateway. Holds the file locks until it is dropped.
 #[derive(Debug)]
 pub(super) struct SessionStore {
     /// `None`: sessions end with the process.
     directory: Option<PathBuf>,
+    /// The directory, locked; `None`: it couldn't be.
+    lock: Option<File>,
     boot: [u8; 16],
     workers: u32,
     locks: Vec<RegionLock>,
@@ -42,17 +62,11 @@ pub(super) struct SessionStore {
 }
 
 impl SessionStore {
-    /// Creates the directory that the configuration names.
+    /// The store in the directory that [`prepare`] has made.
     pub(super) fn open(config: &Config, workers: usize) -> Result<Self, CommandError> {
-        let directory = state_dir(config);
-        if let Some(directory) = &directory {
-            fs::create_dir_all(directory).map_err(|error| {
-                CommandError::usage(error)
-                    .context(format_args!("sessions.state: cannot create {}", directory.display()))
-            })?;
-        }
-        let (locks, in_memory) = (Vec::new(), Vec::new());
-        Ok(Self { directory, boot: boot_id()?, workers: workers as u32, locks, in_use: false, in_memory })
+        let (directory, locks, in_memory) = (state_dir(config), Vec::new(), Vec::new());
+        let lock = directory.as_deref().and_then(|directory| lock_directory(directory, LOCK_TIMEOUT));
+        Ok(Self { directory, lock, boot: boot_id()?, workers: workers as u32, locks, in_use: false, in_memory })
     }
 
     /// Migrates the tables of a previous process with another number of workers or another capacity; `keys` are the
@@ -85,6 +99,12 @@ impl SessionStore {
         self.in_use = true;
     }
 
+    /// The origin of files that this process writes beside the tables; `None`: it isn't known to be alone there.
+    pub(super) fn origin(&self) -> Option<Origin> {
+        let directory = self.lock.as_ref().filter(|_| !self.in_use)?.metadata().ok()?;
+        Some(Origin { boot: self.boot, device: directory.dev(), inode: directory.ino() })
+    }
+
     /// Whether another process holds the files, so it is still running.
     pub(super) fn is_in_use(&self) -> bool {
         self.in_use
@@ -107,16 +127,14 @@ impl SessionStore {
                 self.give_up(&error);
                 return in_memory(&request);
             }
+            Err(error @ RegionError::NoSpace { .. }) => return without_space(&error, &request),
             Err(error) => return Err(CommandError::usage(error).context("sessions.state")),
         };
         let lock = region.lock();
         let identity = Identity { worker, workers: self.workers, capacity, boot: self.boot };
         let (mut sessions, found) = match Sessions::in_region(region, identity, request.timeouts, request.key) {
             Ok(opened) => opened,
-            Err(error @ StorageError::Region(RegionError::NoSpace { .. })) => {
-                tracing::error!(event = "state_lost", %error, "no space to store sessions: free memory and restart");
-                return in_memory(&request);
-            }
+            Err(error @ StorageError::Region(RegionError::NoSpace { .. })) => return without_space(&error, &request),
             Err(error) => return Err(CommandError::runtime(error).context("sessions.state")),
         };
         let file = path.display();
@@ -132,6 +150,11 @@ impl SessionStore {
         self.locks.push(lock);
         Ok(sessions)
     }
+}
+
+fn without_space(error: &dyn std::fmt::Display, request: &SessionTableRequest<'_>) -> Result<Sessions, CommandError> {
+    tracing::error!(event = "state_lost", %error, "no space to store sessions: free memory and restart");
+    in_memory(request)
 }
 
 fn in_memory(request: &SessionTableRequest<'_>) -> Result<Sessions, CommandError> {
@@ -165,12 +188,23 @@ pub(super) struct StoredSessions {
 }
 
 impl StoredSessions {
-    /// Finds and locks the stored sessions of this gateway, if there are any. Changes nothing.
+    /// Finds and locks the stored sessions of this gateway, if there are any. Changes nothing. What a gateway doesn't
+    /// use isn't its own.
     ///
     /// # Errors
     /// When a file is in use or can't be accessed.
     pub(super) fn find(config: &Config) -> Result<Option<Self>, CommandError> {
         let Some(directory) = state_dir(config).filter(|directory| directory.exists()) else { return Ok(None) };
+        match directory::check(config) {
+            Ok(()) => {}
+            Err(error) if error.is_of_configuration() => {
+                return Err(CommandError::runtime(error).context("sessions.state"));
+            }
+            Err(error) => {
+                output::print_error(format_args!("vipgate: sessions.state: {error}"));
+                return Ok(None);
+            }
+        }
         fs::read_dir(&directory).map_err(|error| cannot_remove(&directory, error))?;
         let locks = all_files(&directory).iter().map(|file| lock_region(file)).collect::<Result<Vec<_>, _>>().map_err(
             |error| CommandError::runtime(format!("sessions.state: {error}: is this gateway already running?")),
@@ -184,7 +218,7 @@ impl StoredSessions {
     /// When a file can't be removed.
     pub(super) fn remove(self, config: &Config) -> Result<(), CommandError> {
         fs::remove_dir_all(&self.directory).map_err(|error| cannot_remove(&self.directory, error))?;
-        for path in [ADDRESSES, SECRET].into_iter().filter_map(|suffix| path_beside(config, suffix)) {
+        for path in [ADDRESSES, SECRET, MEMBERSHIP].into_iter().filter_map(|suffix| path_beside(config, suffix)) {
             match fs::remove_file(&path) {
                 Err(error) if error.kind() != ErrorKind::NotFound => return Err(cannot_remove(&path, error)),
                 _ => {}
@@ -220,15 +254,18 @@ fn worker_file(directory: &Path, worker: u32) -> PathBuf {
 
 /// All files below a directory.
 fn all_files(directory: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
-    entries.flat_map(|path| if path.is_dir() { all_files(&path) } else { vec![path] }).collect()
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let files = entries.flat_map(|entry| match entry.file_type() {
+        Ok(kind) if kind.is_dir() => all_files(&entry.path()),
+        _ => vec![entry.path()],
+    });
+    files.collect()
 }
 
 /// Removes the files of workers that no longer exist, except those in use.
 fn remove_unused_files(directory: &Path, workers: u32) {
     let own: Vec<_> = (0..workers).map(|worker| worker_file(directory, worker)).collect();
-    let Ok(files) = fs::read_dir(directory) else { return };
-    for file in files.flatten().map(|file| file.path()).filter(|file| !own.contains(file)) {
+    for file in migrate::worker_files(directory).into_iter().filter(|file| !own.contains(file)) {
         let removed = Region::open(&file)
             .map_err(|error| error.to_string())
             .and_then(|_lock| fs::remove_file(&file).map_err(|error| error.to_string()));
@@ -252,6 +289,20 @@ fn lock_region(path: &Path) -> Result<Region, RegionError> {
         match Region::open(path) {
             Err(RegionError::InUse { .. }) if start.elapsed() < LOCK_TIMEOUT => thread::sleep(Duration::from_millis(5)),
             outcome => return outcome,
+        }
+    }
+}
+
+/// Opens and locks a directory; waits for a process that is exiting. `None`: another one holds the lock, or this file
+/// system has none.
+fn lock_directory(path: &Path, timeout: Duration) -> Option<File> {
+    let start = Instant::now();
+    let directory = File::open(path).ok()?;
+    loop {
+        match directory.try_lock() {
+            Ok(()) => return Some(directory),
+            Err(TryLockError::WouldBlock) if start.elapsed() < timeout => thread::sleep(Duration::from_millis(5)),
+            Err(_) => return None,
         }
     }
 }

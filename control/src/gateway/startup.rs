@@ -33,7 +33,7 @@ use crate::gateway::control::{Housekeeping, Membership};
 use crate::gateway::neighbors::NeighborRequests;
 use crate::gateway::reconciler::{Reconciler, ReconcilerTask};
 use crate::gateway::servers::Servers;
-use crate::gateway::{control, group as membership};
+use crate::gateway::{control, group as membership, session_store};
 use crate::kernel::{Advertiser, Network, Resolver, ResolverLimits};
 use crate::natlog::NatLog;
 use crate::privileges;
@@ -71,9 +71,11 @@ struct Startup {
 
 impl Startup {
     /// Opens everything that doesn't depend on policy.
-    async fn prepare(config: Config) -> Result<Self, CommandError> {
+    async fn prepare(mut config: Config) -> Result<Self, CommandError> {
         let nics = devices::find_nics(&config)?;
         let cores = devices::worker_cores(&config, &nics)?;
+        // Before the first file there is read: the record of addresses.
+        session_store::prepare(&mut config)?;
         // Before any other thread starts: threads inherit the CPU affinity.
         super::workers::avoid_worker_cores(&cores);
         let background = BackgroundRuntime::start()?;
@@ -182,6 +184,7 @@ impl Startup {
             config,
             state,
             _background: self.background,
+            _locks: self.interfaces.locks,
             _multicast: self.interfaces.multicast,
             _session_store: workers.store,
         })

@@ -3,6 +3,7 @@
 
 mod hold_down;
 mod next_hops;
+mod program;
 mod xdp;
 
 use std::net::IpAddr;
@@ -25,7 +26,7 @@ use crate::kernel::{LinkReport, LinkState, LinkStatus, Network, NextHopState, Ne
 use crate::state::fault::{self, Fault};
 use crate::state::tracking::TrackingStatus;
 
-/// Tracks interfaces, XDP attachment and next hops.
+/// Tracks interfaces, their programs and receive queues, and next hops.
 pub(super) struct Tracking {
     links: watch::Receiver<LinkReport>,
     previous_links: Vec<LinkStatus>,
@@ -36,23 +37,33 @@ pub(super) struct Tracking {
     tracker: NextHopTracker,
     health: Health,
     hold_down: HoldDown,
+    /// The faults that prevent forwarding.
     faults: Vec<Fault>,
     unable: Option<Arc<str>>,
+}
+
+/// An interface to which the steering program is attached.
+pub(super) struct AttachedInterface {
+    pub(super) nic: Nic,
+    pub(super) mode: Mode,
+    /// Whether it has the tc guard.
+    pub(super) has_guard: bool,
 }
 
 /// Parameters of tracking.
 pub(super) struct TrackingConfig<'a> {
     pub(super) network: &'a Network,
-    pub(super) nics: Vec<Nic>,
-    pub(super) modes: Vec<Mode>,
+    pub(super) interfaces: Vec<AttachedInterface>,
     pub(super) on_exit: OnExit,
+    /// Receive queues that each interface needs at a start.
+    pub(super) min_queues: usize,
     pub(super) steering: Arc<Mutex<Steering>>,
     pub(super) health: Health,
 }
 
 impl Tracking {
     pub(super) fn new(plan: TrackingConfig<'_>) -> Self {
-        let TrackingConfig { network, nics, modes, on_exit, steering, health } = plan;
+        let TrackingConfig { network, interfaces, on_exit, min_queues, steering, health } = plan;
         let links = network.links();
         let prober = health.probe.then(|| {
             let prober = Prober::start(network, probe_plan(&health, &links.borrow().links));
@@ -65,7 +76,7 @@ impl Tracking {
             prober,
             next_hops: Vec::new(),
             tracker: NextHopTracker::new(health.clone()),
-            xdp: XdpMonitor::new(nics, modes, on_exit, steering),
+            xdp: XdpMonitor::new(interfaces, on_exit, min_queues, steering),
             hold_down: HoldDown::new(health.hold_down, health.hold_down_max),
             health,
             faults: Vec::new(),
@@ -103,34 +114,32 @@ impl Tracking {
         }
     }
 
-    /// Evaluates all inputs, and reattaches XDP programs. `network` and `policy` are those in force.
+    /// Evaluates all inputs, and reattaches programs. `network` and `policy` are those in force.
     pub(super) fn update(&mut self, network: &NetworkSpec, policy: &Policy, now: Instant) -> TrackingStatus {
         let links = self.links.borrow_and_update().links.clone();
         self.log_links(&links);
         self.xdp.attach_successors(&links);
         self.xdp.check(&links, now);
-        let captures = self.xdp.status();
+        let attachments = self.xdp.status();
         let next_hops = self.prober.as_mut().map(|(_, hops)| hops.borrow_and_update().clone()).unwrap_or_default();
         self.log_next_hops(&next_hops, &links);
-        let mut faults = fault::interface_faults(&self.health, &links, &captures);
+        let mut faults = fault::interface_faults(&self.health, &links, &attachments);
         let needs = |is_v4| needs_routes(policy, is_v4);
         faults.extend(
             self.tracker.evaluate(&TrackingInput { links: &links, next_hops: &next_hops, network, needs: &needs }, now),
         );
-        self.log_faults(&faults);
-        let is_able = self.hold_down.update(faults.is_empty(), now);
-        self.faults.clone_from(&faults);
-        let held_down = self.hold_down.until();
-        let mut status =
-            TrackingStatus { interfaces: links, attachments: captures, next_hops, faults, held_down, unable: None };
+        let severe: Vec<Fault> = faults.iter().filter(|fault| fault.prevents_forwarding()).cloned().collect();
+        self.log_faults(&severe);
+        let is_able = self.hold_down.update(severe.is_empty(), now);
         // During hold-down the reason stays unchanged: each new one would cause a new view for all gateways.
-        match status.fault() {
+        match fault::text(&severe) {
             Some(fault) => self.unable = Some(fault.into()),
             None if is_able => self.unable = None,
             None => {}
         }
-        status.unable.clone_from(&self.unable);
-        status
+        self.faults = severe;
+        let (held_down, unable) = (self.hold_down.until(), self.unable.clone());
+        TrackingStatus { interfaces: links, attachments, next_hops, faults, held_down, unable }
     }
 
     fn log_next_hops(&mut self, hops: &[NextHopStatus], links: &[LinkStatus]) {

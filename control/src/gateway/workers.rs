@@ -101,7 +101,7 @@ fn work(parts: WorkerParts<XdpDevice>, doorbell: &Doorbell, idle: Idle, stop: &A
     let mut worker = Worker::new(parts, now());
     let mut idle_polls = 0;
     while !stop.load(Ordering::Relaxed) {
-        if worker.turn(now()) > 0 {
+        if worker.turn(now) > 0 {
             idle_polls = 0;
             continue;
         }

@@ -125,6 +125,17 @@ impl Gateway {
 
     /// The same with several servers.
     fn start_with(name: &str, process: u8, predecessor: Option<u8>, ports: &[u16]) -> Self {
+        Self::start_from(name, process, predecessor, ports, None)
+    }
+
+    /// The same with the membership that the predecessor has left.
+    fn start_from(
+        name: &str,
+        process: u8,
+        predecessor: Option<u8>,
+        ports: &[u16],
+        former: Option<FormerMembership>,
+    ) -> Self {
         let clock = Arc::new(Clock { start: Instant::now(), until: Mutex::default() });
         let mut urls = ports.iter().map(|port| format!("http://127.0.0.1:{port}"));
         let (url, other_urls) = (urls.next().unwrap(), urls.collect());
@@ -138,6 +149,7 @@ impl Gateway {
             tunnel_key: [process + 100; 32],
             peer: Some("192.0.2.1:4790".parse().unwrap()),
             overlay: Some("192.0.2.2:8472".parse().unwrap()),
+            former,
             lease: clock.clone(),
         });
         Self { clock, handle, task: tokio::spawn(client.run()) }
@@ -278,6 +290,38 @@ async fn after_a_restart_the_server_is_reconnected_and_continues_from_the_last_v
     // A gateway without that view gets it and applies it.
     a.wait_for_lease().await;
     b.wait_for_lease().await;
+    server.kill();
+}
+
+#[tokio::test]
+async fn without_a_server_the_view_of_the_previous_process_counts() {
+    let closed = Server::start(&["a"]).kill();
+    let view = Arc::new(MembershipView { number: 7, ..MembershipView::default() });
+    let former = Some(FormerMembership { view: view.clone(), ttl: TTL / 2 });
+    let mut a = Gateway::start_from("a", 2, Some(1), &[closed, closed], former);
+    let status = a.wait_for(|status| status.authority != Authority::Unknown).await;
+    assert_eq!((status.authority, &status.view, status.ttl), (Authority::Unreachable, &view, TTL / 2));
+    assert!(status.is_ttl_confirmed);
+    // From then on it is like one that has lost the server.
+    let later = Arc::new(MembershipView { number: 8, ..MembershipView::default() });
+    assert!(a.handle.apply_relayed_view(later));
+    let server = Server::at(closed, Some(&["a"]));
+    a.wait_for(|status| status.authority == Authority::Reachable && status.view.number >= 8).await;
+    a.become_active("a").await;
+    a.wait_for_lease().await;
+    server.kill();
+}
+
+#[tokio::test]
+async fn a_server_that_answers_decides_in_place_of_the_view_of_the_previous_process() {
+    let (closed, server) = (Server::start(&["a"]).kill(), Server::start(&["a"]));
+    let view = Arc::new(MembershipView { number: 7, ..MembershipView::default() });
+    let former = Some(FormerMembership { view, ttl: TTL });
+    // The first one is unreachable, and there is another one.
+    let mut a = Gateway::start_from("a", 2, Some(1), &[closed, server.port], former);
+    let status = a.wait_for(|status| status.authority != Authority::Unknown).await;
+    assert_eq!(status.authority, Authority::Reachable);
+    assert!(status.view.number < 7, "{:?}", status.view);
     server.kill();
 }
 

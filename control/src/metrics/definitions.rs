@@ -39,13 +39,14 @@ metrics! {
     DROPS = Counter("drops", [DROP_REASON]): "Packets dropped";
     RECEIVED = Counter("received", [WORKER]): "Packets received from AF_XDP sockets";
     REPLIES_SENT = Counter("answered", [WORKER]):
-        "ARP and NDP replies, ICMP errors, TCP resets and announcements sent";
+        "ARP and NDP replies, ICMP errors, TCP resets, replies to health checks and announcements sent";
     CONSUMED = Counter("consumed", [WORKER]):
-        "Packets consumed without a reply: acknowledgements of health checks, ARP and NDP claims to VIPs";
+        "Packets consumed without a reply: acknowledgements of health checks and segments of them beyond the rate limit, \
+         ARP and NDP claims to VIPs";
     VIP_CONFLICTS = Counter("vip_conflicts", [WORKER]):
         "ARP packets and neighbor advertisements in which another host claims a VIP of this gateway";
     REPLIES_SUPPRESSED = Counter("answers_limited", [WORKER]):
-        "ICMP errors and TCP resets suppressed by the rate limit";
+        "ICMP errors, TCP resets and replies to health checks suppressed by the rate limit";
     HANDOFFS = Counter("handoffs", [WORKER]): "Packets handed off to the worker that owns their session";
     OUT_OF_WINDOW = Counter("out_of_window", [WORKER]):
         "TCP segments out of window and SCTP packets with a wrong tag, forwarded without a state change";
@@ -137,6 +138,8 @@ metrics! {
     XDP_ATTACHED = Gauge("xdp_attached", [INTERFACE]): "Whether the XDP program is attached to an interface";
     XDP_DETACHED = Counter("xdp_detached", [INTERFACE]):
         "How often the XDP program of an interface was found detached or replaced";
+    GUARD_DETACHED = Counter("guard_detached", [INTERFACE]):
+        "How often the tc guard of an interface was found removed or replaced; absent without a guard";
     MTU_EXCESS = Gauge("interface_mtu_excess_bytes", [INTERFACE]):
         "Bytes by which the MTU of an interface exceeds the longest packet that can be received on it";
 }
@@ -165,4 +168,7 @@ metrics! {
     NAT_LOG_RECORDS = Counter("nat_log_records", [RECORD_RESULT]): "Records of the NAT log, by result";
     NAT_LOG_UP = Gauge("nat_log_up", []):
         "Whether the collector of the NAT log is reachable; 1 until an attempt to send has failed";
+    LOG_LINES_LOST = Counter("log_lines_lost", []):
+        "Lines of the log that were not written: the disk is full, or the reader of stderr has closed it or reads too \
+         slowly";
 }

@@ -15,11 +15,11 @@ use vipgate_dataplane::session::end_reason::EndReason;
 use super::{definitions as defined, group};
 use crate::admin::services::backend_state;
 use crate::kernel::{LinkState, NextHopState};
-use crate::listener;
 use crate::metric::{Family, Metric};
-use crate::state::tracking::XdpAttachment;
+use crate::state::tracking::Attachment;
 use crate::state::{DeviceStats, GatewayState};
 use crate::xds::tls::CertificateValidity;
+use crate::{listener, logging};
 
 /// Collects all metrics of a gateway.
 pub(crate) fn collect(state: &GatewayState) -> Vec<Family> {
@@ -39,6 +39,7 @@ pub(crate) fn collect(state: &GatewayState) -> Vec<Family> {
     families.push(mtus(state));
     families.extend(tracking(state));
     families.push(stalls(state));
+    families.push(defined::LOG_LINES_LOST.single(logging::lost_lines()));
     families.extend(CertificateValidity::read(&state.certificates).families());
     families.extend(listener::families(&state.connections.all()));
     families
@@ -170,12 +171,13 @@ fn mtus(state: &GatewayState) -> Family {
     defined::MTU_EXCESS.by_label(excess)
 }
 
-/// State of interfaces, next hops and XDP attachment.
-fn tracking(state: &GatewayState) -> [Family; 4] {
+/// State of interfaces, their programs and next hops.
+fn tracking(state: &GatewayState) -> [Family; 5] {
     let tracking = state.tracking.load();
     let links = tracking.interfaces.iter().map(|it| (it.name.as_str(), u64::from(it.state == LinkState::Up)));
     let attachments = || tracking.attachments.iter();
-    let is_attached = |state| u64::from(state == XdpAttachment::Attached);
+    let is_attached = |state| u64::from(state == Attachment::Attached);
+    let guards = attachments().filter_map(|it| Some((it.interface.as_str(), it.guard?.detached)));
     let hops = tracking.next_hops.iter().filter(|hop| hop.state != NextHopState::Unknown);
     let next_hops = hops.map(|hop| {
         let link = tracking.interfaces.iter().find(|link| link.id == hop.interface);
@@ -186,8 +188,9 @@ fn tracking(state: &GatewayState) -> [Family; 4] {
     [
         defined::LINK_UP.by_label(links),
         defined::NEXT_HOP_UP.family(next_hops.collect()),
-        defined::XDP_ATTACHED.by_label(attachments().map(|it| (it.interface.as_str(), is_attached(it.state)))),
-        defined::XDP_DETACHED.by_label(attachments().map(|it| (it.interface.as_str(), it.detached))),
+        defined::XDP_ATTACHED.by_label(attachments().map(|it| (it.interface.as_str(), is_attached(it.xdp.state)))),
+        defined::XDP_DETACHED.by_label(attachments().map(|it| (it.interface.as_str(), it.xdp.detached))),
+        defined::GUARD_DETACHED.by_label(guards),
     ]
 }
 

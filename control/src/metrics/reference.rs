@@ -44,13 +44,14 @@ const SECTIONS: [Section; 10] = [
         title: "Policy server",
         metrics: &[policy_server::POLICY_SERVER_METRICS],
         note: "A policy server also has `vipgate_policy_version_info` (the published policy), `vipgate_build_info`, \
-               `vipgate_policy_source_healthy`,\n`vipgate_policy_objects`, `vipgate_connections` and \
-               `vipgate_connections_refused_total`.",
+               `vipgate_policy_source_healthy`,\n`vipgate_policy_objects`, `vipgate_connections`, \
+               `vipgate_connections_refused_total` and `vipgate_log_lines_lost_total`.",
     },
     Section {
         title: "Node agent",
         metrics: &[node::NODE_METRICS],
-        note: "A node agent also has `vipgate_build_info`. Counters are read from the kernel every five seconds.",
+        note: "A node agent also has `vipgate_build_info` and `vipgate_log_lines_lost_total`. Counters are read from \
+               the kernel every five seconds.",
     },
 ];
 

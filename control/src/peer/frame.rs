@@ -10,6 +10,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use super::proto::frame::Kind;
 use super::proto::{Farewell, Frame};
 use crate::membership::replication::ProtocolViolation;
+use crate::membership::succession::ClaimRefusal;
 
 /// Maximum length of a message in bytes.
 pub(crate) const MAX_FRAME_BYTES: usize = 1 << 20;
@@ -54,9 +55,12 @@ pub enum LinkError {
         /// The gateway that the certificate is pinned for.
         pinned: Arc<str>,
     },
-    /// The peer's incarnation isn't the one in the view.
+    /// The peer's process isn't the one in the view, nor does it succeed the one that counts.
     #[error("the incarnation doesn't match the membership view: another process has this name")]
     IncarnationMismatch,
+    /// The peer's process takes the place of another one, to which there is a link.
+    #[error("its predecessor is still linked: it runs, or its end isn't known here yet")]
+    PredecessorLinked,
     /// The view doesn't contain the certificate, or no longer.
     #[error("the certificate doesn't match the membership view")]
     UntrustedCertificate,
@@ -89,7 +93,8 @@ impl LinkError {
             | Self::IncarnationMismatch
             | Self::UnknownAddress
             | Self::UntrustedCertificate => true,
-            Self::Connection(_)
+            Self::PredecessorLinked
+            | Self::Connection(_)
             | Self::HeartbeatTimeout(_)
             | Self::SendQueueFull
             | Self::Superseded
@@ -103,6 +108,15 @@ impl LinkError {
 impl From<ProtocolViolation> for LinkError {
     fn from(ProtocolViolation(what): ProtocolViolation) -> Self {
         Self::ProtocolViolation(what)
+    }
+}
+
+impl From<ClaimRefusal> for LinkError {
+    fn from(refusal: ClaimRefusal) -> Self {
+        match refusal {
+            ClaimRefusal::OtherProcess => Self::IncarnationMismatch,
+            ClaimRefusal::PredecessorLinked => Self::PredecessorLinked,
+        }
     }
 }
 

@@ -1,6 +1,9 @@
 //! Peer authentication by certificate pinning: each process generates a key and a self-signed certificate, and reports
 //! its fingerprint to the policy server; the membership view maps fingerprints to gateways. There is no CA: a
 //! certificate is valid while the view contains its fingerprint. Its validity period and names are ignored.
+//!
+//! A process leaves its key to the next one on its host, which uses it as long as the view has no certificate of its own:
+//! so a restarted gateway is known while the server is away.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -61,11 +64,41 @@ pub enum IdentityError {
     Tls(#[from] Error),
 }
 
-/// Certificate and key of this process. Never written to disk.
+/// Certificate and key of a process. Outside of processes they are only where the process secret is.
 #[derive(Debug)]
 pub struct Identity {
     certificate: CertificateDer<'static>,
     key: PrivateKeyDer<'static>,
+}
+
+/// The certificates of this gateway.
+#[derive(Debug)]
+pub struct Identities {
+    own: Identity,
+    /// Of a predecessor.
+    inherited: Option<Identity>,
+}
+
+impl Identities {
+    /// This process's certificate, and one that a predecessor has left.
+    pub fn new(own: Identity, inherited: Option<Identity>) -> Self {
+        Self { own, inherited }
+    }
+
+    /// The certificate of this process.
+    pub fn own(&self) -> &Identity {
+        &self.own
+    }
+
+    /// The certificate of a predecessor.
+    pub(super) fn inherited(&self) -> Option<&Identity> {
+        self.inherited.as_ref()
+    }
+
+    /// The certificate to present under a view with this fingerprint of this gateway.
+    pub fn presented(&self, named: Option<Fingerprint>) -> &Identity {
+        self.inherited().filter(|it| Some(it.fingerprint()) == named).unwrap_or(&self.own)
+    }
 }
 
 impl Identity {
@@ -79,6 +112,26 @@ impl Identity {
         params.distinguished_name.push(DnType::CommonName, CERTIFICATE_NAME);
         let certificate = params.self_signed(&key)?.der().clone();
         Ok(Self { certificate, key: PrivatePkcs8KeyDer::from(key.serialize_der()).into() })
+    }
+
+    /// Loads what [`Identity::certificate`] and [`Identity::key`] have returned.
+    ///
+    /// # Errors
+    /// When TLS can't use the certificate with this key.
+    pub fn load(certificate: Vec<u8>, key: Vec<u8>) -> Result<Self, IdentityError> {
+        let identity = Self { certificate: certificate.into(), key: PrivatePkcs8KeyDer::from(key).into() };
+        identity.server_config(Arc::default())?;
+        Ok(identity)
+    }
+
+    /// The certificate in DER form.
+    pub fn certificate(&self) -> &[u8] {
+        &self.certificate
+    }
+
+    /// The key as PKCS #8, for the session state directory only.
+    pub fn key(&self) -> &[u8] {
+        self.key.secret_der()
     }
 
     /// The fingerprint that peers pin.

@@ -21,6 +21,7 @@ use super::proto::{Echo, Heartbeat, Hello, RelayedView};
 use crate::membership;
 use crate::membership::group_state::ReceivedEcho;
 use crate::membership::replication::WINDOW;
+use crate::membership::succession::Claim;
 use crate::peer::replication::receiver::{RETRY_DELAY, RecordReceiver};
 use crate::peer::replication::send_loop::{LinkHandle, SendCommand};
 use crate::xds::membership_message::check_number;
@@ -46,7 +47,7 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> LinkStream for T {}
 #[derive(Debug)]
 pub(super) struct PeerHello {
     pub(super) name: String,
-    pub(super) incarnation: u64,
+    pub(super) claim: Claim,
     pub(super) version: u32,
 }
 
@@ -54,7 +55,8 @@ pub(super) struct PeerHello {
 pub(super) async fn exchange_hello(stream: &mut impl LinkStream, shared: &SharedState) -> Result<PeerHello, LinkError> {
     let config = &shared.config;
     let (min, max) = config.versions;
-    let hello = Hello { min, max, name: config.name.to_string(), incarnation: config.incarnation };
+    let Claim { incarnation, predecessors } = config.claim.clone();
+    let hello = Hello { min, max, name: config.name.to_string(), incarnation, predecessors };
     stream.write_all(&frame::encode(Kind::Hello(hello))).await?;
     stream.flush().await?;
     let peer_hello = match frame::read(stream, &mut Vec::new()).await? {
@@ -66,7 +68,8 @@ pub(super) async fn exchange_hello(stream: &mut impl LinkStream, shared: &Shared
     if version < min.max(peer_hello.min) {
         return Err(LinkError::UnsupportedVersion { theirs: (peer_hello.min, peer_hello.max), ours: (min, max) });
     }
-    Ok(PeerHello { name: peer_hello.name, incarnation: peer_hello.incarnation, version })
+    let claim = Claim::new(peer_hello.incarnation, peer_hello.predecessors);
+    Ok(PeerHello { name: peer_hello.name, claim, version })
 }
 
 /// Sends a Farewell with the reason, best effort.
@@ -100,6 +103,8 @@ struct SentHeartbeat {
 struct LinkTasks<'a> {
     shared: &'a SharedState,
     peer: &'a Arc<str>,
+    /// The peer's incarnation.
+    incarnation: u64,
     id: u64,
     urgent: mpsc::Sender<Vec<u8>>,
     unechoed: Mutex<VecDeque<SentHeartbeat>>,
@@ -134,7 +139,7 @@ impl<S: LinkStream> Link<S> {
         });
         let link = LinkHandle { id, incarnation, bulk, urgent: urgent.clone(), stop };
         shared.send_command(SendCommand::LinkUp { peer: peer.clone(), link }).await;
-        let tasks = LinkTasks { shared, peer: &peer, id, urgent, unechoed: Mutex::default() };
+        let tasks = LinkTasks { shared, peer: &peer, incarnation, id, urgent, unechoed: Mutex::default() };
         let reason = tokio::select! {
             biased;
             Some(reason) = stop_receiver.recv() => reason,
@@ -222,16 +227,12 @@ impl LinkTasks<'_> {
         Err(LinkError::HeartbeatTimeout((heartbeat * MAX_MISSED_HEARTBEATS).as_millis()))
     }
 
-    /// Echoes a heartbeat if its sender is active in the latest view that we have received.
+    /// Echoes a heartbeat if its sender is active in the latest view that we have received, and its process counts.
     fn echo(&self, heartbeat: &Heartbeat) -> Result<(), LinkError> {
-        let view = self.shared.promised_view.borrow().clone();
-        if !view.is_active(self.peer) {
-            return Ok(());
-        }
+        let Some((now, view)) = self.shared.promise(self.peer, self.incarnation) else { return Ok(()) };
         // Recorded before the echo is sent, so the status is never behind what the peer has received.
-        let now = (self.shared.config.clock)();
         self.shared.status.update(self.peer, |peer| peer.echo_sent_at = Some(now));
-        let echo = Echo { sequence: heartbeat.sequence, view: view.number };
+        let echo = Echo { sequence: heartbeat.sequence, view };
         self.urgent.try_send(frame::encode(Kind::Echo(echo))).map_err(|_| LinkError::SendQueueFull)
     }
 

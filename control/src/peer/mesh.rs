@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -12,23 +14,25 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::rustls::CommonState;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
+use vipgate_dataplane::flow::time::Tick;
 
 use super::frame::LinkError;
 use super::handshakes::Handshakes;
-use super::identity::{CERTIFICATE_NAME, Fingerprint, IdentityError, Pins};
+use super::identity::{CERTIFICATE_NAME, Fingerprint, Identity, IdentityError, Pins};
 use super::link::{self, Link, LinkStream, PeerHello};
 use super::status::StatusPublisher;
 use super::view::PeerView;
 use super::{PeerConfig, PeerEvent};
 use crate::membership::replication::sync_rounds::SyncRounds;
+use crate::membership::succession::PeerProcess;
 use crate::peer::failure_log::{FailureLog, RemoteEnd};
 use crate::peer::replication::send_loop::SendCommand;
 use crate::peer::workers::ApplyLocks;
 
 /// Deadline for connecting, the TLS handshake and the exchange of Hello frames.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Initial and maximum reconnect delay.
-const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(25), Duration::from_secs(1));
+/// Initial and maximum reconnect delay. While the policy server is away, leases end until a restarted peer is linked.
+const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(25), Duration::from_millis(250));
 /// A link that was up for this long resets the reconnect delay.
 const STABLE_AFTER: Duration = Duration::from_secs(5);
 /// Accept queue: includes connections from unknown addresses, which are closed as soon as they are accepted.
@@ -51,6 +55,10 @@ pub(super) struct SharedState {
     pub(super) pins: Arc<Pins>,
     pub(super) handshakes: Arc<Handshakes>,
     pub(super) registry: Mutex<LinkRegistry>,
+    /// Duration of leases, milliseconds.
+    pub(super) lease_ms: AtomicU32,
+    /// When this process was started.
+    pub(super) started: Tick,
 }
 
 /// The end of a connection.
@@ -63,11 +71,12 @@ struct ConnectionEnd {
     reason: LinkError,
 }
 
-/// The links that are up, at most one per peer.
+/// The links that are up, at most one per peer, and the process of each peer that links are for.
 #[derive(Debug, Default)]
 pub(super) struct LinkRegistry {
     last: u64,
     current: HashMap<Arc<str>, ActiveLink>,
+    processes: BTreeMap<Arc<str>, PeerProcess>,
     failures: FailureLog,
 }
 
@@ -89,19 +98,29 @@ impl SharedState {
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Applies a view: closes links to gateways that it doesn't contain with the same certificate and incarnation.
+    /// Applies a view: closes links to gateways that it doesn't contain with the same certificate, and to processes that
+    /// don't count any more.
     pub(super) fn apply_view(&self, view: &Arc<PeerView>) {
         let others = || view.members.iter().filter(|member| member.name != self.config.name);
         let pins: BTreeMap<_, _> =
             others().filter_map(|member| Some((member.name.clone(), member.fingerprint?))).collect();
         self.status.set_peers(&others().map(|member| member.name.clone()).collect::<Vec<_>>());
         self.pins.set(pins);
+        let mut registry = self.registry();
+        registry.processes.retain(|name, _| view.member(name).is_some());
+        for member in others() {
+            let known = self.config.successors.get(&member.name).copied();
+            let first = || PeerProcess::new(member.incarnation, known, self.started);
+            let process = registry.processes.entry(member.name.clone()).or_insert_with(first);
+            process.set_named(member.incarnation);
+            self.status.update(&member.name, |peer| peer.successor = process.successor());
+        }
         self.view.send_replace(view.clone());
-        for (name, link) in &self.registry().current {
-            let member = view.member(name);
-            let reason = match member {
+        for (name, link) in &registry.current {
+            let process = registry.processes.get(name).map(PeerProcess::current);
+            let reason = match view.member(name) {
                 Some(member) if member.fingerprint != Some(link.fingerprint) => LinkError::UntrustedCertificate,
-                Some(member) if member.incarnation != link.incarnation => LinkError::IncarnationMismatch,
+                Some(_) if process != Some(link.incarnation) => LinkError::IncarnationMismatch,
                 Some(_) => continue,
                 None => LinkError::UntrustedCertificate,
             };
@@ -110,8 +129,25 @@ impl SharedState {
         }
     }
 
-    /// Registers a connection as the peer's link if name, certificate and incarnation match the view. It supersedes an
-    /// older link.
+    /// Notes a promise to a peer's process: when it was made, and under which view; `None`: none must be made.
+    pub(super) fn promise(&self, peer: &str, process: u64) -> Option<(Tick, u64)> {
+        let view = self.promised_view.borrow().clone();
+        let member = view.member(peer).filter(|member| member.active)?;
+        let mut registry = self.registry();
+        // Read once the promise before this one was made.
+        let now = (self.config.clock)();
+        let of_peer = registry.processes.get_mut(peer)?;
+        let is_made = of_peer.promise(process, member.incarnation, now, self.lease_ms.load(Relaxed));
+        is_made.then_some((now, view.number))
+    }
+
+    /// The fingerprint of this gateway in the view.
+    fn own_fingerprint(&self) -> Option<Fingerprint> {
+        self.view.borrow().member(&self.config.name).and_then(|member| member.fingerprint)
+    }
+
+    /// Registers a connection as the peer's link if name and certificate match the view, and if its process counts, or
+    /// succeeds the one that did. It supersedes an older link.
     fn admit<S: LinkStream>(
         &self,
         hello: &PeerHello,
@@ -124,22 +160,37 @@ impl SharedState {
             Some(pinned) if *pinned != *hello.name => {
                 Some(LinkError::NameMismatch { claimed: hello.name.clone(), pinned })
             }
-            Some(_) => match self.view.borrow().member(&hello.name) {
-                Some(member) if member.incarnation == hello.incarnation => None,
-                Some(_) | None => Some(LinkError::IncarnationMismatch),
-            },
+            Some(_) => {
+                let linked = registry.current.get(&*hello.name).map(|link| link.incarnation);
+                match registry.processes.get(&*hello.name) {
+                    Some(process) => process.check(&hello.claim, linked).err().map(LinkError::from),
+                    None => Some(LinkError::IncarnationMismatch),
+                }
+            }
         };
         if let Some(reason) = rejection {
             return Err((reason, stream));
         }
+        let incarnation = hello.claim.incarnation;
+        if let Some(process) = registry.processes.get_mut(&*hello.name)
+            && process.accept(incarnation)
+        {
+            let (gateway, successor) = (&*hello.name, process.successor());
+            self.status.update(gateway, |peer| peer.successor = successor);
+            tracing::info!(
+                event = "peer_succeeded",
+                gateway,
+                "a restarted process of gateway {gateway} has taken its place, which no view shows yet"
+            );
+        }
         registry.last += 1;
         let (id, peer) = (registry.last, Arc::from(hello.name.as_str()));
         let stop = mpsc::channel(1);
-        let current = ActiveLink { id, fingerprint, incarnation: hello.incarnation, stop: stop.0.clone() };
+        let current = ActiveLink { id, fingerprint, incarnation, stop: stop.0.clone() };
         if let Some(previous) = registry.current.insert(Arc::clone(&peer), current) {
             let _ = previous.stop.try_send(LinkError::Superseded);
         }
-        Ok(Link { id, peer, version: hello.version, incarnation: hello.incarnation, stream, stop })
+        Ok(Link { id, peer, version: hello.version, incarnation, stream, stop })
     }
 
     /// Exchanges Hello frames, then runs the link until it ends.
@@ -220,13 +271,34 @@ pub(super) fn bind(config: &PeerConfig) -> std::io::Result<TcpListener> {
     socket.listen(ACCEPT_BACKLOG)
 }
 
-/// The TLS acceptor; it accepts the certificates in the current view.
-pub(super) fn acceptor(shared: &SharedState) -> Result<TlsAcceptor, IdentityError> {
-    Ok(TlsAcceptor::from(Arc::new(shared.config.identity.server_config(shared.pins.clone())?)))
+/// The TLS acceptors with this gateway's certificates. They accept the certificates in the current view.
+pub(super) struct Acceptors {
+    own: TlsAcceptor,
+    inherited: Option<(Fingerprint, TlsAcceptor)>,
+}
+
+impl Acceptors {
+    /// The one to use under a view with this fingerprint of this gateway.
+    fn presenting(&self, named: Option<Fingerprint>) -> &TlsAcceptor {
+        let inherited = self.inherited.as_ref().filter(|(fingerprint, _)| Some(*fingerprint) == named);
+        inherited.map_or(&self.own, |(_, acceptor)| acceptor)
+    }
+}
+
+pub(super) fn acceptors(shared: &SharedState) -> Result<Acceptors, IdentityError> {
+    let acceptor = |identity: &Identity| {
+        Ok::<_, IdentityError>(TlsAcceptor::from(Arc::new(identity.server_config(shared.pins.clone())?)))
+    };
+    let identities = &shared.config.identities;
+    let inherited = match identities.inherited() {
+        Some(identity) => Some((identity.fingerprint(), acceptor(identity)?)),
+        None => None,
+    };
+    Ok(Acceptors { own: acceptor(identities.own())?, inherited })
 }
 
 /// Accepts connections from peers.
-pub(super) async fn listen(shared: Arc<SharedState>, listener: TcpListener, acceptor: TlsAcceptor) {
+pub(super) async fn listen(shared: Arc<SharedState>, listener: TcpListener, acceptors: Acceptors) {
     // Dropped with this task, which aborts all connections.
     let mut connections = JoinSet::new();
     loop {
@@ -247,7 +319,7 @@ pub(super) async fn listen(shared: Arc<SharedState>, listener: TcpListener, acce
                 continue;
             }
         };
-        let (shared, acceptor) = (shared.clone(), acceptor.clone());
+        let (shared, acceptor) = (shared.clone(), acceptors.presenting(shared.own_fingerprint()).clone());
         connections.spawn(async move {
             let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
             let accepted = tokio::select! {
@@ -348,7 +420,8 @@ async fn connect(
     name: &Arc<str>,
     address: SocketAddr,
 ) -> Result<(tokio_rustls::client::TlsStream<TcpStream>, Fingerprint), LinkError> {
-    let config = shared.config.identity.client_config(shared.pins.clone(), name);
+    let identity = shared.config.identities.presented(shared.own_fingerprint());
+    let config = identity.client_config(shared.pins.clone(), name);
     let config = config.map_err(|error| LinkError::Connection(error.to_string()))?;
     let server = ServerName::try_from(CERTIFICATE_NAME).map_err(|error| LinkError::Connection(error.to_string()))?;
     let attempt = async {

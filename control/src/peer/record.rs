@@ -21,6 +21,7 @@ pub(crate) fn decode(session: &proto::Session) -> Result<Option<ReplicationRecor
     let state = match session.fate() {
         proto::Fate::Open => RecordState::Open,
         proto::Fate::Ended => RecordState::Ended,
+        proto::Fate::Affinity => RecordState::Affinity,
         proto::Fate::Unknown => return Ok(None),
     };
     let direction = match session.direction() {
@@ -61,6 +62,7 @@ fn message<A: Address>(record: &FamilyRecord<A>, bytes: impl Fn(A) -> Vec<u8>) -
     let fate = match record.state {
         RecordState::Open => proto::Fate::Open,
         RecordState::Ended => proto::Fate::Ended,
+        RecordState::Affinity => proto::Fate::Affinity,
     };
     // Sessions are only opened by packets of these two directions.
     let direction =
@@ -133,7 +135,9 @@ mod tests {
             translated: wide(v4.origin.reversed()),
             directions: v4.directions,
         });
-        for record in [ReplicationRecord::V4(v4), v6] {
+        let ReplicationRecord::V6(ended) = v6 else { panic!("IPv6") };
+        let affinity = ReplicationRecord::V6(FamilyRecord { state: RecordState::Affinity, ..ended });
+        for record in [ReplicationRecord::V4(v4), v6, affinity] {
             assert_eq!(decode(&encode(&record)), Ok(Some(record)));
         }
     }

@@ -10,6 +10,7 @@ use vipgate_dataplane::flow::time::Tick;
 use super::frame::LinkError;
 use crate::membership::group_state::{PeerState, ReceivedEcho};
 use crate::membership::replication::Release;
+use crate::membership::succession::KnownSuccessor;
 
 /// Status of all peers in the view.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -43,6 +44,8 @@ pub struct PeerStatus {
     pub last_echo: Option<ReceivedEcho>,
     /// When we last echoed one of its heartbeats, or slightly later; never before the peer sent that heartbeat.
     pub echo_sent_at: Option<Tick>,
+    /// Its process, if that has succeeded the one in the view.
+    pub successor: Option<KnownSuccessor>,
     /// Session replication in both directions.
     pub replication: ReplicationStatus,
 }

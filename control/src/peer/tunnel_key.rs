@@ -3,7 +3,8 @@
 //! the shared secret.
 //!
 //! The HKDF info contains the names and public keys of sender and receiver, so no two directions, pairs or processes
-//! share a key. Keys are as trustworthy as the connection to the policy server, and are never written to disk.
+//! share a key. Keys are as trustworthy as the connection to the policy server. A process leaves its private key to the
+//! next one on its host, as that of its certificate.
 
 use std::fmt;
 
@@ -56,9 +57,19 @@ impl TunnelSecret {
     pub fn generate() -> Result<Self, getrandom::Error> {
         let mut bytes = [0; 32];
         getrandom::fill(&mut bytes)?;
+        Ok(Self::new(bytes))
+    }
+
+    /// The private key with these bytes, which [`TunnelSecret::to_bytes`] has returned.
+    pub fn new(bytes: [u8; 32]) -> Self {
         let secret = StaticSecret::from(bytes);
         let public = PublicKey::from(&secret).to_bytes();
-        Ok(Self { secret, public })
+        Self { secret, public }
+    }
+
+    /// The bytes of the private key, for the session state directory only.
+    pub fn to_bytes(&self) -> [u8; 32] {
+        self.secret.to_bytes()
     }
 
     /// The public key.

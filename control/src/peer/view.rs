@@ -49,9 +49,4 @@ impl PeerView {
     pub fn member(&self, name: &str) -> Option<&PeerMember> {
         self.members.iter().find(|member| *member.name == *name)
     }
-
-    /// Whether a gateway is an active member.
-    pub fn is_active(&self, name: &str) -> bool {
-        self.member(name).is_some_and(|member| member.active)
-    }
 }

@@ -5,12 +5,12 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use vipgate_policy::diagnostic::Severity;
 
-use crate::listener;
 use crate::metric::Family;
 use crate::metrics::definitions::policy_server as defined;
-use crate::metrics::definitions::{BUILD, POLICY_VERSION};
+use crate::metrics::definitions::{BUILD, LOG_LINES_LOST, POLICY_VERSION};
 use crate::policyd::kubernetes::KubernetesState;
 use crate::policyd::state::ServerState;
+use crate::{listener, logging};
 
 /// All metric families of the policy server.
 pub(super) fn families(state: &Arc<ServerState>) -> Vec<Family> {
@@ -61,6 +61,7 @@ pub(super) fn families(state: &Arc<ServerState>) -> Vec<Family> {
         defined::REJECTED_HEARTBEATS.single(stats.rejected_heartbeats.get()),
         POLICY_VERSION.by_label([(&*published.version, 1)]),
         BUILD.by_label([(env!("CARGO_PKG_VERSION"), 1)]),
+        LOG_LINES_LOST.single(logging::lost_lines()),
     ];
     all.extend(rejection_families(state));
     all.extend(state.source.families());

@@ -30,7 +30,7 @@ impl Capabilities {
             .union(CapabilitySet::NET_BIND_SERVICE)
             .union(CapabilitySet::SETPCAP),
     );
-    /// What the running control thread needs: `NET_ADMIN` for routes, neighbors and attaching the XDP program again,
+    /// What the running control thread needs: `NET_ADMIN` for routes, neighbors and attaching its programs again,
     /// `NET_RAW` for packet sockets, with `IPC_LOCK` for reopened AF_XDP sockets, `BPF` for maps on older kernels.
     const CONTROL: Self = Self(
         CapabilitySet::NET_ADMIN.union(CapabilitySet::NET_RAW).union(CapabilitySet::IPC_LOCK).union(CapabilitySet::BPF),

@@ -5,7 +5,7 @@
 //! modules, keys, tracing, other processes' memory, setting clocks, `io_uring`, no memory that is both writable and
 //! executable.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
 use libc::{SYS_clone, SYS_clone3, SYS_mmap, SYS_mprotect, SYS_socket};
@@ -14,6 +14,7 @@ use seccompiler::{
 };
 use vipgate_xdp::seccomp::{self, Instruction};
 
+use super::AllowedCalls;
 use crate::config::Seccomp;
 
 /// A seccomp profile.
@@ -220,6 +221,15 @@ const NAMESPACES: i32 = libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET
     | 0x80;
+
+/// The calls that any profile allows.
+pub(super) fn allowed() -> io::Result<AllowedCalls> {
+    let mut calls = BTreeSet::new();
+    for profile in [Profile::Gateway, Profile::Worker, Profile::Server] {
+        calls.extend(rules(profile)?.into_keys());
+    }
+    Ok(AllowedCalls { calls, families: FAMILIES.into_iter().chain(SERVER_FAMILIES).collect() })
+}
 
 /// Installs the filter of a profile on the calling thread.
 pub(super) fn install(calls: Profile, seccomp: Seccomp) -> io::Result<()> {

@@ -1,5 +1,5 @@
-//! Faults that make a gateway unable to forward, and those of interfaces, which follow from their states alone, without
-//! clock or I/O. For next hops, see `next_hops.rs`.
+//! Faults of a gateway, most of which make it unable to forward, and how those of interfaces follow from their states
+//! alone, without clock or I/O. For next hops, see `next_hops.rs`.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -8,7 +8,7 @@ use vipgate_dataplane::policy::spec::Role;
 
 use crate::config::{Health, LinkRequirement};
 use crate::kernel::{LinkState, LinkStatus};
-use crate::state::tracking::{InterfaceAttachment, XdpAttachment};
+use crate::state::tracking::{Attachment, InterfaceAttachment, ReceiveQueues};
 
 /// A fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +31,25 @@ pub enum Fault {
         interface: String,
         /// ID of that program.
         id: u32,
+    },
+    /// An interface has no tc guard.
+    GuardDetached {
+        /// Interface name.
+        interface: String,
+    },
+    /// An interface has another program in place of the tc guard.
+    GuardReplaced {
+        /// Interface name.
+        interface: String,
+        /// ID of that program.
+        id: u32,
+    },
+    /// Receive queues of an interface have no socket, or sockets have no queue.
+    QueuesChanged {
+        /// Interface name.
+        interface: String,
+        /// Its queues.
+        queues: ReceiveQueues,
     },
     /// All next hops of one side and address family are down.
     NextHopsDown {
@@ -63,12 +82,40 @@ pub enum RouteScope {
     All,
 }
 
+impl Fault {
+    /// Whether the gateway is unable to forward. Without the tc guard it isn't: moving its sessions would help nobody.
+    pub fn prevents_forwarding(&self) -> bool {
+        match self {
+            Self::GuardDetached { .. } | Self::GuardReplaced { .. } => false,
+            Self::Interface { .. }
+            | Self::XdpDetached { .. }
+            | Self::XdpReplaced { .. }
+            | Self::QueuesChanged { .. }
+            | Self::NextHopsDown { .. }
+            | Self::NoRoute { .. } => true,
+        }
+    }
+}
+
+/// Faults as text, if there are any.
+pub fn text(faults: &[Fault]) -> Option<String> {
+    let texts: Vec<_> = faults.iter().map(Fault::to_string).collect();
+    (!texts.is_empty()).then(|| texts.join("; "))
+}
+
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Interface { interface, state } => write!(f, "interface {interface} {}", state.description()),
             Self::XdpDetached { interface } => write!(f, "interface {interface} has lost its XDP program"),
             Self::XdpReplaced { interface, id } => write!(f, "interface {interface} has another XDP program, id {id}"),
+            Self::GuardDetached { interface } => write!(f, "interface {interface} has lost its tc guard"),
+            Self::GuardReplaced { interface, id } => {
+                write!(f, "interface {interface} has another program in place of its tc guard, id {id}")
+            }
+            Self::QueuesChanged { interface, queues: ReceiveQueues { bound, current, .. } } => {
+                write!(f, "the receive queues of interface {interface} have changed from {bound} to {current}")
+            }
             Self::NextHopsDown { side, routes, hops } => {
                 let scope = match routes {
                     RouteScope::Default => " of the default route",
@@ -105,19 +152,33 @@ pub(crate) const SIDES: [Side; 2] = [("inside", Role::is_inside), ("outside", Ro
 /// Maximum number of next hops named in a fault.
 const MAX_NAMED: usize = 3;
 
-/// The faults of interfaces and their XDP programs.
-pub(crate) fn interface_faults(health: &Health, links: &[LinkStatus], captures: &[InterfaceAttachment]) -> Vec<Fault> {
+/// The faults of interfaces, their programs and receive queues.
+pub(crate) fn interface_faults(
+    health: &Health,
+    links: &[LinkStatus],
+    attachments: &[InterfaceAttachment],
+) -> Vec<Fault> {
     let mut faults: Vec<Fault> =
         links.iter().filter(|link| is_interface_fault(health.links, links, link)).map(link_fault).collect();
-    faults.extend(captures.iter().filter_map(|capture| {
-        let interface = capture.interface.clone();
-        match &capture.state {
-            XdpAttachment::Attached => None,
-            XdpAttachment::Missing => Some(Fault::XdpDetached { interface }),
-            XdpAttachment::Replaced { id } => Some(Fault::XdpReplaced { interface, id: *id }),
-        }
-    }));
+    faults.extend(attachments.iter().flat_map(attachment_faults));
     faults
+}
+
+fn attachment_faults(attachment: &InterfaceAttachment) -> impl Iterator<Item = Fault> {
+    let interface = || attachment.interface.clone();
+    let xdp = match attachment.xdp.state {
+        Attachment::Attached => None,
+        Attachment::Missing => Some(Fault::XdpDetached { interface: interface() }),
+        Attachment::Replaced { id } => Some(Fault::XdpReplaced { interface: interface(), id }),
+    };
+    let guard = match attachment.guard.unwrap_or_default().state {
+        Attachment::Attached => None,
+        Attachment::Missing => Some(Fault::GuardDetached { interface: interface() }),
+        Attachment::Replaced { id } => Some(Fault::GuardReplaced { interface: interface(), id }),
+    };
+    let queues = attachment.queues;
+    let changed = queues.is_changed().then(|| Fault::QueuesChanged { interface: interface(), queues });
+    [xdp, guard, changed].into_iter().flatten()
 }
 
 fn link_fault(link: &LinkStatus) -> Fault {
@@ -139,6 +200,7 @@ mod tests {
     use vipgate_dataplane::flow::ids::InterfaceId;
 
     use super::*;
+    use crate::state::tracking::ProgramAttachment;
 
     fn link(id: u8, role: Role, state: LinkState) -> LinkStatus {
         LinkStatus { id: InterfaceId(id), name: format!("if{id}"), ifindex: id.into(), role, state, successor: None }
@@ -183,15 +245,50 @@ mod tests {
         assert_eq!(faults(LinkRequirement::Any, &links), Vec::<String>::new());
     }
 
+    /// The faults of an interface, and whether the gateway forwards with them.
+    fn of_attachment(mut attachment: InterfaceAttachment) -> Vec<(String, bool)> {
+        "if0".clone_into(&mut attachment.interface);
+        let faults = interface_faults(&Health::default(), &[], &[attachment]);
+        faults.iter().map(|fault| (fault.to_string(), !fault.prevents_forwarding())).collect()
+    }
+
     #[test]
     fn an_interface_without_its_program_is_a_fault() {
-        let capture = |state| InterfaceAttachment { interface: "if0".to_owned(), state, detached: 1 };
-        let texts = |state| {
-            let faults = interface_faults(&Health::default(), &[], &[capture(state)]);
-            faults.iter().map(Fault::to_string).collect::<Vec<_>>()
+        let faults = |state| {
+            let xdp = ProgramAttachment { state, detached: 1 };
+            of_attachment(InterfaceAttachment { xdp, ..InterfaceAttachment::default() })
         };
-        assert_eq!(texts(XdpAttachment::Attached), Vec::<String>::new());
-        assert_eq!(texts(XdpAttachment::Missing), ["interface if0 has lost its XDP program"]);
-        assert_eq!(texts(XdpAttachment::Replaced { id: 7 }), ["interface if0 has another XDP program, id 7"]);
+        assert_eq!(faults(Attachment::Attached), []);
+        assert_eq!(faults(Attachment::Missing), [("interface if0 has lost its XDP program".to_owned(), false)]);
+        let replaced = "interface if0 has another XDP program, id 7".to_owned();
+        assert_eq!(faults(Attachment::Replaced { id: 7 }), [(replaced, false)]);
+    }
+
+    #[test]
+    fn an_interface_without_its_tc_guard_is_a_fault_with_which_the_gateway_forwards() {
+        let faults = |state| {
+            let guard = Some(ProgramAttachment { state, detached: 1 });
+            of_attachment(InterfaceAttachment { guard, ..InterfaceAttachment::default() })
+        };
+        assert_eq!(faults(Attachment::Attached), []);
+        assert_eq!(of_attachment(InterfaceAttachment::default()), [], "there is none with `on_exit: pass`");
+        assert_eq!(faults(Attachment::Missing), [("interface if0 has lost its tc guard".to_owned(), true)]);
+        let replaced = "interface if0 has another program in place of its tc guard, id 7".to_owned();
+        assert_eq!(faults(Attachment::Replaced { id: 7 }), [(replaced, true)]);
+    }
+
+    #[test]
+    fn added_and_removed_queues_are_a_fault() {
+        let faults = |current| {
+            let queues = ReceiveQueues { bound: 2, current, is_startable: current > 1 };
+            of_attachment(InterfaceAttachment { queues, ..InterfaceAttachment::default() })
+        };
+        assert_eq!(faults(2), []);
+        for (current, text) in [
+            (4, "the receive queues of interface if0 have changed from 2 to 4"),
+            (1, "the receive queues of interface if0 have changed from 2 to 1"),
+        ] {
+            assert_eq!(faults(current), [(text.to_owned(), false)]);
+        }
     }
 }

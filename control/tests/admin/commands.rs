@@ -198,6 +198,13 @@ fd00:1::11  -                      0        0  none (dropped)  EgressPolicy tena
 }
 
 #[test]
+fn explain_sums_a_vips_sessions_and_ports_over_workers() {
+    let vip = &two_workers().json(&["explain", "203.0.113.10"])["vip"];
+    assert_eq!(vip["vip"]["table_sessions"], 5);
+    assert_eq!(vip["ports"]["blocks_used"], 2);
+}
+
+#[test]
 fn a_hundred_thousand_endpoints_are_listed() {
     let mut set = policy();
     set.endpoints = (0..100_000_u32)

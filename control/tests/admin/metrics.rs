@@ -53,7 +53,7 @@ fn values(text: &str) -> BTreeMap<&str, u64> {
 }
 
 /// Name, type and labels.
-const EXPECTED: [(&str, &str, &str); 46] = [
+const EXPECTED: [(&str, &str, &str); 47] = [
     ("vipgate_packets_total", "counter", "direction worker"),
     ("vipgate_bytes_total", "counter", "direction worker"),
     ("vipgate_drops_total", "counter", "reason"),
@@ -97,6 +97,7 @@ const EXPECTED: [(&str, &str, &str); 46] = [
     ("vipgate_capture_complete", "gauge", ""),
     ("vipgate_capture_failures_total", "counter", ""),
     ("vipgate_xdp_detached_total", "counter", "interface"),
+    ("vipgate_guard_detached_total", "counter", "interface"),
     ("vipgate_ring_losses_total", "counter", "cause worker"),
     ("vipgate_connections", "gauge", "listener"),
     ("vipgate_connections_refused_total", "counter", "listener reason"),
@@ -292,6 +293,16 @@ fn a_gateway_whose_maps_lack_something_is_not_ready_and_says_why() {
     gateway.state.capture.store(Arc::new(CaptureStatus { error: None, failures: 3 }));
     assert_eq!(get(gateway.metrics, "/readyz", "").0, 200);
     assert_eq!(values(&scrape(&gateway))["vipgate_capture_complete"], 1);
+}
+
+#[test]
+fn an_active_gateway_without_a_lease_is_not_ready_and_says_why() {
+    let gateway = gateway();
+    let lease = GroupLease::new(Arc::new(Lease::unlimited()));
+    lease.set_required(true);
+    gateway.state.group.store(Arc::new(GroupStatus { lease: Some(Arc::new(lease)), ..GroupStatus::default() }));
+    let (code, _, body) = get(gateway.metrics, "/readyz", "");
+    assert!(code == 503 && body.contains("the lease has expired"), "{code} {body}");
 }
 
 #[test]

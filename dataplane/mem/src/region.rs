@@ -3,7 +3,7 @@
 //! The file should be on tmpfs or hugetlbfs: the kernel then keeps all writes of a process that dies at any
 //! instruction, in program order. A file lock, which the kernel releases when the process dies, ensures a single user.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
@@ -16,6 +16,9 @@ use thiserror::Error;
 use crate::mapping::{HUGE_PAGE, Mapping};
 use crate::slab::Slab;
 
+/// The user that may do everything anyway.
+const ROOT: u32 = 0;
+
 /// Error of a region.
 #[derive(Debug, Error)]
 pub enum RegionError {
@@ -26,6 +29,14 @@ pub enum RegionError {
         path: PathBuf,
         /// Error of the kernel.
         source: io::Error,
+    },
+    /// Somebody else may have put the file there, or may change it.
+    #[error("{path} is not used: {reason}")]
+    Unsafe {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: &'static str,
     },
     /// The file can't be read.
     #[error("cannot read {path}: {source}")]
@@ -82,15 +93,28 @@ pub struct Region {
 }
 
 impl Region {
-    /// Opens the region at `path`, or creates an empty one with mode 0600.
+    /// Opens the region at `path`, or creates an empty one with mode 0600. Follows no link.
     ///
     /// # Errors
-    /// When that fails, or it is locked: by another process, or by a region or slab of this one.
+    /// When that fails, the file isn't a regular one of this user or root with a single name, or it is locked: by
+    /// another process, or by a region or slab of this one.
     pub fn open(path: &Path) -> Result<Self, RegionError> {
-        let failed = |source| RegionError::Open { path: path.into(), source };
+        let failed = |source: io::Error| match source.kind() {
+            // Also an empty file takes an inode.
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                RegionError::NoSpace { path: path.into(), bytes: 0, source }
+            }
+            _ => RegionError::Open { path: path.into(), source },
+        };
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        // Opening a pipe or device doesn't wait; it is refused below.
+        options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY);
         loop {
-            let opened = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
-            let file = opened.map_err(failed)?;
+            let file = options.open(path).map_err(failed)?;
+            if let Some(reason) = why_unsafe(&file.metadata().map_err(failed)?) {
+                return Err(RegionError::Unsafe { path: path.into(), reason });
+            }
             match file.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => return Err(RegionError::InUse { path: path.into() }),
@@ -207,10 +231,23 @@ fn allocate(file: &File, offset: u64, bytes: u64) -> io::Result<()> {
     if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Why somebody else may have put a file there, or may change it.
+fn why_unsafe(file: &Metadata) -> Option<&'static str> {
+    // SAFETY: the call has no arguments and can't fail.
+    let user = unsafe { libc::geteuid() };
+    match file {
+        _ if !file.is_file() => Some("it is not a regular file"),
+        _ if file.uid() != user && file.uid() != ROOT => Some("it belongs to another user"),
+        // None, if it was removed meanwhile.
+        _ if file.nlink() > 1 => Some("it has several names (hard links)"),
+        _ => None,
+    }
+}
+
 /// Whether a path refers to the open file.
 fn is_same_file(file: &File, path: &Path) -> io::Result<bool> {
     let opened = file.metadata()?;
-    match fs::metadata(path) {
+    match fs::symlink_metadata(path) {
         Ok(current) => Ok((opened.dev(), opened.ino()) == (current.dev(), current.ino())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error),
@@ -224,6 +261,9 @@ const fn slab_bytes<T>(len: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::{chown, symlink};
+    use std::os::unix::net::UnixListener;
+
     use super::*;
 
     fn scratch(name: &str) -> PathBuf {
@@ -282,6 +322,38 @@ mod tests {
         drop(lock);
         assert!(!is_locked());
         fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn what_somebody_else_may_have_put_there_is_neither_followed_nor_changed() {
+        let directory = scratch("unsafe");
+        fs::create_dir(&directory).unwrap();
+        let [path, target, missing] = ["region", "target", "missing"].map(|name| directory.join(name));
+        let is_unsafe = |expected: &str| match Region::open(&path) {
+            Err(RegionError::Unsafe { reason, .. }) => reason.contains(expected),
+            _ => false,
+        };
+        let cannot_open = || matches!(Region::open(&path), Err(RegionError::Open { .. }));
+        fs::write(&target, "of root").unwrap();
+        symlink(&target, &path).unwrap();
+        assert!(cannot_open(), "a link");
+        fs::remove_file(&path).unwrap();
+        symlink(&missing, &path).unwrap();
+        assert!(cannot_open() && !missing.exists(), "nothing is created through a link");
+        fs::remove_file(&path).unwrap();
+        fs::hard_link(&target, &path).unwrap();
+        assert!(is_unsafe("several names"));
+        fs::remove_file(&path).unwrap();
+        let _socket = UnixListener::bind(&path).unwrap();
+        assert!(cannot_open(), "a socket");
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "of nobody").unwrap();
+        // Only root can give a file away.
+        if chown(&path, Some(65_534), None).is_ok() {
+            assert!(is_unsafe("another user"));
+        }
+        assert_eq!(fs::read_to_string(&target).unwrap(), "of root");
+        fs::remove_dir_all(&directory).unwrap();
     }
 
     #[test]

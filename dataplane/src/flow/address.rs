@@ -8,6 +8,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use bytemuck::{Pod, Zeroable};
 
+use super::special_purpose;
+
 /// IPv4 addresses are `u32`, IPv6 addresses are [`V6`].
 pub trait Address: Copy + Clone + Eq + Ord + Hash + Debug + Default + Send + Pod {
     /// Bits in an address.
@@ -32,9 +34,19 @@ pub trait Address: Copy + Clone + Eq + Ord + Hash + Debug + Default + Send + Pod
     /// Whether any of the four addresses, masked, equals `wanted`; `mask` and `wanted` as [`Address::to_u32x4`] returns
     /// them.
     fn any_matches(addresses: [Self; 4], mask: [u32; 4], wanted: [u32; 4]) -> bool;
-    /// Whether packets from or to it are never forwarded (RFC 6890, RFC 4291): loopback, unspecified, multicast; in
-    /// IPv4 also class E and limited broadcast, in IPv6 also link-local and IPv4-mapped addresses.
+    /// Whether no packet to it is forwarded, as the table of [special-purpose addresses](special_purpose) says: among
+    /// others unspecified, loopback, link-local, multicast and reserved addresses.
+    ///
+    /// One jump by the first bytes, at most two compares behind it. Only addresses in the two blocks that IANA assigns
+    /// from piece by piece (192.0.0.0/24, 2001::/23) are looked up in the table. The fast path doesn't check.
     fn is_martian(self) -> bool;
+    /// Whether no packet from it is forwarded.
+    #[inline]
+    fn is_martian_source(self) -> bool {
+        self.is_martian()
+    }
+    /// Whether it is a unicast address that is valid on one link only (RFC 3927, RFC 4291 section 2.5.6).
+    fn is_link_local(self) -> bool;
     /// A hash whose upper bits are spread evenly over neighboring addresses. Not keyed, so not resistant to attackers.
     fn mix(self) -> u32;
     /// A second, independent hash: addresses that collide in the upper bits of [`Address::mix`] rarely collide here.
@@ -106,7 +118,22 @@ impl Address for u32 {
 
     #[inline]
     fn is_martian(self) -> bool {
-        matches!(self >> 24, 0 | 127 | 224..)
+        match self >> 24 {
+            0 | 127 | 224.. => true,
+            169 => self.is_link_local(),
+            192 => self >> 8 == 0x00c0_0000 && special_purpose::is_martian(self.to_ip()),
+            _ => false,
+        }
+    }
+
+    #[inline]
+    fn is_martian_source(self) -> bool {
+        self.is_martian() && self != special_purpose::DUMMY_V4
+    }
+
+    #[inline]
+    fn is_link_local(self) -> bool {
+        self >> 16 == 0xa9fe
     }
 
     #[inline]
@@ -207,8 +234,18 @@ impl Address for V6 {
 
     #[inline]
     fn is_martian(self) -> bool {
-        let is_special = self.low <= 1 || self.low >> 32 == 0xffff;
-        self.high >> 56 == 0xff || self.high >> 54 == 0xfe80 >> 6 || (self.high == 0 && is_special)
+        match self.high >> 48 {
+            0 => self.high == 0 && (self.low <= 1 || self.low >> 32 == 0xffff),
+            0x0100 => self.high == 0x0100_0000_0000_0001,
+            0x2001 => self.high >> 41 == 0x2001_0000 >> 9 && special_purpose::is_martian(self.to_ip()),
+            0xfe80..=0xfebf | 0xff00.. => true,
+            _ => false,
+        }
+    }
+
+    #[inline]
+    fn is_link_local(self) -> bool {
+        self.high >> 54 == 0xfe80 >> 6
     }
 
     #[inline]
@@ -250,13 +287,21 @@ mod tests {
             IpAddr::V4(v4) => v4.to_bits().is_martian(),
             IpAddr::V6(v6) => V6::from_bits(v6.to_bits()).is_martian(),
         };
-        let v4 = ["0.1.2.3", "127.0.0.1", "224.0.0.1", "255.255.255.255"];
-        let v6 = ["::", "::1", "fe80::1", "febf::1", "ff02::1", "::ffff:192.0.2.1"];
+        let v4 =
+            ["0.1.2.3", "127.0.0.1", "169.254.169.254", "192.0.0.170", "224.0.0.1", "240.0.0.1", "255.255.255.255"];
+        let v6 = ["::", "::1", "100:0:0:1::1", "2001:1::4", "fe80::1", "febf::1", "ff02::1", "::ffff:192.0.2.1"];
         for martian in v4.into_iter().chain(v6) {
             assert!(is_martian(martian), "{martian}");
         }
-        let v4 = ["1.0.0.0", "126.0.0.1", "128.0.0.1", "223.255.255.255"];
-        for fine in v4.into_iter().chain(["2001:db8::1", "fd00::1", "fec0::1", "::2", "64:ff9b::192.0.2.1"]) {
+        let v4 =
+            ["1.0.0.0", "126.0.0.1", "128.0.0.1", "169.253.255.255", "169.255.0.0", "192.0.0.9", "223.255.255.255"];
+        for fine in v4.into_iter().chain(["2001:db8::1", "fd00::1", "fec0::1", "::2", "64:ff9b::192.0.2.1", "2002::1"])
+        {
+            assert!(!is_martian(fine), "{fine}");
+        }
+        // Laboratories and clusters.
+        for fine in ["10.0.0.1", "100.64.0.1", "192.168.0.1", "192.0.2.1", "198.18.0.1", "198.51.100.1", "203.0.113.1"]
+        {
             assert!(!is_martian(fine), "{fine}");
         }
     }

@@ -39,7 +39,8 @@ drop_reasons! {
     SessionTableFull = "session_table_full":
         "The session table is full, and the session's holder has its fair share already.",
     SpoofedSource = "spoofed_source": "The source address is not valid on the ingress interface or from this peer.",
-    Martian = "martian": "The source or destination address is not routable.",
+    Martian = "martian":
+        "Never forwarded: a loopback, link-local, multicast or reserved address, a source that is the destination, or a source route.",
     Malformed = "malformed": "The headers are truncated or contradict each other.",
     BadChecksum = "bad_checksum": "A header checksum is wrong.",
     UnknownProtocol = "unknown_protocol": "A protocol that vipgate doesn't translate.",

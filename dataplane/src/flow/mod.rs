@@ -7,6 +7,7 @@ pub mod drop_reason;
 pub mod ids;
 pub mod key;
 pub mod listener;
+pub mod special_purpose;
 pub(crate) mod sync;
 pub mod time;
 pub mod tunnel_metadata;

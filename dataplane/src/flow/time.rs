@@ -1,10 +1,30 @@
-//! Time in the engine: always an argument, in milliseconds since an arbitrary start; the engine never reads a clock.
+//! Time in the engine: always an argument, in milliseconds since an arbitrary start; the engine has no clock of its own.
 
-/// A point in time: milliseconds on a monotonic clock, modulo 2^32.
+/// A point in time: milliseconds on a clock that never goes back, modulo 2^32.
 ///
 /// Differences are correct up to 24 days; every timeout is bounded far below that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tick(pub u32);
+
+/// What tells the time: a clock, or a point in time where that stands still.
+pub trait Clock: Copy {
+    /// The time now.
+    fn now(self) -> Tick;
+}
+
+impl<F: Fn() -> Tick + Copy> Clock for F {
+    #[inline]
+    fn now(self) -> Tick {
+        self()
+    }
+}
+
+impl Clock for Tick {
+    #[inline]
+    fn now(self) -> Tick {
+        self
+    }
+}
 
 /// The longest configurable timeout: 7 days.
 pub const MAX_TIMEOUT_MS: u32 = 7 * 24 * 3600 * 1000;

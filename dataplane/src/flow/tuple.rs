@@ -32,7 +32,15 @@ impl<A: Address> Tuple<A> {
     /// Whether the packet is a martian: an address that is never forwarded, or source and destination are equal. A
     /// hairpinned packet may return to its sender's address.
     pub fn is_martian(&self, is_hairpin: bool) -> bool {
-        self.source.is_martian() || self.destination.is_martian() || (self.source == self.destination && !is_hairpin)
+        self.source.is_martian_source()
+            || self.destination.is_martian()
+            || (self.source == self.destination && !is_hairpin)
+    }
+
+    /// Whether a host on the link sent it from a link-local address to another kind of address. It is a martian, since
+    /// no router forwards it (RFC 3927 section 7, RFC 4291 section 2.5.6), but the gateway itself may reply.
+    pub fn is_from_link(&self) -> bool {
+        self.source.is_link_local() && !self.destination.is_martian()
     }
 
     /// The listener that its packets are addressed to.

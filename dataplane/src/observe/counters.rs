@@ -50,15 +50,17 @@ pub struct Counters {
     pub bytes: [Counter; Direction::ALL.len()],
     /// Drops by reason: see [`DropReason`].
     pub drops: [Counter; DropReason::ALL.len()],
-    /// Replies and packets of the gateway's own: ARP and NDP replies, ICMP errors, resets, announcements.
+    /// Replies and packets of the gateway's own: ARP and NDP replies, ICMP errors, resets, replies to health checks,
+    /// announcements.
     pub replies_sent: Counter,
-    /// Packets for the gateway itself that need no reply: acknowledgments of health checks, address conflicts.
+    /// Packets for the gateway itself that get no reply: acknowledgments of health checks and segments of them beyond
+    /// the rate limit, address conflicts.
     pub consumed: Counter,
     /// ARP and neighbor discovery packets by which another host claims a VIP of this gateway.
     pub vip_conflicts: Counter,
     /// Those address conflicts, for the control thread.
     pub conflicts: ConflictQueue,
-    /// ICMP errors and resets suppressed by the rate limit.
+    /// ICMP errors, resets and replies to health checks suppressed by the rate limit.
     pub replies_suppressed: Counter,
     /// Active sessions.
     pub sessions: Counter,

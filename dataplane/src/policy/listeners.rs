@@ -81,6 +81,8 @@ impl<A: Address> FrontendTable<A> {
 pub(super) struct Backends<A> {
     buckets: Arc<[Arc<Bucket<A>>]>,
     count: usize,
+    /// How many backends of a frontend serve others, too. Few frontends have any.
+    shared: Arc<HashMap<FrontendId, u32>>,
 }
 
 /// The frontends of each backend, ascending.
@@ -89,13 +91,20 @@ type Bucket<A> = HashMap<Listener<A>, Vec<FrontendId>>;
 impl<A: Address> Backends<A> {
     pub(super) fn empty() -> Self {
         let empty = Arc::new(HashMap::new());
-        Self { buckets: vec![empty; BUCKETS].into(), count: 0 }
+        Self { buckets: vec![empty; BUCKETS].into(), count: 0, shared: Arc::default() }
     }
 
     /// The frontends of a backend; with several, only the session determines which.
     #[inline]
     pub(super) fn get(&self, listener: &Listener<A>) -> &[FrontendId] {
         self.buckets[listener.address.bucket()].get(listener).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// Whether a frontend shares one of its backends with another one: a reply of that backend doesn't show which of them
+    /// its client has called.
+    #[inline]
+    pub(super) fn shares(&self, frontend: FrontendId) -> bool {
+        self.shared.contains_key(&frontend)
     }
 
     /// Whether a backend listens at this address.
@@ -121,16 +130,40 @@ impl<A: Address> Backends<A> {
                 self.count += 1;
                 Vec::with_capacity(1)
             });
-            if let Err(at) = frontends.binary_search(&frontend) {
-                frontends.insert(at, frontend);
+            let Err(at) = frontends.binary_search(&frontend) else { return };
+            frontends.insert(at, frontend);
+            match *frontends.as_slice() {
+                [_] => {}
+                [one, other] => [one, other].into_iter().for_each(|id| share(&mut self.shared, id)),
+                _ => share(&mut self.shared, frontend),
             }
         } else if let Some(frontends) = bucket.get_mut(&listener) {
-            frontends.retain(|other| *other != frontend);
-            if frontends.is_empty() {
-                bucket.remove(&listener);
-                self.count -= 1;
+            let Ok(at) = frontends.binary_search(&frontend) else { return };
+            frontends.remove(at);
+            match *frontends.as_slice() {
+                [] => {
+                    bucket.remove(&listener);
+                    self.count -= 1;
+                }
+                [last] => [last, frontend].into_iter().for_each(|id| unshare(&mut self.shared, id)),
+                _ => unshare(&mut self.shared, frontend),
             }
         }
+    }
+}
+
+/// One more backend of a frontend serves another one, too.
+fn share(shared: &mut Arc<HashMap<FrontendId, u32>>, frontend: FrontendId) {
+    *Arc::make_mut(shared).entry(frontend).or_default() += 1;
+}
+
+/// One backend less of a frontend serves another one, too.
+fn unshare(shared: &mut Arc<HashMap<FrontendId, u32>>, frontend: FrontendId) {
+    let shared = Arc::make_mut(shared);
+    let Some(count) = shared.get_mut(&frontend) else { return };
+    *count -= 1;
+    if *count == 0 {
+        shared.remove(&frontend);
     }
 }
 
@@ -141,6 +174,35 @@ mod tests {
 
     use super::*;
     use crate::flow::ids::ServiceId;
+
+    #[test]
+    fn a_frontend_shares_backends_exactly_while_one_of_them_has_another_one() {
+        let steps = proptest::collection::vec((0..3_u16, 0..3_u32, any::<bool>()), 1..60);
+        property(ProptestConfig::default(), &steps, &["shared", "no longer shared"], |steps, coverage| {
+            let mut table = Backends::<u32>::empty();
+            let mut model: Vec<(Listener<u32>, FrontendId)> = Vec::new();
+            let mut was_shared = false;
+            for (port, service, serves) in steps {
+                let listener = Listener { address: 7, port, protocol: 6 };
+                let frontend = FrontendId { service: ServiceId(service), port: 0 };
+                table.set(listener, frontend, serves);
+                model.retain(|it| *it != (listener, frontend));
+                model.extend(serves.then_some((listener, frontend)));
+                for service in 0..3 {
+                    let id = FrontendId { service: ServiceId(service), port: 0 };
+                    let own = || model.iter().filter(|(_, frontend)| *frontend == id);
+                    let others =
+                        |at: &Listener<u32>| model.iter().any(|(other, frontend)| other == at && *frontend != id);
+                    prop_assert_eq!(table.shares(id), own().any(|(listener, _)| others(listener)));
+                }
+                let is_shared = !table.shared.is_empty();
+                coverage.add("shared", is_shared.into());
+                coverage.add("no longer shared", (was_shared && !is_shared).into());
+                was_shared = is_shared;
+            }
+            Ok(())
+        });
+    }
 
     #[test]
     fn the_filter_of_frontends_never_hides_one_and_forgets_removed_ones() {

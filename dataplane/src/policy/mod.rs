@@ -5,6 +5,7 @@
 
 pub mod build;
 pub mod change;
+mod client_owner;
 mod cluster;
 pub mod compiled;
 pub mod endpoints;

@@ -13,6 +13,7 @@ use super::spec::InterfaceSpec;
 use super::spec::Role;
 use crate::flow::address::{Address, V6};
 use crate::flow::ids::{InterfaceId, NodeId};
+use crate::flow::special_purpose;
 use crate::wire::ethernet::MacPair;
 
 /// Number of a next hop in its [`Network`].
@@ -187,14 +188,14 @@ impl Network {
         self.interface_entries[usize::from(id.0)]
     }
 
-    /// Source addresses of the gateway's own packets (ICMP errors) on an interface. Without an IPv4 address, the dummy
-    /// address of RFC 7600 section 4.8 is used; without an IPv6 address, none is sent.
+    /// Source addresses of the gateway's own packets (ICMP errors) on an interface: none that is link-local, since the
+    /// next router wouldn't forward them. Without an IPv4 address, the dummy address of RFC 7600 section 4.8 is used;
+    /// without an IPv6 address, none is sent.
     pub fn source_addresses(&self, id: InterfaceId) -> (u32, Option<V6>) {
-        const DUMMY: u32 = 0xc000_0008;
         let own = &self.interface(id).addresses;
-        let v4 = own.iter().find_map(|&address| u32::from_ip(address)).unwrap_or(DUMMY);
-        let v6 = own.iter().filter_map(|&address| V6::from_ip(address)).find(|&v6| !v6.is_martian());
-        (v4, v6)
+        let v4 = own.iter().filter_map(|&address| u32::from_ip(address)).find(|v4| !v4.is_martian());
+        let v6 = own.iter().filter_map(|&address| V6::from_ip(address)).find(|v6| !v6.is_martian());
+        (v4.unwrap_or(special_purpose::DUMMY_V4), v6)
     }
 
     /// Whether packets of any interface may have partial checksums.

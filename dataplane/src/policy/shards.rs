@@ -128,8 +128,9 @@ impl Shards {
         synced_epoch < self.since || shard.replica_may_lack_sessions(synced_epoch)
     }
 
-    /// The gateway that reassembles a datagram, by the datagram's hash.
-    pub fn reassembly_owner(&self, hash: u64) -> Owner {
+    /// The gateway that owns what has this hash and no port of the VIP: a fragmented datagram, or a client's flow. The same
+    /// for all VIPs with the same map.
+    pub fn owner_of_hash(&self, hash: u64) -> Owner {
         let place = ((hash >> 32) * SLOTS as u64) >> 32;
         self.map.owner_of_block(BlockId(place as u16), 0)
     }

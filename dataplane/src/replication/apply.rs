@@ -1,5 +1,6 @@
 //! Replication between gateways, in slices of the session table: lists records for a full round, applies records of
-//! other gateways, purges standby sessions. Cursors count slots: first those of IPv4, then those of IPv6.
+//! other gateways, purges standby sessions. Cursors count slots: first those of IPv4, then those of IPv6, then those of
+//! the backends of clients with session affinity.
 
 use crate::flow::address::V6;
 use crate::flow::direction::Direction;
@@ -12,6 +13,8 @@ use crate::replication::owner::owner;
 use crate::replication::queue::ReplicationQueue;
 use crate::replication::round::{PurgeChunk, RecordChunk};
 use crate::replication::{accounting, targets};
+use crate::session::affinity::stored::StoredChoices;
+use crate::session::affinity::{AffinityTable, Choice};
 use crate::session::entry::{Entry, Flags};
 use crate::session::flow_directory::FlowDirectory;
 use crate::session::record::{FamilyRecord, RecordState, ReplicationRecord};
@@ -22,9 +25,11 @@ use crate::session::{SessionFamily, Sessions};
 /// costs the control thread a round trip, and the worker must not pause for more than some ten microseconds.
 const MAX_SESSIONS: usize = 1_024;
 const MAX_SLOTS: u64 = 1 << 16;
+/// Slots of clients' backends that one command reads at most.
+const MAX_CHOICES: u64 = 2_048;
 
-/// Writes records of the sessions that a gateway is a replica target of into the chunk, up to its capacity, and
-/// advances its cursor.
+/// Writes records of the sessions that a gateway is a replica target of, then those of the backends of clients with
+/// session affinity, into the chunk, up to its capacity, and advances its cursor.
 pub fn list_records(sessions: &mut Sessions, chunk: &mut RecordChunk, policy: &Policy, now: Tick) {
     let Some(cursor) = chunk.cursor else { return };
     let (epoch, since) = (policy.members().replication_epoch(), policy.members().active_since());
@@ -36,12 +41,46 @@ pub fn list_records(sessions: &mut Sessions, chunk: &mut RecordChunk, policy: &P
         return;
     }
     let v4_slots = u64::from(u32::table(sessions).slots());
-    chunk.cursor = if cursor < v4_slots {
-        Some(list_family::<u32>(sessions, cursor, chunk, policy, now))
+    let session_slots = v4_slots + u64::from(V6::table(sessions).slots());
+    let choices = if sessions.choices().is_used() { sessions.choices().slots() } else { 0 };
+    let next = if cursor < v4_slots {
+        list_family::<u32>(sessions, cursor, chunk, policy, now)
+    } else if cursor < session_slots {
+        list_family::<V6>(sessions, cursor - v4_slots, chunk, policy, now) + v4_slots
     } else {
-        let next = list_family::<V6>(sessions, cursor - v4_slots, chunk, policy, now);
-        (next < V6::table(sessions).slots().into()).then_some(next + v4_slots)
+        list_choices(sessions.choices(), cursor - session_slots, chunk, policy, now) + session_slots
     };
+    chunk.cursor = (next < session_slots + u64::from(choices)).then_some(next);
+}
+
+/// Lists the backends of confirmed clients with session affinity; returns the next slot.
+fn list_choices(choices: &StoredChoices, cursor: u64, chunk: &mut RecordChunk, policy: &Policy, now: Tick) -> u64 {
+    let (target, end) = (chunk.target, (cursor + MAX_CHOICES).min(choices.slots().into()));
+    for next in cursor..end {
+        if chunk.records.len() == chunk.records.capacity() {
+            return next;
+        }
+        let slot = next as u32;
+        let record = if let Some(choice) = choices.confirmed::<u32>(slot) {
+            choice_record(&choice, target, policy, now)
+        } else {
+            choices.confirmed::<V6>(slot).and_then(|choice| choice_record(&choice, target, policy, now))
+        };
+        chunk.records.extend(record);
+    }
+    end
+}
+
+/// The record of a client's backend, if a gateway gets it and the choice is in force.
+fn choice_record<A: SessionFamily>(
+    choice: &Choice<A>,
+    target: GatewayId,
+    policy: &Policy,
+    now: Tick,
+) -> Option<ReplicationRecord> {
+    choice.in_force(policy, now)?;
+    let is_target = targets::of_choice(choice.frontend.address, policy).any(|id| id == target);
+    is_target.then(|| A::record(FamilyRecord::of_choice(choice, now)))
 }
 
 fn list_family<A: SessionFamily>(
@@ -103,6 +142,8 @@ pub struct RecordApplier<'a> {
     pub policy: &'a Policy,
     /// The flow directory of all workers.
     pub directory: Option<&'a FlowDirectory>,
+    /// The affinity table of all workers.
+    pub affinity: &'a AffinityTable,
     /// The worker.
     pub worker: WorkerId,
     /// The gateway that sent the records.
@@ -130,6 +171,10 @@ impl RecordApplier<'_> {
     }
 
     fn apply_one<A: SessionFamily>(&mut self, record: &FamilyRecord<A>, round: u8) -> Result<(), RecordRejected> {
+        if record.state == RecordState::Affinity {
+            self.adopt(&record.choice(self.now));
+            return Ok(());
+        }
         let entry = Entry::new(record.origin, record.translated, record.direction, Flags::default());
         let owner = owner(&entry, self.policy);
         if owner == Owner::Other(self.source) && record.state == RecordState::Open {
@@ -174,6 +219,13 @@ impl RecordApplier<'_> {
             self.queue.moved::<A>(slot, self.now);
         }
         Ok(())
+    }
+
+    /// Takes up a client's backend, for this gateway and for its next process.
+    fn adopt<A: SessionFamily>(&mut self, choice: &Choice<A>) {
+        if self.affinity.adopt(choice, self.policy, self.now) {
+            self.sessions.choices_mut().store(choice, true, self.now);
+        }
     }
 
     /// The owner of a shard is authoritative for its sessions. A session here that conflicts with a record, in a shard

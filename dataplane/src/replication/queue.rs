@@ -2,12 +2,16 @@
 //! end before a failover could need them, or with their first reply; changes and ends are sent at once. It also tracks
 //! which sessions a peer has acknowledged: without a valid lease, a gateway forwards packets of those sessions only.
 //!
+//! The backend of a client with session affinity is a record of its own: once the client is confirmed, it is sent to
+//! every gateway that may get the client's next connection, also where sessions aren't replicated.
+//!
 //! Every queue is bounded: an overflow is recorded per peer and triggers a full resynchronization.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::flow::address::V6;
+use crate::flow::direction::Direction;
 use crate::flow::ids::{GatewayId, Owner, Slot};
 use crate::flow::time::Tick;
 use crate::io::batch::BATCH_SIZE;
@@ -15,6 +19,7 @@ use crate::policy::compiled::Policy;
 use crate::replication::owner::owner;
 use crate::replication::sender::{OutgoingRecord, ReplicationSender};
 use crate::replication::targets;
+use crate::session::affinity::Choice;
 use crate::session::entry::{Entry, Flags};
 use crate::session::query::SessionState;
 use crate::session::record::{DirectionRecord, FamilyRecord, RecordState};
@@ -294,12 +299,13 @@ impl ReplicationQueue {
         // Numbers of a connection that isn't open change without notice.
         let may_have_changed =
             self.first_record != FirstRecord::WithReply || !entry.is_sent() || (is_opening && attempt > Some(0));
-        if may_have_changed && !self.send_record::<A>(slot, sessions, policy, now) {
+        let has_unsent_choice = self.send_choice::<A>(slot, sessions, policy, now);
+        if may_have_changed && !self.send_record::<A>(slot, sessions, policy, now) && !has_unsent_choice {
             return;
         }
         if let Some(attempt) = attempt
             && let Some(&after) = RESEND_MS.get(attempt)
-            && is_opening
+            && (is_opening || has_unsent_choice)
         {
             let next = &mut self.pending[attempt + 1];
             // With that many embryonic connections, few will ever be established.
@@ -334,6 +340,38 @@ impl ReplicationQueue {
             A::table_mut(sessions).entry_mut(slot).note_sent();
         }
         any_sent
+    }
+
+    /// Sends the backend of a client with session affinity to the gateways that may get its next connection; not before
+    /// the client is confirmed, so that spoofed ones displace nobody's there. Returns whether it still waits for that.
+    fn send_choice<A: SessionFamily>(
+        &mut self,
+        slot: Slot,
+        sessions: &mut Sessions,
+        policy: &Policy,
+        now: Tick,
+    ) -> bool {
+        let entry = A::table(sessions).entry(slot);
+        if entry.direction() != Direction::Inbound || !sessions.choices().is_used() {
+            return false;
+        }
+        let session = Choice::of(&entry.key(), &entry.translated(), now);
+        let is_confirmed = entry.is_confirmed();
+        if session.in_force(policy, now).is_none() {
+            return false;
+        }
+        if !is_confirmed {
+            return true;
+        }
+        let Some(choice) = sessions.choices_mut().confirm(&session) else { return false };
+        let record = FamilyRecord::of_choice(&choice, now);
+        for to in targets::of_choice(choice.frontend.address, policy) {
+            // A lost one is sent with the client's next session, so it is worth no full round.
+            if policy.members().is_connected(to) && self.sender.has_room() {
+                self.send::<A>(to, record);
+            }
+        }
+        false
     }
 
     fn send<A: SessionFamily>(&mut self, to: GatewayId, record: FamilyRecord<A>) -> u64 {

@@ -83,6 +83,11 @@ impl ReplicationSender {
         is_queued
     }
 
+    /// Whether there is room for records that may be lost, so that they cause no loss of others.
+    pub fn has_room(&self) -> bool {
+        self.queue.len() < QUEUE_CAPACITY / 2
+    }
+
     /// Marks records for a peer as lost.
     pub fn mark_lost(&self, gateway: GatewayId) {
         let (word, bit) = bit_of(gateway);

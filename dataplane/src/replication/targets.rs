@@ -5,9 +5,10 @@
 //! standby session.
 
 use crate::flow::ids::{GatewayId, Owner};
-use crate::policy::compiled::{Policy, Vip};
+use crate::policy::compiled::{Family, Policy, Vip};
 use crate::policy::members::Members;
 use crate::policy::shard::Shard;
+use crate::policy::shards::Shards;
 use crate::policy::spec::AddressSelection;
 use crate::session::SessionFamily;
 use crate::session::entry::Entry;
@@ -79,6 +80,15 @@ pub fn replicated_shard<'a, A: SessionFamily>(entry: &Entry<A>, policy: &'a Poli
     // If all gateways announce the VIP, any of them load-balances its clients without a session.
     let shard = if entry.is_dnat() { vip.shards.only() } else { vip.shards.of_port(port) };
     Some((vip, shard?))
+}
+
+/// The gateways that get the backends of clients of a VIP with session affinity: those that may get a client's next
+/// connection. If all gateways announce the VIP, these are all its other owners; else the replica targets of its owner.
+pub fn of_choice<A: Family>(vip: A, policy: &Policy) -> impl Iterator<Item = GatewayId> {
+    let (shards, members) = (policy.vip(vip).map(|vip| &vip.shards), policy.members());
+    let all = shards.map(Shards::other_owners).unwrap_or_default();
+    let only = shards.and_then(Shards::only).filter(|shard| shard.owner == Owner::This);
+    all.iter().copied().chain(only.into_iter().flat_map(move |shard| shard.replica_targets(members)))
 }
 
 /// The gateway that a session is safe with: see [`Shard::successor`].

@@ -107,8 +107,8 @@ impl BackOff {
 }
 
 impl Eviction {
-    /// Evicts sessions until the reserve is free again. `refused` is how many packets have been rejected for a full
-    /// table since start.
+    /// Evicts sessions until the reserve is free again, and publishes how full the table is then. `refused` is how many
+    /// packets have been rejected for a full table since start.
     pub fn restore_reserve(
         &mut self,
         sessions: &mut Sessions,
@@ -116,6 +116,11 @@ impl Eviction {
         accounting: &mut impl Accounting,
         now: Tick,
     ) {
+        self.evict_excess(sessions, refused, accounting, now);
+        sessions.publish_shares();
+    }
+
+    fn evict_excess(&mut self, sessions: &mut Sessions, refused: u64, accounting: &mut impl Accounting, now: Tick) {
         let rejected = refused.wrapping_sub(std::mem::replace(&mut self.refused, refused));
         sessions.fairness.invalidate_levels();
         if sessions.reserve() == 0 {
@@ -307,6 +312,9 @@ fn evict<A: SessionFamily>(
             sessions.remove::<A>(slot);
         }
         return;
+    }
+    if criterion == Criterion::OverShare {
+        sessions.note_eviction::<A>(slot);
     }
     let reason = if rank == Rank::Established { EndReason::OverShare } else { EndReason::Evicted };
     let expiry: Expiry<A> = sessions.end_with_reason(slot, reason, now);

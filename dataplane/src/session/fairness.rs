@@ -220,6 +220,15 @@ impl Fairness {
             && (self.members.get(holder.member)).is_none_or(|own| count(own) > self.levels_of_members(vip, share).now)
     }
 
+    /// Shares with one more session: of each VIP, and of each member of this holder's VIP. `None` if its VIP has no
+    /// sessions.
+    pub(super) fn shares(&self, holder: Holder) -> Option<(u32, u32)> {
+        let vip = self.vips.get(holder.vip)?;
+        let levels = self.levels_of_vips();
+        let of_members = self.levels_of_members(vip, levels.now.min(self.histograms.count(vip.bin)));
+        Some((levels.with_one_more, of_members.with_one_more))
+    }
+
     /// Whether a holder's VIP has no fewer than the average VIP, and the holder no fewer than the average member of its
     /// VIP.
     #[inline]

@@ -6,11 +6,12 @@
 //!
 //! Replies find their worker by the block of their port (`ports/pool.rs`), so all sessions of a block are assigned to
 //! one worker, whichever worker had them before; inbound sessions have no block and are found in the directory. If not
-//! all fit, those idle for longest are dropped.
+//! all fit, those idle for longest are dropped. A client's choice of a backend goes to any worker: all of them read it.
 
 use foldhash::HashMap;
 use vipgate_mem::{Region, Slab, Storage, StorageError};
 
+use super::affinity::stored::StoredChoices;
 use super::entry::{Entry, Flags};
 use super::table::Table;
 use super::timeout::Timeouts;
@@ -132,6 +133,7 @@ impl BlockNumbers {
 
 /// Migrates the sessions of former tables to new, empty ones, evenly.
 pub fn migrate(former: &[Sessions], into: &mut [Sessions], now: Tick) -> Migrated {
+    migrate_choices(former, into, now);
     let mut migrated = Migrated::default();
     let (mut found, mut blocks) = (Vec::new(), BlockNumbers::default());
     for (from, tables) in (0..).zip(former) {
@@ -165,6 +167,13 @@ pub fn migrate(former: &[Sessions], into: &mut [Sessions], now: Tick) -> Migrate
         } += 1;
     }
     migrated
+}
+
+fn migrate_choices(former: &[Sessions], into: &mut [Sessions], now: Tick) {
+    let mut into: Vec<&mut StoredChoices> = into.iter_mut().map(Sessions::choices_mut).collect();
+    for sessions in former {
+        sessions.choices().migrate(&mut into, now);
+    }
 }
 
 /// Collects the sessions of one former table; returns the number of entries without a session.

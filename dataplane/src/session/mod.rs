@@ -15,6 +15,7 @@ pub mod eviction;
 pub mod fairness;
 mod flags;
 pub mod flow_directory;
+pub mod lending;
 pub mod migrate;
 pub mod persistence;
 pub mod quarantine;
@@ -31,8 +32,10 @@ pub mod timeout;
 pub mod track;
 pub mod window;
 
+use affinity::stored::StoredChoices;
 use entry::{Entry, Flags};
 use fairness::{Fairness, Holder};
+use lending::Lending;
 use table::{Table, TableFull};
 use timeout::Timeouts;
 use track::{StateChange, TrackOutcome};
@@ -174,6 +177,9 @@ pub struct Sessions {
     /// Upper bound of the standby sessions in the reserve.
     standby_in_reserve: u32,
     fairness: Fairness,
+    /// What the other workers lend; `None`: there are no others.
+    lending: Option<Lending>,
+    choices: StoredChoices,
 }
 
 impl Sessions {
@@ -189,7 +195,8 @@ impl Sessions {
     pub fn region_bytes(capacity: u32) -> Option<u64> {
         let entries = capacity.checked_mul(2)?;
         let header = Region::bytes_of::<persistence::Header>(1);
-        Some(header + Table::<u32>::region_bytes(entries)? + Table::<V6>::region_bytes(entries)?)
+        let tables = Table::<u32>::region_bytes(entries)? + Table::<V6>::region_bytes(entries)?;
+        Some(header + tables + StoredChoices::region_bytes(capacity))
     }
 
     fn in_storage(
@@ -199,8 +206,21 @@ impl Sessions {
         storage: &mut Storage<'_>,
     ) -> Result<Self, StorageError> {
         let (v4, v6) = (Table::new(capacity * 2, storage)?, Table::new(capacity * 2, storage)?);
-        let fairness = Fairness::new(capacity)?;
-        Ok(Self { v4, v6, key, timeouts, open: 0, standby: 0, capacity, reserve: 0, standby_in_reserve: 0, fairness })
+        let (fairness, choices) = (Fairness::new(capacity)?, StoredChoices::new(capacity, key, storage)?);
+        Ok(Self {
+            v4,
+            v6,
+            key,
+            timeouts,
+            open: 0,
+            standby: 0,
+            capacity,
+            reserve: 0,
+            standby_in_reserve: 0,
+            fairness,
+            lending: None,
+            choices,
+        })
     }
 
     /// Active sessions.
@@ -211,6 +231,16 @@ impl Sessions {
     /// Active and standby sessions: what counts against the capacity.
     fn in_use(&self) -> u32 {
         self.open + self.standby
+    }
+
+    /// The backends of clients with session affinity.
+    pub fn choices(&self) -> &StoredChoices {
+        &self.choices
+    }
+
+    /// The backends of clients with session affinity, mutable.
+    pub fn choices_mut(&mut self) -> &mut StoredChoices {
+        &mut self.choices
     }
 
     /// The timeouts in force.

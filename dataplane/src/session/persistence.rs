@@ -4,11 +4,13 @@
 //! complete; but one entry of a session may be missing or contradict its twin. So a restore keeps only pairs that agree
 //! in everything, recomputes derived state (checksum deltas, table counts), clears what was valid only in the dead
 //! process (next hops, generations), and wipes the rest. Whether policy still covers a session, and its port and quota,
-//! are checked once ([`RestoreSession`]).
+//! are checked once ([`RestoreSession`]). Choices of clients with session affinity lie behind the tables, each with a
+//! check of its own.
 
 use bytemuck::{Pod, Zeroable};
 use vipgate_mem::{Region, Slab, Storage, StorageError};
 
+use super::affinity::Choice;
 use super::entry::{Entry, Flags};
 use super::fairness::Holder;
 use super::migrate::Role;
@@ -21,7 +23,7 @@ use crate::flow::time::Tick;
 use crate::flow::tuple::HashKey;
 
 /// Layout version: incremented whenever the bytes of a table, or their meaning, change.
-const LAYOUT: u32 = 6;
+const LAYOUT: u32 = 7;
 const MAGIC: [u8; 8] = *b"vipgate\0";
 /// Marks that the tables behind the header are complete.
 const FINISHED: u32 = 0x600d_600d;
@@ -35,7 +37,7 @@ pub struct Identity {
     pub workers: u32,
     /// Capacity in sessions.
     pub capacity: u32,
-    /// Boot ID of the kernel: its monotonic clock restarts with each boot.
+    /// Boot ID of the kernel: the clock of ticks restarts with each boot.
     pub boot: [u8; 16],
 }
 
@@ -124,11 +126,15 @@ pub struct Restored {
     pub rejected: u32,
 }
 
-/// Restores what a session holds besides its table entries: port, quota, directory entry.
+/// Restores what a session holds besides its table entries: port, quota, directory entry. And the backends of clients
+/// with session affinity.
 pub trait RestoreSession {
     /// Restores the holdings of a session; false if that is impossible, which removes the session. `is_port_only`: the
     /// session is quarantined or standby, and holds only its port.
     fn restore<A: SessionFamily>(&mut self, origin: &Entry<A>, is_port_only: bool) -> bool;
+
+    /// Restores a client's choice of a backend.
+    fn restore_choice<A: SessionFamily>(&mut self, choice: &Choice<A>, now: Tick);
 }
 
 impl Sessions {
@@ -187,7 +193,21 @@ impl Sessions {
         self.restore_family::<u32>(now, holdings, &mut restored);
         self.restore_family::<V6>(now, holdings, &mut restored);
         (self.open, self.standby) = (restored.active, restored.standby);
+        self.restore_choices(now, holdings);
         restored
+    }
+
+    fn restore_choices(&mut self, now: Tick, holdings: &mut impl RestoreSession) {
+        for slot in 0..self.choices.slots() {
+            if let Some(choice) = self.choices.get::<u32>(slot) {
+                holdings.restore_choice(&choice, now);
+            } else if let Some(choice) = self.choices.get::<V6>(slot) {
+                holdings.restore_choice(&choice, now);
+            } else {
+                continue;
+            }
+            self.choices.mark_used();
+        }
     }
 
     fn restore_family<A: SessionFamily>(
@@ -316,6 +336,8 @@ mod tests {
         fn restore<A: SessionFamily>(&mut self, _: &Entry<A>, _: bool) -> bool {
             true
         }
+
+        fn restore_choice<A: SessionFamily>(&mut self, _: &Choice<A>, _: Tick) {}
     }
 
     const IDENTITY: Identity = Identity { worker: 0, workers: 2, capacity: 500, boot: [7; 16] };
@@ -380,6 +402,8 @@ mod tests {
         fn restore<A: SessionFamily>(&mut self, entry: &Entry<A>, _: bool) -> bool {
             entry.key().source_port < self.0
         }
+
+        fn restore_choice<A: SessionFamily>(&mut self, _: &Choice<A>, _: Tick) {}
     }
 
     #[test]

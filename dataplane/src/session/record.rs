@@ -5,7 +5,9 @@ use std::net::IpAddr;
 
 use crate::flow::address::{Address, V6};
 use crate::flow::direction::Direction;
+use crate::flow::time::Tick;
 use crate::flow::tuple::Tuple;
+use crate::session::affinity::Choice;
 use crate::wire::protocol;
 
 /// Replication record of either address family.
@@ -44,6 +46,20 @@ impl ReplicationRecord {
 }
 
 impl<A: Address> FamilyRecord<A> {
+    /// The record of a client's backend.
+    pub fn of_choice(choice: &Choice<A>, now: Tick) -> Self {
+        let (origin, translated) = choice.tuples();
+        let original = DirectionRecord { idle_ms: choice.age_ms(now), ..DirectionRecord::default() };
+        let directions = [original, DirectionRecord::default()];
+        Self { state: RecordState::Affinity, direction: Direction::Inbound, origin, translated, directions }
+    }
+
+    /// The client's backend, in a record of [`RecordState::Affinity`].
+    pub fn choice(&self, now: Tick) -> Choice<A> {
+        let [original, _] = &self.directions;
+        Choice::of(&self.origin, &self.translated, Tick(now.0.wrapping_sub(original.idle_ms)))
+    }
+
     fn vip_and_port(&self) -> (IpAddr, u16) {
         let (vip, port) = match self.direction {
             Direction::Inbound => (self.origin.destination, self.origin.destination_port),
@@ -60,6 +76,9 @@ pub enum RecordState {
     Open,
     /// Ended; the quarantine of its port starts now.
     Ended,
+    /// Not a session, but the backend of a client of a Service with session affinity. The original direction's idle
+    /// time is that since the client opened its last session.
+    Affinity,
 }
 
 /// Replication record of one address family.

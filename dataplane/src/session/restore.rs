@@ -1,12 +1,15 @@
 //! Restore: takes up, for the sessions of a former process, what they hold outside the session table: SNAT ports with
-//! their blocks, a unit of their endpoint's quota, and their entry in the flow directory.
+//! their blocks, a unit of their endpoint's quota, and their entry in the flow directory; and the backends of clients
+//! with session affinity.
 
 use crate::flow::direction::Direction;
 use crate::flow::ids::WorkerId;
+use crate::flow::time::Tick;
 use crate::flow::tuple::Tuple;
 use crate::policy::compiled::Policy;
 use crate::ports::allocator::Allocator;
 use crate::session::SessionFamily;
+use crate::session::affinity::{AffinityTable, Choice};
 use crate::session::entry::Entry;
 use crate::session::flow_directory::FlowDirectory;
 use crate::session::persistence::RestoreSession;
@@ -20,6 +23,8 @@ pub struct Restorer<'a> {
     pub ports: &'a mut Allocator,
     /// The flow directory of all workers.
     pub directory: Option<&'a FlowDirectory>,
+    /// The affinity table of all workers.
+    pub affinity: &'a AffinityTable,
     /// The worker.
     pub worker: WorkerId,
 }
@@ -46,6 +51,10 @@ impl RestoreSession for Restorer<'_> {
             }
         }
         true
+    }
+
+    fn restore_choice<A: SessionFamily>(&mut self, choice: &Choice<A>, now: Tick) {
+        self.affinity.adopt(choice, self.policy, now);
     }
 }
 

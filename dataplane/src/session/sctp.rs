@@ -1,5 +1,6 @@
 //! SCTP association tracking (RFC 9260), with the flags of TCP: INIT and INIT ACK set SYN, SHUTDOWN ACK and SHUTDOWN
-//! COMPLETE set FIN, ABORT sets RST.
+//! COMPLETE set FIN, ABORT sets RST. A packet has one verification tag, and may bundle several chunks (section 6.10):
+//! those of a handshake come first, those that end the association behind others, too.
 //!
 //! All packets of a direction carry the verification tag that the other side chose in its INIT or INIT ACK (section
 //! 8.5): 32 bits that an off-path sender doesn't have. Anyone can send an INIT, and an endpoint that refuses it replies
@@ -33,29 +34,30 @@ pub fn track_packet<A: Address>(table: &mut Table<A>, slot: Slot, packet: &Commo
 /// If the other direction has SYN, its endpoint chose the tag in `sequence`; otherwise that is only the first tag seen.
 fn update(own: &mut Track, twin: &mut Track, packet: &CommonHeader) -> TrackOutcome {
     own.flags = own.flags.with(Flags::SEEN);
-    let tag = packet.verification_tag;
-    match packet.first_chunk {
+    let (tag, closing) = (packet.verification_tag, packet.closing_chunk);
+    let outcome = match packet.first_chunk {
         ChunkType::Init => return track_init(own, twin, packet),
         _ if tag == 0 => return TrackOutcome::IGNORED,
         ChunkType::InitAck => return track_init_ack(own, twin, packet),
-        ChunkType::CookieEcho | ChunkType::CookieAck if completes_handshake(own, twin, tag) => {
-            return establish(own, twin);
+        ChunkType::CookieEcho | ChunkType::CookieAck if completes_handshake(own, twin, tag) => establish(own, twin),
+        _ if is_reflected(twin, closing, tag) || is_refusal(own, twin, closing, tag) => TrackOutcome::UNCHANGED,
+        _ if tag == own.sequence => {
+            verify_tag(own, twin);
+            TrackOutcome::UNCHANGED
         }
-        // An endpoint without association reflects the tag of the packet that it received, and sets the T bit (section
-        // 8.4). That bit isn't read: a guess matches two of 2^32 tags with it or without it.
-        ChunkType::Abort | ChunkType::ShutdownComplete if tag == twin.sequence => {}
-        ChunkType::Abort if is_refusal(own, twin, tag) => {}
-        _ if tag == own.sequence => verify_tag(own, twin),
-        chunk if is_first_tag(own, twin, chunk) => own.sequence = tag,
+        _ if closing.is_none() && is_first_tag(own, twin) => {
+            own.sequence = tag;
+            TrackOutcome::UNCHANGED
+        }
         _ => return TrackOutcome::IGNORED,
-    }
-    let ends = match packet.first_chunk {
-        ChunkType::Abort => Flags::RST,
-        ChunkType::ShutdownAck | ChunkType::ShutdownComplete => Flags::FIN,
-        _ => return TrackOutcome::UNCHANGED,
+    };
+    let ends = match closing {
+        Some(ChunkType::Abort) => Flags::RST,
+        Some(_) => Flags::FIN,
+        None => return outcome,
     };
     if own.flags.has(ends) {
-        return TrackOutcome::UNCHANGED;
+        return outcome;
     }
     own.flags = own.flags.with(ends);
     TrackOutcome::with_change(StateChange::Closing)
@@ -106,17 +108,22 @@ fn completes_handshake(own: &Track, twin: &Track, tag: u32) -> bool {
     tag == own.acknowledged && (tag != own.sequence || is_closed(own.flags, twin.flags))
 }
 
-/// Whether an ABORT with this tag refuses the INIT that would have opened the association.
-fn is_refusal(own: &Track, twin: &Track, tag: u32) -> bool {
-    let is_replied = own.sequence != 0 || own.flags.has(Flags::SYN);
-    !is_replied && twin.flags.has(Flags::SYN) && tag == own.acknowledged
+/// Whether an endpoint without association reflects the tag of the packet that it received, and sets the T bit (section
+/// 8.4). That bit isn't read: a guess matches two of 2^32 tags with it or without it.
+fn is_reflected(twin: &Track, closing: Option<ChunkType>, tag: u32) -> bool {
+    matches!(closing, Some(ChunkType::Abort | ChunkType::ShutdownComplete)) && tag == twin.sequence
 }
 
-/// Whether a packet's tag is the first one of its direction, with nothing to verify it against. Chunks that end an
+/// Whether an ABORT with this tag refuses the INIT that would have opened the association.
+fn is_refusal(own: &Track, twin: &Track, closing: Option<ChunkType>, tag: u32) -> bool {
+    let is_replied = own.sequence != 0 || own.flags.has(Flags::SYN);
+    closing == Some(ChunkType::Abort) && !is_replied && twin.flags.has(Flags::SYN) && tag == own.acknowledged
+}
+
+/// Whether a packet's tag is the first one of its direction, with nothing to verify it against. Packets that end an
 /// association may carry the other direction's tag, and are not used.
-fn is_first_tag(own: &Track, twin: &Track, chunk: ChunkType) -> bool {
-    let ends = matches!(chunk, ChunkType::Abort | ChunkType::ShutdownAck | ChunkType::ShutdownComplete);
-    own.sequence == 0 && !twin.flags.has(Flags::SYN) && !ends
+fn is_first_tag(own: &Track, twin: &Track) -> bool {
+    own.sequence == 0 && !twin.flags.has(Flags::SYN)
 }
 
 /// Completes a handshake: the association is open, whatever its state was. Other gateways have its old tags.
@@ -198,12 +205,25 @@ mod tests {
             assert_eq!(self.tags(), tags);
         }
 
-        /// Passes a packet with this verification tag and, in a handshake, this initiate tag.
+        /// Passes a packet of one chunk with this verification tag and, in a handshake, this initiate tag.
         fn pass(&mut self, side: usize, chunk: ChunkType, tag: u32, initiate_tag: u32) -> TrackOutcome {
+            use ChunkType::{Abort, ShutdownAck, ShutdownComplete};
+            let closing_chunk = Some(chunk).filter(|it| matches!(it, Abort | ShutdownAck | ShutdownComplete));
+            self.pass_chunks(side, (chunk, closing_chunk), tag, initiate_tag)
+        }
+
+        /// Passes a packet with this first chunk and this one that ends the association.
+        fn pass_chunks(
+            &mut self,
+            side: usize,
+            (first_chunk, closing_chunk): (ChunkType, Option<ChunkType>),
+            verification_tag: u32,
+            initiate_tag: u32,
+        ) -> TrackOutcome {
             let [origin, reply] = &mut self.0;
             let (own, twin) = if side == ORIGIN { (origin, reply) } else { (reply, origin) };
             let packet =
-                CommonHeader { verification_tag: tag, first_chunk: chunk, initiate_tag, ..CommonHeader::default() };
+                CommonHeader { verification_tag, first_chunk, closing_chunk, initiate_tag, ..CommonHeader::default() };
             update(own, twin, &packet)
         }
 
@@ -419,6 +439,46 @@ mod tests {
             assert_eq!(tracker.pass(side, chunk, TAGS[1 - side], 0), TrackOutcome::with_change(StateChange::Closing));
             assert!(tracker.is_closed());
         }
+    }
+
+    #[test]
+    fn a_chunk_behind_others_ends_the_association_under_the_same_tags() {
+        const CLOSING: TrackOutcome = TrackOutcome { change: StateChange::Closing, ..TrackOutcome::UNCHANGED };
+        for side in [ORIGIN, REPLY] {
+            for first in [ChunkType::Sack, ChunkType::Error, ChunkType::CookieAck] {
+                let mut tracker = Tracker::open(TAGS);
+                let before = tracker.state();
+                for closing in [ChunkType::Abort, ChunkType::ShutdownAck] {
+                    for tag in [0, 0xbad] {
+                        let outcome = tracker.pass_chunks(side, (first, Some(closing)), tag, 0);
+                        assert_eq!((outcome, tracker.state()), (TrackOutcome::IGNORED, before));
+                    }
+                }
+                let shutdown = (first, Some(ChunkType::ShutdownAck));
+                assert_eq!(tracker.pass_chunks(side, shutdown, TAGS[1 - side], 0), TrackOutcome::IGNORED);
+                assert_eq!(tracker.pass_chunks(side, shutdown, TAGS[side], 0), CLOSING);
+                assert!(!tracker.is_closed(), "the other side may still send");
+                assert_eq!(tracker.pass_chunks(side, (first, Some(ChunkType::Abort)), TAGS[side], 0), CLOSING);
+                assert!(tracker.is_closed());
+                // Reflected, with the T bit.
+                let mut tracker = Tracker::open(TAGS);
+                assert_eq!(tracker.pass_chunks(side, (first, Some(ChunkType::Abort)), TAGS[1 - side], 0), CLOSING);
+                assert!(tracker.is_closed());
+            }
+        }
+        // Its first tag isn't verified, so it neither ends an association nor is kept.
+        let mut tracker = Tracker::new();
+        let abort = (ChunkType::Sack, Some(ChunkType::Abort));
+        assert_eq!(tracker.pass_chunks(ORIGIN, abort, 0xbad, 0), TrackOutcome::IGNORED);
+        assert_eq!(tracker.pass(ORIGIN, ChunkType::Data, TAGS[ORIGIN], 0), TrackOutcome::UNCHANGED);
+        // One packet completes a restart and ends it.
+        let mut tracker = Tracker::open(TAGS);
+        tracker.pass(ORIGIN, ChunkType::Init, 0, 0x33);
+        tracker.pass(REPLY, ChunkType::InitAck, 0x33, 0x44);
+        let refused = (ChunkType::CookieEcho, Some(ChunkType::Abort));
+        assert_eq!(tracker.pass_chunks(ORIGIN, refused, 0x44, 0), CLOSING);
+        assert!(tracker.is_closed());
+        assert_eq!(tracker.tags(), [0x44, 0x33]);
     }
 
     #[test]

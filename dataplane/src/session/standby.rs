@@ -38,7 +38,7 @@ pub enum Applied {
     Updated,
     /// Ended; its port is quarantined.
     Ended,
-    /// Ignored: the session has ended and wasn't here, or is this gateway's own.
+    /// Ignored: the session has ended and wasn't here, or is this gateway's own; or the record is of no session.
     Ignored,
 }
 
@@ -100,6 +100,7 @@ impl Sessions {
             let is_same = entry.flags().has(Flags::ORIGIN) && entry.translated() == record.translated;
             let is_quarantined = entry.flags().has(Flags::QUARANTINED);
             match record.state {
+                RecordState::Affinity => return Ok(Applied::Ignored),
                 RecordState::Ended if !is_same || is_quarantined => return Ok(Applied::Ignored),
                 RecordState::Ended => {
                     self.demote::<A>(slot, now);
@@ -118,7 +119,7 @@ impl Sessions {
             self.write_standby::<A>(slot, &record.directions, round, now);
             return Ok(Applied::Updated);
         }
-        if record.state == RecordState::Ended {
+        if record.state != RecordState::Open {
             return Ok(Applied::Ignored);
         }
         let reply = record.translated.reversed();

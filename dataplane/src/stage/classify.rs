@@ -2,9 +2,9 @@
 //! route unchanged, or drop.
 //!
 //! The order for a packet to a VIP: a session (lookup), then a frontend of a Service, else dropped. A backend's packet
-//! from a port of its Service is a reply, with or without a session. A pod's other packets are translated, also those
-//! to another VIP of this gateway, or, if policy excludes their destination, routed unchanged. Nothing else leaves with
-//! a pod's address.
+//! from a port of its Service is a reply: the worker with its client's session decides, whatever policy says of the
+//! client, or it is translated without a session. A pod's other packets are translated, also those to another VIP of
+//! this gateway, or, if policy excludes their destination, routed unchanged. Nothing else leaves with a pod's address.
 
 use crate::flow::drop_reason::DropReason;
 use crate::flow::ids::{EndpointId, FrontendId, GatewayId, Owner};
@@ -42,7 +42,7 @@ enum Class {
 
 /// Classifies every packet without a session.
 pub fn run<A: PacketFamily>(batch: &mut Batch, context: &Context<'_>) {
-    for i in batch.undecided_of::<A>().without(batch.validated).without(batch.tunneled) {
+    for i in batch.undecided_of::<A>().without(batch.validated).without(batch.tunneled).without(batch.unchanged) {
         match classify::<A>(batch, i, context) {
             Class::Egress(endpoint) => {
                 batch.endpoints[i] = endpoint;
@@ -86,11 +86,14 @@ const fn drop(reason: DropReason) -> Class {
 }
 
 fn classify<A: PacketFamily>(batch: &Batch, i: usize, context: &Context<'_>) -> Class {
+    if let Some(hand_off) = to_session_of_client::<A>(batch, i, context) {
+        return hand_off;
+    }
     let (tuple, received) = (&A::tuples(batch)[i], &batch.frames[i]);
     let policy = &context.snapshot.policy;
     let is_inside = batch.headers[i].sides & Role::Inside.sides() != 0;
     if tuple.is_martian(received.is_hairpin()) {
-        return drop(DropReason::Martian);
+        return health_check_from_link::<A>(batch, i, context).map_or(drop(DropReason::Martian), Class::HealthCheck);
     }
     let vip = policy.vip(tuple.destination);
     if policy.vip(tuple.source).is_some() && !received.is_hairpin() {
@@ -104,11 +107,8 @@ fn classify<A: PacketFamily>(batch: &Batch, i: usize, context: &Context<'_>) -> 
     if endpoint.is_some() && !is_inside {
         return drop(DropReason::SpoofedSource);
     }
-    // Destinations that policy excludes reach pods by their own addresses, and get their replies untranslated.
-    if is_inside
-        && endpoint.is_none_or(|(_, _, egress)| policy.translates(egress, tuple.destination))
-        && let Some(class) = backend_reply::<A>(batch, i, context)
-    {
+    let is_translated = endpoint.is_none_or(|(_, _, egress)| policy.translates(egress, tuple.destination));
+    if is_inside && let Some(class) = backend_reply::<A>(batch, i, is_translated, context) {
         return class;
     }
     let class = match (endpoint, vip) {
@@ -121,12 +121,24 @@ fn classify<A: PacketFamily>(batch: &Batch, i: usize, context: &Context<'_>) -> 
     };
     match class {
         // Gateways send each other only packets with an owner. An untranslated packet is routed by the gateway that
-        // received it, except for a backend's ICMP error, which may belong to a session of the owner.
-        Class::Unchanged if received.is_from_peer() && batch.headers[i].kind != PacketKind::IcmpError => {
-            drop(DropReason::SpoofedSource)
+        // received it, except for what may belong to a session of the owner: an ICMP error, and a backend's packet from
+        // a port of its Service.
+        Class::Unchanged if received.is_from_peer() => {
+            let may_have_session =
+                batch.headers[i].kind == PacketKind::IcmpError || !policy.frontends_of(&tuple.sender()).is_empty();
+            if may_have_session { class } else { drop(DropReason::SpoofedSource) }
         }
         class => class,
     }
+}
+
+/// The health check port to which a host on the link sends a segment from its link-local address, as Google Cloud's
+/// prober does. The gateway itself replies; whatever else such hosts send is a martian.
+fn health_check_from_link<A: PacketFamily>(batch: &Batch, i: usize, context: &Context<'_>) -> Option<FrontendId> {
+    let (tuple, policy) = (&A::tuples(batch)[i], &context.snapshot.policy);
+    let may_be = batch.headers[i].kind == PacketKind::Tcp && tuple.is_from_link() && !batch.frames[i].is_from_peer();
+    policy.vip(tuple.destination).filter(|vip| may_be && !vip.ports.retired)?;
+    policy.frontend(&tuple.receiver()).filter(|frontend| frontend.is_health())
 }
 
 /// Hands the packet off if the flow directory names another worker as the owner of its flow.
@@ -137,14 +149,45 @@ fn hand_off<A: PacketFamily>(batch: &Batch, i: usize, opens: bool, context: &Con
     context.flows.owner(&A::tuples(batch)[i], opens).map(|owner| Class::Verdict(Verdict::HandOff(owner)))
 }
 
-/// A backend's packet from a port of its Service, unless it opens a connection.
-fn backend_reply<A: PacketFamily>(batch: &Batch, i: usize, context: &Context<'_>) -> Option<Class> {
-    let (kind, tuple) = (batch.headers[i].kind, &A::tuples(batch)[i]);
+/// Hands a backend's packet off to the worker that has its client's session, before any check: there it needs none. The
+/// backend may be on any side, the client may be one whose packets policy doesn't translate, or the backend itself, and
+/// the packet one that opens a connection (simultaneous open, RFC 9293 section 3.5).
+fn to_session_of_client<A: PacketFamily>(batch: &Batch, i: usize, context: &Context<'_>) -> Option<Class> {
+    context.flows.directory?;
+    let may_be_reply = batch.headers[i].kind.has_ports()
+        && !context.snapshot.policy.frontends_of(&A::tuples(batch)[i].sender()).is_empty();
+    if may_be_reply { hand_off::<A>(batch, i, false, context) } else { None }
+}
+
+/// A backend's packet from a port of its Service, unless it is the pod's own: it opens a connection, or is a datagram or
+/// one to a destination that policy doesn't translate (`is_translated`), and the gateway that would have its client's
+/// session has none.
+fn backend_reply<A: PacketFamily>(
+    batch: &Batch,
+    i: usize,
+    is_translated: bool,
+    context: &Context<'_>,
+) -> Option<Class> {
+    let (kind, tuple, received) = (batch.headers[i].kind, &A::tuples(batch)[i], &batch.frames[i]);
     if !kind.has_ports() || opens_connection(batch, i) {
         return None;
     }
-    let &frontend = context.snapshot.policy.frontends_of(&tuple.sender()).first()?;
-    Some(hand_off::<A>(batch, i, false, context).unwrap_or(Class::Stateless(frontend)))
+    let policy = &context.snapshot.policy;
+    let &frontend = policy.frontends_of(&tuple.sender()).first()?;
+    if batch.standby.contains(i) {
+        let Owner::Other(owner) = batch.session_owners[i] else { return None };
+        return Some(Class::ForwardToOwner(owner));
+    }
+    if !received.is_at_hop_limit()
+        && let Some(owner) = policy.owner_of_reply(tuple, received.is_from_peer())
+    {
+        return Some(Class::ForwardToOwner(owner));
+    }
+    if !is_translated || kind == PacketKind::Udp {
+        return None;
+    }
+    let shows_frontend = policy.reply_shows_frontend(frontend, &tuple.receiver(), tuple.source);
+    Some(if shows_frontend { Class::Stateless(frontend) } else { drop(DropReason::NoSession) })
 }
 
 /// Classifies a pod's packet that policy translates.
@@ -192,9 +235,11 @@ fn to_vip<A: PacketFamily>(batch: &Batch, i: usize, vip: &Vip, context: &Context
         if frontend.is_health() {
             return Class::HealthCheck(frontend);
         }
-        // If all gateways announce a VIP, any of them takes its clients. Otherwise one gateway owns it, and only that
-        // one replies, unless the packet has no forwarding hop left: then the sender regards this gateway as the owner.
-        if let Owner::Other(gateway) = vip.shards.owner()
+        // If all gateways announce a VIP, any of them takes its clients, or forwards them once it knows their backend.
+        // Otherwise one gateway owns it, and only that one replies, unless the packet has no forwarding hop left: then the
+        // sender regards this gateway as the owner. What was a session here may be another gateway's by now.
+        let owner = if batch.standby.contains(i) { batch.session_owners[i] } else { vip.shards.owner() };
+        if let Owner::Other(gateway) = owner
             && !received.is_at_hop_limit()
         {
             return Class::ForwardToOwner(gateway);

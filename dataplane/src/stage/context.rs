@@ -37,7 +37,7 @@ pub struct Tables {
     pub reassembly: VirtualReassembly,
     /// IP identifications.
     pub ip_ids: IpIdAllocator,
-    /// Rate limit of ICMP errors and resets.
+    /// Rate limit of ICMP errors, resets and replies to health checks.
     pub reply_limiter: ReplyLimiter,
     /// Records of its sessions for other gateways.
     pub replication_queue: ReplicationQueue,

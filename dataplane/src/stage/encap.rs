@@ -37,7 +37,7 @@ pub fn run(batch: &mut Batch, snapshot: &Snapshot) {
         }
         if head.ip_length > mtu {
             batch.mtus[i] = mtu;
-            if fragmentation::may_fragment(batch.frames[i].frame.bytes()) {
+            if fragmentation::may_fragment(batch.frames[i].frame.bytes(), mtu) {
                 let frame = batch.frames[i].frame.bytes_mut();
                 tunnel.inner_macs().into_iter().for_each(|link| ethernet::set_macs(frame, link));
                 if macs_of(hop, &snapshot.network).is_some() {

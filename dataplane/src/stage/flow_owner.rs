@@ -2,10 +2,10 @@
 
 use crate::flow::ids::WorkerId;
 use crate::flow::tuple::{HashKey, Tuple};
-use crate::io::metadata::MAX_WORKERS_TRIED;
 use crate::policy::compiled::Family;
 use crate::reassembly::DatagramKey;
 use crate::session::flow_directory::FlowDirectory;
+use crate::session::lending::Lender;
 
 /// One worker's view of flow ownership.
 #[derive(Clone, Copy, Debug)]
@@ -55,8 +55,8 @@ impl FlowOwners<'_> {
     }
 
     /// The next worker to ask for a port, after `asked` others had none.
-    pub fn next_lender(self, asked: u8) -> Option<WorkerId> {
-        let others = self.workers.saturating_sub(1).min(MAX_WORKERS_TRIED);
-        (asked < others).then(|| WorkerId((self.this.0 + 1) % self.workers))
+    pub fn next_lender(self, asked: u8) -> Option<Lender> {
+        let is_left = Lender::max_distance(self.workers, asked) > 0;
+        is_left.then(|| Lender::behind(self.this, 1, self.workers))
     }
 }

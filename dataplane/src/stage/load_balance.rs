@@ -6,24 +6,26 @@
 
 use crate::flow::direction::Direction;
 use crate::flow::drop_reason::DropReason;
-use crate::flow::ids::{FrontendId, Slot, WorkerId};
+use crate::flow::ids::{FrontendId, GatewayId, Owner, Slot, WorkerId};
 use crate::flow::tunnel_metadata::HAIRPIN_SIDE;
 use crate::flow::tuple::Tuple;
 use crate::flow::verdict::Verdict;
-use crate::io::batch::Batch;
+use crate::io::batch::{Batch, PacketKind};
 use crate::policy::maglev;
 use crate::policy::network::NextHop;
 use crate::policy::service::{Backend, Frontend, Service};
 use crate::policy::spec::{BackendState, Role, Scope};
 use crate::replication::accounting::SessionAccounting;
 use crate::session::admission::Admission;
-use crate::session::affinity::BackendHash;
+use crate::session::affinity::{BackendHash, Choice, ServiceClient};
 use crate::session::embryonic::Embryonic;
 use crate::session::entry::Flags;
+use crate::session::lending::Lender;
 use crate::session::{Draft, SessionFamily, Sessions};
 use crate::stage::context::{Context, PacketFamily};
-use crate::stage::route;
 use crate::stage::snat::may_open_session;
+use crate::stage::{encap, route, snat};
+use crate::wire::tcp;
 
 /// Alternative backends tried if the reply tuple is in use: the client reaches the same backend through another
 /// frontend.
@@ -66,6 +68,8 @@ pub fn reject<A: PacketFamily>(batch: &mut Batch, i: usize, error: LoadBalanceEr
             batch.frames[i].mark_handed_off();
             batch.decide(i, Verdict::HandOff(worker));
         }
+        LoadBalanceError::Lend(lender) => snat::hand_off(batch, i, lender),
+        LoadBalanceError::ForwardToOwner(gateway) => encap::forward_to_owner::<A>(batch, i, gateway),
         // ECMP rerouting or a gateway failure sent another gateway's client here: the Maglev table is the same on
         // all gateways.
         LoadBalanceError::Rejected(DropReason::NoSession) if is_group_vip::<A>(batch, i, context) => {
@@ -89,6 +93,10 @@ pub enum LoadBalanceError {
     Rejected(DropReason),
     /// Another worker may have a session with the same reply tuple: it decides.
     HandOff(WorkerId),
+    /// Another worker opens the session: this one has no slot for it.
+    Lend(Lender),
+    /// Another gateway owns the client's flow: see [`crate::policy::compiled::Policy::owner_of_client`].
+    ForwardToOwner(GatewayId),
 }
 
 impl From<DropReason> for LoadBalanceError {
@@ -116,12 +124,13 @@ pub fn translate_stateless<A: PacketFamily>(
     if outside && !A::part(service).admits(origin.source) {
         return None;
     }
-    let hash = match service.spec.affinity {
-        Some(_) => maglev::client_hash(origin.source),
-        None => maglev::session_hash(origin),
+    let select = |hash| frontend.backends.get(usize::from(frontend.table(outside).select(hash, 0)?));
+    let target = match service.spec.affinity {
+        Some(_) => last_backend(origin, outside, service, frontend, context)
+            .or_else(|| select(maglev::client_hash(origin.source))),
+        None => select(maglev::session_hash(origin)),
     };
-    let target = frontend.backends.get(usize::from(frontend.table(outside).select(hash, 0)?))?;
-    Some(target.dnat(origin))
+    Some(target?.dnat(origin))
 }
 
 /// Prefetches the buckets and entries that the new sessions of the batch will be written to, so that cache misses
@@ -195,7 +204,8 @@ pub fn decide<'a, A: PacketFamily>(
         }
         return Ok(LoadBalancePlan::Existing(slot));
     }
-    if !may_open_session(batch, i, rules) {
+    let may_open = may_open_session(batch, i, rules);
+    if !may_open && !is_group_vip::<A>(batch, i, context) {
         return Err(DropReason::NoSession.into());
     }
     if head.ttl <= 1 {
@@ -213,12 +223,42 @@ pub fn decide<'a, A: PacketFamily>(
     let client =
         Client { origin: *origin, is_outside, is_handed_off: batch.frames[i].is_handed_off(), ended: existing };
     let (target, translated) = choose(&client, service, frontend, sessions, context)?;
+    match owner_of_client(batch, i, target, context) {
+        Owner::Other(gateway) if !batch.frames[i].is_at_hop_limit() => {
+            return Err(LoadBalanceError::ForwardToOwner(gateway));
+        }
+        _ if may_open || takes_over::<A>(batch, i, target, context) => {}
+        _ => return Err(DropReason::NoSession.into()),
+    }
     let next_hop = route::next_hop_to(translated.destination, hash, snapshot).map_err(|_| DropReason::NoRoute)?;
     let room = sessions.admission(origin.destination, origin.destination, ended, existing.is_some().into());
+    if room != Admission::Shared
+        && is_first_choice(&client, service, frontend, &translated)
+        && let Some(lender) = sessions.lender(room, batch.frames[i].workers_tried())
+    {
+        return Err(LoadBalanceError::Lend(lender));
+    }
     if room == Admission::Rejected {
         return Err(DropReason::SessionTableFull.into());
     }
     Ok(LoadBalancePlan::Open(NewSession { replaced: existing, service, target, translated, next_hop, room }))
+}
+
+/// The gateway that owns the flow of a client with this backend.
+fn owner_of_client<A: PacketFamily>(batch: &Batch, i: usize, target: &Backend<A>, context: &Context<'_>) -> Owner {
+    let (policy, origin) = (&context.snapshot.policy, &A::tuples(batch)[i]);
+    let Some(vip) = policy.vip(origin.destination) else { return Owner::This };
+    policy.owner_of_client((vip, batch.frontends[i]), &origin.sender(), target.address)
+}
+
+/// Whether a client's segment inside a connection opens a session: another gateway had it until the members changed, and
+/// without a session the backend's replies wouldn't be known as such.
+fn takes_over<A: PacketFamily>(batch: &Batch, i: usize, target: &Backend<A>, context: &Context<'_>) -> bool {
+    let (policy, origin) = (&context.snapshot.policy, &A::tuples(batch)[i]);
+    let is_open = batch.headers[i].kind == PacketKind::Tcp && !batch.segments[i].flags.has(tcp::Flags::RST);
+    is_open
+        && is_group_vip::<A>(batch, i, context)
+        && !policy.reply_shows_frontend(batch.frontends[i], &origin.sender(), target.address)
 }
 
 /// Finds or opens the session of a packet.
@@ -261,7 +301,8 @@ fn load_balance<A: PacketFamily>(
     if service.spec.affinity.is_some()
         && let Some(hash) = service.backend_hash(target)
     {
-        context.affinity.record(origin.source, service.id, BackendHash::of(hash), now);
+        context.affinity.record(&ServiceClient::of(origin, service.id), BackendHash::of(hash), now, now);
+        sessions.choices_mut().store(&Choice::of(origin, &translated, now), false, now);
     }
     Ok(Established { slot, is_new: true })
 }
@@ -311,12 +352,9 @@ fn choose<'a, A: SessionFamily>(
         let user = sessions.find(sessions.hash(&reply), &reply);
         user.is_none_or(|slot| former_reply == Some(slot))
     };
-    let (first, tries, hash) = if let Some(seconds) = service.spec.affinity {
+    let (first, tries, hash) = if service.spec.affinity.is_some() {
         let hash = maglev::client_hash(origin.source);
-        let last_backend = context.affinity.find(origin.source, service.id, seconds, context.now);
-        let last = last_backend.and_then(|last| frontend.hashes.iter().position(|it| BackendHash::of(*it) == last));
-        let last = last.and_then(|at| frontend.backends.get(at));
-        let last = last.filter(|target| accepts_new(target, service, client.is_outside));
+        let last = last_backend(origin, client.is_outside, service, frontend, context);
         (last.or_else(|| at(0, hash)), 1, hash)
     } else {
         let hash = maglev::session_hash(origin);
@@ -340,6 +378,38 @@ fn choose<'a, A: SessionFamily>(
         Tuple { source_port: port, ..first.dnat(origin) }
     };
     (1..=MAX_PORT_TRIES).map(other_port).find(is_free).map(|to| (first, to)).ok_or(DropReason::TupleInUse.into())
+}
+
+/// The backend of the client's last session at the Service port, within the affinity timeout, if it accepts new
+/// sessions.
+fn last_backend<'a, A: SessionFamily>(
+    origin: &Tuple<A>,
+    is_outside: bool,
+    service: &Service,
+    frontend: &'a Frontend<A>,
+    context: &Context<'_>,
+) -> Option<&'a Backend<A>> {
+    let client = ServiceClient::of(origin, service.id);
+    let last = context.affinity.find(&client, service.spec.affinity?, context.now)?;
+    let at = frontend.hashes.iter().position(|hash| BackendHash::of(*hash) == last)?;
+    frontend.backends.get(at).filter(|target| accepts_new(target, service, is_outside))
+}
+
+/// Whether a client got the first backend that [`choose`] tries, with its own port: another worker chooses the same.
+/// Otherwise a session of this worker has the reply tuple of that choice, and none of another worker's may have it.
+fn is_first_choice<A: SessionFamily>(
+    client: &Client<A>,
+    service: &Service,
+    frontend: &Frontend<A>,
+    translated: &Tuple<A>,
+) -> bool {
+    let Client { origin, is_outside, .. } = client;
+    if service.spec.affinity.is_some() {
+        return translated.source_port == origin.source_port;
+    }
+    let first = frontend.table(*is_outside).select(maglev::session_hash(origin), 0);
+    let first = first.and_then(|first| frontend.backends.get(usize::from(first)));
+    first.is_some_and(|first| first.dnat(origin) == *translated)
 }
 
 /// Whether a backend still accepts new sessions.

@@ -63,7 +63,7 @@ pub fn run(batch: &mut Batch, tables: &mut Tables, context: &Context<'_>) {
     both!(load_balance::run(batch, sessions, embryonic, context, &mut accounting));
     both!(rewrite::run(batch, sessions, ip_ids, accounting.replication_queue, context));
     both!(stateless_reply::run(batch, ip_ids, context));
-    both!(health_check::run(batch, context));
+    both!(health_check::run(batch, reply_limiter, context));
     encap::run(batch, snapshot);
     reject::run(batch, reply_limiter, drops, context);
 }

@@ -1,7 +1,13 @@
-//! Rate limit of the packets that the gateway originates: ICMP errors and TCP resets (RFC 1812 section 4.3.2.8, RFC
-//! 4443 section 2.4 f). Token buckets for the worker and for each sender, so that one sender does not use up the
-//! replies for others.
+//! Rate limit of the packets that the gateway originates: ICMP errors, TCP resets, and replies to health checks (RFC 1812
+//! section 4.3.2.8, RFC 4443 section 2.4 f). Token buckets for the worker and for each sender, so that one sender does
+//! not use up the replies for others. Health checks have buckets of their own (`probe_limiter.rs`): a flood of them
+//! neither stops ICMP errors nor shows how many are left.
 
+mod bucket;
+mod probe_limiter;
+
+use self::bucket::Bucket;
+pub use self::probe_limiter::ProbeLimiter;
 use crate::flow::time::Tick;
 use crate::flow::tuple::HashKey;
 
@@ -14,32 +20,11 @@ const SENDER_BURST: u32 = 20;
 /// Buckets of senders; a sender's bucket is selected by hash.
 const SENDER_BUCKETS: usize = 1024;
 
-/// A token bucket; its level is in thousandths of a token.
-#[derive(Clone, Copy, Debug)]
-struct Bucket {
-    level: u32,
-    filled: Tick,
-}
-
-impl Bucket {
-    fn take(&mut self, rate: u32, burst: u32, now: Tick) -> bool {
-        let elapsed = now.since(self.filled);
-        if elapsed > 0 {
-            let refill = elapsed.saturating_mul(rate);
-            self.level = self.level.saturating_add(refill).min(burst * 1000);
-            self.filled = now;
-        }
-        let is_allowed = self.level >= 1000;
-        if is_allowed {
-            self.level -= 1000;
-        }
-        is_allowed
-    }
-}
-
 /// The rate limiter of one worker.
 #[derive(Debug)]
 pub struct ReplyLimiter {
+    /// Replies to health checks.
+    pub probes: ProbeLimiter,
     worker: Bucket,
     senders: Box<[Bucket; SENDER_BUCKETS]>,
     key: HashKey,
@@ -50,11 +35,16 @@ impl ReplyLimiter {
     /// A limiter with full buckets. `key` randomizes the rate: an observer who can infer how many tokens are left
     /// learns which ports are in use (CVE-2020-25705).
     pub fn new(key: HashKey, now: Tick) -> Self {
-        let full = |burst: u32| Bucket { level: burst * 1000, filled: now };
-        Self { worker: full(BURST), senders: Box::new([full(SENDER_BURST); SENDER_BUCKETS]), key, draws: 0 }
+        Self {
+            probes: ProbeLimiter::new(key, now),
+            worker: Bucket::full(BURST, now),
+            senders: Box::new([Bucket::full(SENDER_BURST, now); SENDER_BUCKETS]),
+            key,
+            draws: 0,
+        }
     }
 
-    /// Takes a token for a reply to the sender with this hash; false if there is none.
+    /// Takes a token for an ICMP error or a reset to the sender with this hash; false if there is none.
     pub fn allow(&mut self, sender: u64, now: Tick) -> bool {
         let bucket = &mut self.senders[(sender >> 32) as usize % SENDER_BUCKETS];
         if !bucket.take(SENDER_RATE, SENDER_BURST, now) || !self.worker.take(RATE, BURST, now) {
@@ -63,7 +53,7 @@ impl ReplyLimiter {
         // A random fourth of the replies costs a second token.
         self.draws += 1;
         if self.key.draw(self.draws).is_multiple_of(4) {
-            self.worker.level = self.worker.level.saturating_sub(1000);
+            self.worker.remove();
         }
         true
     }

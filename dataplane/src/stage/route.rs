@@ -134,7 +134,7 @@ fn check(batch: &mut Batch, i: usize, hop: Result<NextHop, NoRoute>, snapshot: &
                 return Some(hop);
             }
             batch.mtus[i] = mtu;
-            if fragmentation::may_fragment(batch.frames[i].frame.bytes()) {
+            if fragmentation::may_fragment(batch.frames[i].frame.bytes(), mtu) {
                 batch.to_fragment.insert(i);
                 return Some(hop);
             }

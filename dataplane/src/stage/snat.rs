@@ -21,6 +21,7 @@ use crate::replication::accounting;
 use crate::replication::accounting::SessionAccounting;
 use crate::session::admission::Admission;
 use crate::session::entry::Flags;
+use crate::session::lending::Lender;
 use crate::session::{Draft, SessionFamily, Sessions};
 use crate::stage::context::{Context, PacketFamily, SessionRules};
 use crate::stage::{encap, route};
@@ -47,9 +48,10 @@ pub fn run<A: PacketFamily>(
                 batch.directions[i] = A::table(sessions).entry(slot).direction();
                 batch.validated.insert(i);
             }
-            Err(reason) if try_next_worker(batch, i, reason, context) => {}
-            Err(reason) if try_next_gateway::<A>(batch, i, reason, context) => {}
-            Err(reason) => reject::<A>(batch, i, reason, context),
+            Err(SnatError::HandOff(lender)) => hand_off(batch, i, lender),
+            Err(SnatError::Rejected(reason)) if try_next_worker(batch, i, reason, sessions, context) => {}
+            Err(SnatError::Rejected(reason)) if try_next_gateway::<A>(batch, i, reason, context) => {}
+            Err(SnatError::Rejected(reason)) => reject::<A>(batch, i, reason, context),
         }
     }
 }
@@ -120,16 +122,35 @@ pub fn reject_with<A: PacketFamily>(batch: &mut Batch, i: usize, reason: DropRea
     batch.reject(i, reason);
 }
 
-/// Hands a packet for which this worker has no port off to the next worker not tried yet; false if there is none.
-pub fn try_next_worker(batch: &mut Batch, i: usize, reason: DropReason, context: &Context<'_>) -> bool {
+/// Hands a packet for which this worker has no port or no slot off to a worker not tried yet; false if there is none.
+pub fn try_next_worker(
+    batch: &mut Batch,
+    i: usize,
+    reason: DropReason,
+    sessions: &Sessions,
+    context: &Context<'_>,
+) -> bool {
+    let tried = batch.frames[i].workers_tried();
+    let lender = match reason {
+        DropReason::PortsExhausted => context.flows.next_lender(tried),
+        DropReason::SessionTableFull => sessions.lender(Admission::Rejected, tried),
+        _ => None,
+    };
+    if let Some(lender) = lender {
+        hand_off(batch, i, lender);
+    }
+    lender.is_some()
+}
+
+/// Hands a packet off to another worker, which opens its session.
+pub fn hand_off(batch: &mut Batch, i: usize, lender: Lender) {
     let received = &mut batch.frames[i];
-    let next_worker =
-        context.flows.next_lender(received.workers_tried()).filter(|_| reason == DropReason::PortsExhausted);
-    let Some(next_worker) = next_worker else { return false };
-    received.count_worker_tried();
+    // Those between count as tried: they are full.
+    for _ in 0..lender.distance {
+        received.count_worker_tried();
+    }
     received.mark_handed_off();
-    batch.decide(i, Verdict::HandOff(next_worker));
-    true
+    batch.decide(i, Verdict::HandOff(lender.worker));
 }
 
 /// Forwards a packet for which no worker has a port to the next gateway that owns ports of its VIP, which opens the
@@ -187,6 +208,21 @@ pub fn may_open_session(batch: &Batch, i: usize, rules: SessionRules) -> bool {
         | PacketKind::Fragment
         | PacketKind::ResolvedFragment
         | PacketKind::Other => false,
+    }
+}
+
+/// Why a pod's packet gets no session here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SnatError {
+    /// It is rejected, unless another worker or gateway has what this one lacks.
+    Rejected(DropReason),
+    /// Another worker opens the session.
+    HandOff(Lender),
+}
+
+impl From<DropReason> for SnatError {
+    fn from(reason: DropReason) -> Self {
+        Self::Rejected(reason)
     }
 }
 
@@ -253,7 +289,7 @@ fn open<A: PacketFamily>(
     sessions: &mut Sessions,
     context: &Context<'_>,
     accounting: &mut SessionAccounting<'_>,
-) -> Result<Slot, DropReason> {
+) -> Result<Slot, SnatError> {
     let (next_hop, quarantined) = match decide::<A>(batch, i, sessions, context, None)? {
         SnatPlan::Existing(slot) => return Ok(slot),
         SnatPlan::Open(next_hop, quarantined) => (next_hop, quarantined),
@@ -262,9 +298,10 @@ fn open<A: PacketFamily>(
     let (endpoint, egress) = snapshot.policy.endpoint_by_id(batch.endpoints[i]);
     let claim = endpoint.usage.open(egress.spec.limits, now).map_err(|_| DropReason::Quota)?;
     let committed = if let Some(QuarantineAction::Revive(slot)) = quarantined {
-        revive::<A>(slot, next_hop, sessions, context)
+        revive::<A>(slot, next_hop, sessions, context).map_err(SnatError::from)
     } else {
-        let opening = Opening { origin: A::tuples(batch)[i], hash: batch.hashes[i], endpoint, egress, quarantined };
+        let (origin, hash, workers_tried) = (A::tuples(batch)[i], batch.hashes[i], batch.frames[i].workers_tried());
+        let opening = Opening { origin, hash, endpoint, egress, quarantined, workers_tried };
         commit(&opening, claim, next_hop, sessions, context, accounting.ports)
     };
     if let Ok(slot) = committed {
@@ -369,6 +406,8 @@ pub struct Opening<'a, A> {
     pub egress: &'a Egress,
     /// What happens to a quarantined session of the same tuple.
     pub quarantined: Option<QuarantineAction>,
+    /// Workers that could not open it.
+    pub workers_tried: u8,
 }
 
 /// A VIP that a session may use.
@@ -396,7 +435,7 @@ impl<'a, A: SessionFamily> Opening<'a, A> {
         snapshot: &'a Snapshot,
         ended: Option<Slot>,
         mut allocate: impl FnMut(&Candidate<'a, A>) -> Option<P>,
-    ) -> Result<(Candidate<'a, A>, P), DropReason> {
+    ) -> Result<(Candidate<'a, A>, P), SnatError> {
         let mut reason = DropReason::NoVip;
         for vip in vip_candidates(&snapshot.policy, (self.endpoint, self.egress), &self.origin) {
             let Some(address) = A::from_ip(vip.address) else { continue };
@@ -404,6 +443,12 @@ impl<'a, A: SessionFamily> Opening<'a, A> {
             if room == Admission::Rejected {
                 reason = DropReason::SessionTableFull;
                 continue;
+            }
+            // Here it would end another session.
+            if room == Admission::Reserved
+                && let Some(lender) = sessions.lender(room, self.workers_tried)
+            {
+                return Err(SnatError::HandOff(lender));
             }
             let parts = snapshot.policy.parts_of(self.endpoint, vip);
             reason = DropReason::NoLease;
@@ -415,7 +460,7 @@ impl<'a, A: SessionFamily> Opening<'a, A> {
                 }
             }
         }
-        Err(reason)
+        Err(reason.into())
     }
 
     /// The translated tuple of the first packet.
@@ -431,7 +476,7 @@ fn commit<A: SessionFamily>(
     sessions: &mut Sessions,
     context: &Context<'_>,
     ports: &mut Allocator,
-) -> Result<Slot, DropReason> {
+) -> Result<Slot, SnatError> {
     let Context { snapshot, now, .. } = *context;
     let (Candidate { vip, address, .. }, port) = opening.select_vip(sessions, snapshot, None, |candidate| {
         let Candidate { vip, address, part, .. } = *candidate;
@@ -454,7 +499,7 @@ fn commit<A: SessionFamily>(
     }
     sessions.commit(&draft, now).map_err(|_| {
         ports.release(&vip.ports, &draft.translated);
-        DropReason::SessionTableFull
+        DropReason::SessionTableFull.into()
     })
 }
 

@@ -193,7 +193,7 @@ impl Trace<'_> {
                 None
             }
             PacketClass::HealthCheck => {
-                health_check::run::<A>(batch, self.context);
+                health_check::trace::<A>(batch, PACKET, self.context);
                 None
             }
             PacketClass::ForwardToOwner => None,
@@ -223,8 +223,12 @@ impl Trace<'_> {
     fn snat<A: HeaderRewrite>(&mut self, batch: &mut Batch) -> Option<Forwarding<A>> {
         match self.try_snat::<A>(batch) {
             Ok(forwarding) => Some(forwarding),
-            Err(reason) => {
-                if snat::try_next_worker(batch, PACKET, reason, self.context) {
+            Err(snat::SnatError::HandOff(lender)) => {
+                snat::hand_off(batch, PACKET, lender);
+                None
+            }
+            Err(snat::SnatError::Rejected(reason)) => {
+                if snat::try_next_worker(batch, PACKET, reason, &self.tables.sessions, self.context) {
                     return None;
                 }
                 if snat::try_next_gateway::<A>(batch, PACKET, reason, self.context) {
@@ -237,16 +241,16 @@ impl Trace<'_> {
         }
     }
 
-    fn try_snat<A: HeaderRewrite>(&mut self, batch: &Batch) -> Result<Forwarding<A>, DropReason> {
+    fn try_snat<A: HeaderRewrite>(&mut self, batch: &Batch) -> Result<Forwarding<A>, snat::SnatError> {
         let (Tables { sessions, ports, .. }, snapshot) = (self.tables, self.context.snapshot);
         if self.is_demoted() {
-            return Err(DropReason::NoOwner);
+            return Err(DropReason::NoOwner.into());
         }
         let decision = snat::decide::<A>(batch, PACKET, sessions, self.context, self.ended)?;
         let (hop, quarantined) = match decision {
             snat::SnatPlan::Open(hop, quarantined) => (hop, quarantined),
             snat::SnatPlan::Existing(slot) => {
-                return forward_by_session(A::table(sessions).entry(slot), batch, snapshot);
+                return forward_by_session(A::table(sessions).entry(slot), batch, snapshot).map_err(Into::into);
             }
         };
         let (endpoint, egress) = snapshot.policy.endpoint_by_id(batch.endpoints[PACKET]);
@@ -262,18 +266,14 @@ impl Trace<'_> {
             let room = snat::capacity_to_revive::<A>(slot, sessions, self.ended);
             self.result.uses_reserve = room == Admission::Reserved;
             if room == Admission::Rejected {
-                return Err(DropReason::SessionTableFull);
+                return Err(DropReason::SessionTableFull.into());
             }
             self.result.class = Some(PacketClass::Egress { reopens: true });
             return Ok(Forwarding::Translated(A::table(sessions).entry(slot).translated(), Direction::Egress, hop));
         }
-        let opening = snat::Opening {
-            origin: A::tuples(batch)[PACKET],
-            hash: batch.hashes[PACKET],
-            endpoint,
-            egress,
-            quarantined,
-        };
+        let (origin, workers_tried) = (A::tuples(batch)[PACKET], batch.frames[PACKET].workers_tried());
+        let opening =
+            snat::Opening { origin, hash: batch.hashes[PACKET], endpoint, egress, quarantined, workers_tried };
         let selected =
             opening.select_vip(sessions, snapshot, self.ended, |&snat::Candidate { vip, address, part, room }| {
                 self.result.uses_reserve = room == Admission::Reserved;
@@ -284,7 +284,7 @@ impl Trace<'_> {
                 self.result.snat = Some(SnatChoice { vip: vip.ports.id, blocks, owned, availability: outlook });
                 (outlook != Availability::Exhausted).then_some(())
             });
-        if let Err(DropReason::SessionTableFull) = selected {
+        if let Err(snat::SnatError::HandOff(_) | snat::SnatError::Rejected(DropReason::SessionTableFull)) = selected {
             // Not of a candidate before the last one.
             self.result.uses_reserve = false;
         }
@@ -309,6 +309,9 @@ impl Trace<'_> {
             }
             Err(error) => {
                 load_balance::reject::<A>(batch, PACKET, error, self.context);
+                if let load_balance::LoadBalanceError::ForwardToOwner(_) = error {
+                    self.result.class = Some(PacketClass::ForwardToOwner);
+                }
                 batch.stateless_replies.contains(PACKET).then_some(Forwarding::Stateless)
             }
         }

@@ -106,7 +106,7 @@ fn other_owner<A: FragmentFamily>(batch: &Batch, i: usize, context: &Context<'_>
                 return None;
             }
             let (key, ..) = A::parse_fragment(received.frame.bytes().get(ethernet::HEADER..)?)?;
-            return match vip.shards.reassembly_owner(FlowOwners::datagram_hash(&key)) {
+            return match vip.shards.owner_of_hash(FlowOwners::datagram_hash(&key)) {
                 Owner::Other(to) => Some(to),
                 Owner::This | Owner::Unowned => None,
             };

@@ -1,6 +1,10 @@
 //! Stateless HTTP responder for health checks of Services: the same replies as kube-proxy's. A connection needs no
 //! state: its initial sequence number is a cookie computed from the tuple, and all other numbers follow from the
 //! client's acknowledgment. Lost segments are retransmitted by the client, and replied to again.
+//!
+//! What is asked doesn't change the response, so nobody has to wait for the end of the request: every segment that the
+//! client sends before it has the response gets it, whatever part of a request it has. All these replies are the same
+//! stream, the response and a FIN, so none contradicts another, and each replaces one that was lost.
 
 use super::tcp::{Flags, Segment};
 use crate::wire::tcp_reply;
@@ -10,8 +14,6 @@ use crate::wire::tcp_reply::ReplySegment;
 const PUSH: u8 = 0x08;
 /// Receive window: larger than any request; nothing is buffered.
 const WINDOW: u16 = 16_384;
-/// End of a request without a body.
-const END: &[u8] = b"\r\n\r\n";
 
 /// The HTTP response to a health check of a Service with this number of ready backends on the node.
 pub fn http_response(namespace: &str, name: &str, local_endpoints: u32) -> Vec<u8> {
@@ -35,10 +37,22 @@ pub fn http_response(namespace: &str, name: &str, local_endpoints: u32) -> Vec<u
 ///
 /// `None` if the segment needs no reply, or `tcp_reply::reply` doesn't reply to it.
 pub fn reply(into: &mut [u8], original: &[u8], cookie: u32, http: &[u8]) -> Option<usize> {
-    tcp_reply::reply(into, original, |received, data| decide(received, data, cookie, http))
+    tcp_reply::reply(into, original, |received| decide(received, cookie, http))
 }
 
-fn decide<'a>(received: &Segment, data: &[u8], cookie: u32, http: &'a [u8]) -> Option<ReplySegment<'a>> {
+/// Whether a segment belongs to an open connection: it acknowledges the cookie, so its sender has received the SYN-ACK.
+pub fn is_open(received: &Segment, cookie: u32, http: &[u8]) -> bool {
+    acknowledged(received, cookie, http).is_some()
+}
+
+/// How much of the response and its FIN a segment of an open connection acknowledges.
+fn acknowledged(received: &Segment, cookie: u32, http: &[u8]) -> Option<u32> {
+    let is_behind_syn = received.flags.has(Flags::ACK) && !received.flags.has(Flags::SYN);
+    let count = received.acknowledgment.wrapping_sub(cookie.wrapping_add(1));
+    (is_behind_syn && count <= http.len() as u32 + 1).then_some(count)
+}
+
+fn decide<'a>(received: &Segment, cookie: u32, http: &'a [u8]) -> Option<ReplySegment<'a>> {
     let reply = |sequence, acknowledgement, flags, data| {
         Some(ReplySegment {
             sequence,
@@ -55,9 +69,7 @@ fn decide<'a>(received: &Segment, data: &[u8], cookie: u32, http: &'a [u8]) -> O
         // Data in the SYN is not acknowledged: the client retransmits it after the handshake.
         return reply(cookie, received.sequence.wrapping_add(1), Flags::SYN.0, &[]);
     }
-    let (first, after_fin) = (cookie.wrapping_add(1), cookie.wrapping_add(http.len() as u32 + 2));
-    let acknowledged = received.acknowledgment.wrapping_sub(first);
-    if !received.flags.has(Flags::ACK) || received.flags.has(Flags::SYN) || acknowledged > http.len() as u32 + 1 {
+    let Some(acknowledged) = acknowledged(received, cookie, http) else {
         // Not a connection with this cookie (RFC 9293 section 3.10.7.4).
         let reset = ReplySegment {
             sequence: received.acknowledgment,
@@ -67,16 +79,15 @@ fn decide<'a>(received: &Segment, data: &[u8], cookie: u32, http: &'a [u8]) -> O
             data: &[],
         };
         return received.flags.has(Flags::ACK).then_some(reset);
-    }
+    };
+    let (first, after_fin) = (cookie.wrapping_add(1), cookie.wrapping_add(http.len() as u32 + 2));
     let end = received.sequence.wrapping_add(received.sequence_length);
     match received.sequence_length {
         0 => None,
         // The client has acknowledged data of the response already.
         _ if acknowledged > 0 => reply(after_fin, end, 0, &[]),
-        _ if data.windows(END.len()).any(|part| part == END) => reply(first, end, PUSH | Flags::FIN.0, http),
-        _ if received.flags.has(Flags::FIN) => reply(first, end, Flags::FIN.0, &[]),
-        // The request is incomplete.
-        _ => reply(first, end, 0, &[]),
+        // A part of the request. A FIN alone may be behind one that was lost, or whose response was.
+        _ => reply(first, end, PUSH | Flags::FIN.0, http),
     }
 }
 
@@ -131,16 +142,38 @@ mod tests {
     }
 
     #[test]
-    fn a_request_in_two_segments_is_answered_after_the_second() {
-        let first = COOKIE.wrapping_add(1);
-        assert_eq!(reply_to(101, Some(first), "", b"GET / HTTP/1.0\r\n"), Some((first, 117, "A".into(), vec![])));
-        let (.., data) = reply_to(117, Some(first), "", b"\r\n\r\n").unwrap();
-        assert!(data.starts_with(b"HTTP/1.1 200 OK\r\n"));
-        assert_eq!(
-            reply_to(117, Some(first), "F", b""),
-            Some((first, 118, "AF".into(), vec![])),
-            "FIN before the request is complete"
-        );
+    fn a_request_in_pieces_gets_one_stream_whatever_is_lost_or_repeated() {
+        let (http, first) = (http_response("tenant-a", "api", 1), COOKIE.wrapping_add(1));
+        let after_fin = first.wrapping_add(http.len() as u32 + 1);
+        let request = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n";
+        for at in 1..request.len() {
+            let (head, tail) = request.split_at(at);
+            let (middle, end) = (101 + at as u32, 101 + request.len() as u32);
+            let response = |acknowledgment| Some((first, acknowledgment, "APF".to_owned(), http.clone()));
+            assert_eq!(reply_to(101, Some(first), "", head), response(middle), "{at}");
+            // The client has sent the rest before it received that, or hasn't received it.
+            assert_eq!(reply_to(middle, Some(first), "", tail), response(end), "{at}");
+            // It half-closes the connection at once.
+            assert_eq!(reply_to(middle, Some(first), "F", tail), response(end + 1), "{at}");
+            assert_eq!(reply_to(end, Some(first), "F", b""), response(end + 1), "{at}");
+            // It has received the response.
+            let acknowledgment = |number| Some((after_fin, number, "A".to_owned(), vec![]));
+            assert_eq!(reply_to(middle, Some(after_fin), "", tail), acknowledgment(end), "{at}");
+            assert_eq!(reply_to(end, Some(after_fin), "F", b""), acknowledgment(end + 1), "{at}");
+        }
+    }
+
+    #[test]
+    fn a_connection_is_open_once_its_cookie_is_acknowledged() {
+        let http = http_response("tenant-a", "api", 1);
+        let is_open = |flags: u8, acknowledgment: u32| {
+            is_open(&Segment { acknowledgment, flags: Flags(flags), ..Segment::default() }, COOKIE, &http)
+        };
+        let (first, ack) = (COOKIE.wrapping_add(1), Flags::ACK.0);
+        let after_fin = first.wrapping_add(http.len() as u32 + 1);
+        assert!(is_open(ack, first) && is_open(ack | Flags::RST.0, first) && is_open(ack, after_fin));
+        assert!(!is_open(ack, COOKIE) && !is_open(ack, after_fin.wrapping_add(1)));
+        assert!(!is_open(0, first) && !is_open(ack | Flags::SYN.0, first) && !is_open(Flags::SYN.0, first));
     }
 
     #[test]

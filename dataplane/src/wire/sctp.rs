@@ -1,8 +1,10 @@
-//! SCTP packets (RFC 9260): common header, first chunk, and CRC32c.
+//! SCTP packets (RFC 9260): common header, chunks, and CRC32c.
 //!
 //! A CRC is linear: the CRCs of two packets of equal length differ by the CRC of their difference. New ports change
 //! only the first four bytes, so the CRC changes by that difference multiplied by a power of x that depends on the
 //! packet's length, not on its content. No pass over the payload is needed, and a checksum that was wrong stays wrong.
+
+use std::iter;
 
 use super::set_u16;
 
@@ -13,6 +15,10 @@ pub const CHECKSUM: usize = 8;
 
 /// Length of a chunk header: type, flags, length.
 const CHUNK_HEADER: usize = 4;
+/// Chunks are padded to a multiple of this.
+const CHUNK_ALIGNMENT: usize = 4;
+/// Chunks of a packet that are read at most: nearly as many of user data as fit into 1500 bytes.
+const MAX_CHUNKS: usize = 64;
 
 /// The type of a chunk (RFC 9260 section 3.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,6 +73,11 @@ impl ChunkType {
             _ => Self::Other,
         }
     }
+
+    /// Whether it must be the only chunk of its packet (section 6.10).
+    fn must_be_alone(self) -> bool {
+        matches!(self, Self::Init | Self::InitAck | Self::ShutdownComplete)
+    }
 }
 
 /// The fields of an SCTP packet that connection tracking needs.
@@ -78,34 +89,75 @@ pub struct CommonHeader {
     pub destination: u16,
     /// Verification tag of the receiver; 0 only with [`ChunkType::Init`].
     pub verification_tag: u32,
-    /// Type of the first chunk: chunks that change an association's state come first.
+    /// Type of the first chunk: those of a handshake come first, or alone. [`ChunkType::Other`] if it must be alone, but
+    /// isn't: receivers discard such a packet.
     pub first_chunk: ChunkType,
+    /// The chunk that ends the association, in any place: [`ChunkType::Abort`], else [`ChunkType::ShutdownAck`] or
+    /// [`ChunkType::ShutdownComplete`].
+    pub closing_chunk: Option<ChunkType>,
     /// Initiate tag of [`ChunkType::Init`] and [`ChunkType::InitAck`] (section 3.3.2): the sender's verification tag; 0
     /// if there is none.
     pub initiate_tag: u32,
 }
 
-/// Parses the common header and the header of the first chunk; `None` if the packet is truncated or has no chunk, or if
-/// the chunk's length is inconsistent with the packet's.
+/// Parses the common header and the headers of the chunks; `None` if the packet is truncated or has no chunk, or if the
+/// first chunk's length is inconsistent with the packet's.
 #[inline]
 pub fn parse(payload: &[u8]) -> Option<CommonHeader> {
-    let fixed: &[u8; HEADER + CHUNK_HEADER] = payload.first_chunk()?;
-    let length = usize::from(u16::from_be_bytes([fixed[14], fixed[15]]));
-    if length < CHUNK_HEADER || length > payload.len() - HEADER {
-        return None;
-    }
-    let first_chunk = ChunkType::of(fixed[12]);
+    let (fixed, rest) = payload.split_first_chunk::<HEADER>()?;
+    let mut following = chunks(rest);
+    let (kind, value) = following.next()?;
+    let is_alone = rest.len() < padded_length(value) + CHUNK_HEADER;
+    let first_chunk = if is_alone || !kind.must_be_alone() { kind } else { ChunkType::Other };
     let initiate_tag = match first_chunk {
-        ChunkType::Init | ChunkType::InitAck if length >= CHUNK_HEADER + 4 => payload.get(HEADER + CHUNK_HEADER..),
+        ChunkType::Init | ChunkType::InitAck => value.first_chunk(),
         _ => None,
+    };
+    let closing_chunk = if first_chunk == ChunkType::ShutdownComplete {
+        Some(first_chunk)
+    } else {
+        closing_chunk(iter::once(kind).chain(following.map(|(kind, _)| kind)))
     };
     Some(CommonHeader {
         source: u16::from_be_bytes([fixed[0], fixed[1]]),
         destination: u16::from_be_bytes([fixed[2], fixed[3]]),
         verification_tag: u32::from_be_bytes([fixed[4], fixed[5], fixed[6], fixed[7]]),
         first_chunk,
-        initiate_tag: initiate_tag.and_then(|rest| rest.first_chunk()).map_or(0, |tag| u32::from_be_bytes(*tag)),
+        closing_chunk,
+        initiate_tag: initiate_tag.map_or(0, |tag| u32::from_be_bytes(*tag)),
     })
+}
+
+/// The chunks of a packet, types and values, up to one whose length is inconsistent with the packet's.
+fn chunks(mut rest: &[u8]) -> impl Iterator<Item = (ChunkType, &[u8])> {
+    iter::from_fn(move || {
+        let header: &[u8; CHUNK_HEADER] = rest.first_chunk()?;
+        let length = usize::from(u16::from_be_bytes([header[2], header[3]]));
+        let value = rest.get(CHUNK_HEADER..length)?;
+        rest = rest.get(padded_length(value)..).unwrap_or_default();
+        Some((ChunkType::of(header[0]), value))
+    })
+    .take(MAX_CHUNKS)
+}
+
+/// Length of a chunk with its header and its padding, which its length field doesn't count.
+fn padded_length(value: &[u8]) -> usize {
+    (CHUNK_HEADER + value.len()).next_multiple_of(CHUNK_ALIGNMENT)
+}
+
+/// The chunk that ends the association, as a receiver handles the chunks: in order, up to ABORT, or to a chunk that
+/// must be alone.
+fn closing_chunk(kinds: impl Iterator<Item = ChunkType>) -> Option<ChunkType> {
+    let mut closing = None;
+    for kind in kinds {
+        match kind {
+            ChunkType::Abort => return Some(kind),
+            ChunkType::ShutdownAck => closing = Some(kind),
+            _ if kind.must_be_alone() => break,
+            _ => {}
+        }
+    }
+    closing
 }
 
 /// Rewrites both ports of a packet of at most 64 KiB and updates its checksum. Does nothing if the packet is shorter
@@ -307,6 +359,7 @@ mod tests {
                 destination: 2905,
                 verification_tag: 0xdead_beef,
                 first_chunk: chunk_type,
+                closing_chunk: Some(chunk_type).filter(|it| matches!(it, Abort | ShutdownAck | ShutdownComplete)),
                 initiate_tag: 0,
             };
             assert_eq!(parse(&payload), Some(expected));
@@ -324,6 +377,66 @@ mod tests {
             assert_eq!(tag(&[0, 4]), Some(0));
         }
         assert_eq!(parse(&packet(&[0, 0, 0, 8, 1, 2, 3, 4])).map(|common| common.initiate_tag), Some(0), "DATA chunk");
+    }
+
+    /// The first chunk and the closing chunk of a packet of these chunks, four bytes each.
+    fn first_and_closing(kinds: &[u8]) -> (ChunkType, Option<ChunkType>) {
+        let chunks: Vec<u8> = kinds.iter().flat_map(|&kind| [kind, 0, 0, 4]).collect();
+        let parsed = parse(&packet(&chunks)).unwrap();
+        (parsed.first_chunk, parsed.closing_chunk)
+    }
+
+    #[test]
+    fn the_closing_chunk_is_found_behind_others() {
+        use ChunkType::*;
+        let examples: [(&[u8], ChunkType, Option<ChunkType>); 6] = [
+            (&[3, 6], Sack, Some(Abort)),
+            (&[10, 0, 6], CookieEcho, Some(Abort)),
+            (&[9, 8], Error, Some(ShutdownAck)),
+            (&[8, 9, 6], ShutdownAck, Some(Abort)),
+            (&[6, 1, 8], Abort, Some(Abort)),
+            (&[3, 7], Sack, None),
+        ];
+        for (kinds, first, closing) in examples {
+            assert_eq!(first_and_closing(kinds), (first, closing), "{kinds:?}");
+        }
+        // A chunk with padding, which its length doesn't count.
+        let padded = [9, 0, 0, 5, 77, 0, 0, 0, 6, 0, 0, 4];
+        assert_eq!(parse(&packet(&padded)).map(|common| common.closing_chunk), Some(Some(Abort)));
+        let many = |count| [vec![3_u8; count], vec![6]].concat();
+        assert_eq!(first_and_closing(&many(MAX_CHUNKS - 1)).1, Some(Abort));
+        assert_eq!(first_and_closing(&many(MAX_CHUNKS)).1, None, "the walk is bounded");
+    }
+
+    #[test]
+    fn a_chunk_that_must_be_alone_has_no_effect_among_others() {
+        use ChunkType::*;
+        for kind in [1, 2, 14] {
+            assert_eq!(first_and_closing(&[kind, 3]).0, Other, "{kind} first");
+            assert_eq!(first_and_closing(&[kind, 6]), (Other, None), "{kind} first");
+            assert_eq!(first_and_closing(&[3, kind, 6]), (Sack, None), "{kind} between others");
+            assert_eq!(first_and_closing(&[8, kind]), (ShutdownAck, Some(ShutdownAck)), "{kind} last");
+        }
+        let init = [1, 0, 0, 9, 0xca, 0xfe, 0xba, 0xbe, 7, 0, 0, 0];
+        let is_init = |chunk: &[u8]| parse(&packet(chunk)).is_some_and(|common| common.first_chunk == Init);
+        assert!(is_init(&init) && is_init(&[&init[..], &[0, 0, 0]].concat()), "padding and a rest are no chunk");
+        assert!(!is_init(&[&init[..], &[3, 0, 0, 4]].concat()));
+    }
+
+    #[test]
+    fn an_inconsistent_length_ends_the_walk() {
+        for length in [0, 3, 5, 255] {
+            for closing in [6, 8] {
+                let chunk = [3, 0, 0, 4, closing, 0, 0, length];
+                let behind = [3, 0, 0, 4, 9, 0, 0, length, closing, 0, 0, 4];
+                for chunks in [&chunk[..], &behind] {
+                    let parsed = parse(&packet(chunks)).unwrap();
+                    assert_eq!((parsed.first_chunk, parsed.closing_chunk), (ChunkType::Sack, None), "{chunks:?}");
+                }
+            }
+        }
+        let aborted = packet(&[6, 0, 0, 4, 3, 0, 0, 0]);
+        assert_eq!(parse(&aborted).map(|common| common.closing_chunk), Some(Some(ChunkType::Abort)), "before it");
     }
 
     #[test]

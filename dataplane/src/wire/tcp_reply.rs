@@ -20,14 +20,14 @@ pub struct ReplySegment<'a> {
 }
 
 /// Writes the IP packet that replies to `original`, an unmodified IP packet of either family, and returns its length.
-/// `decide` gets the segment and its data and returns the reply.
+/// `decide` gets the segment and returns the reply.
 ///
 /// `None` if `original` holds no complete TCP segment with a valid checksum, or one from or to an address that isn't
 /// unicast (RFC 9293 MUST-57, MUST-3), if `decide` returns no reply, or if it doesn't fit.
 pub fn reply<'a>(
     into: &mut [u8],
     original: &[u8],
-    decide: impl FnOnce(&Segment, &[u8]) -> Option<ReplySegment<'a>>,
+    decide: impl FnOnce(&Segment) -> Option<ReplySegment<'a>>,
 ) -> Option<usize> {
     match original.first()? >> 4 {
         4 => reply_v4(into, original, decide),
@@ -36,16 +36,22 @@ pub fn reply<'a>(
     }
 }
 
+/// Whether segments from an address get a reply: also from a link-local one, which no router forwards, but whose host
+/// is on the link.
+fn is_host<A: Address>(source: A) -> bool {
+    !source.is_martian() || source.is_link_local()
+}
+
 fn reply_v4<'a>(
     into: &mut [u8],
     original: &[u8],
-    decide: impl FnOnce(&Segment, &[u8]) -> Option<ReplySegment<'a>>,
+    decide: impl FnOnce(&Segment) -> Option<ReplySegment<'a>>,
 ) -> Option<usize> {
     let received = ipv4::Header::parse(original).ok()?;
     let payload = original.get(usize::from(received.length)..usize::from(received.total))?;
     if received.protocol != protocol::TCP
         || received.fragment
-        || received.source.is_martian()
+        || !is_host(received.source)
         || received.destination.is_martian()
     {
         return None;
@@ -68,13 +74,13 @@ fn reply_v4<'a>(
 fn reply_v6<'a>(
     into: &mut [u8],
     original: &[u8],
-    decide: impl FnOnce(&Segment, &[u8]) -> Option<ReplySegment<'a>>,
+    decide: impl FnOnce(&Segment) -> Option<ReplySegment<'a>>,
 ) -> Option<usize> {
     let received = ipv6::Header::parse(original).ok()?;
     let payload = original.get(usize::from(received.length)..usize::from(received.total))?;
     if received.protocol != protocol::TCP
         || received.fragment
-        || received.source.is_martian()
+        || !is_host(received.source)
         || received.destination.is_martian()
     {
         return None;
@@ -93,15 +99,14 @@ fn reply_v6<'a>(
 fn decide_reply<'a>(
     payload: &[u8],
     pseudo: impl Fn(usize) -> u32,
-    decide: impl FnOnce(&Segment, &[u8]) -> Option<ReplySegment<'a>>,
+    decide: impl FnOnce(&Segment) -> Option<ReplySegment<'a>>,
 ) -> Option<((u16, u16), ReplySegment<'a>)> {
     let mut received = Segment::default();
     Segment::parse(payload, &mut received)?;
     if !checksum::verifies(pseudo(payload.len()), payload) {
         return None;
     }
-    let data = payload.get(usize::from(payload[12] >> 4) * 4..)?;
-    Some(((received.destination, received.source), decide(&received, data)?))
+    Some(((received.destination, received.source), decide(&received)?))
 }
 
 fn write(

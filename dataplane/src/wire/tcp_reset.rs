@@ -16,7 +16,7 @@ pub const MAX_LENGTH: usize = ipv6::HEADER + tcp::HEADER;
 ///
 /// `None` if `tcp_reply::reply` doesn't reply to `original`, or if it is a reset itself.
 pub fn reset(into: &mut [u8], original: &[u8]) -> Option<usize> {
-    tcp_reply::reply(into, original, |received, _| decide(received))
+    tcp_reply::reply(into, original, decide)
 }
 
 fn decide(received: &Segment) -> Option<ReplySegment<'static>> {

@@ -31,6 +31,7 @@ use crate::session::affinity::AffinityTable;
 use crate::session::embryonic::Embryonic;
 use crate::session::eviction::Eviction;
 use crate::session::flow_directory::FlowDirectory;
+use crate::session::lending::WorkerShares;
 use crate::session::restore::Restorer;
 use crate::session::timeout::Timeouts;
 use crate::stage::context::{SessionRules, Tables};
@@ -138,7 +139,7 @@ pub struct WorkerKeys {
     pub reassembly: HashKey,
     /// Of the IP identifications.
     pub ip_ids: HashKey,
-    /// Of the limiter of ICMP errors and resets.
+    /// Of the limiter of ICMP errors, resets and replies to health checks.
     pub reply_limiter: HashKey,
 }
 
@@ -228,6 +229,7 @@ pub struct WorkerBuilder<'a> {
     policy: Arc<Policy>,
     affinity: Arc<AffinityTable>,
     directory: Option<Arc<FlowDirectory>>,
+    shares: Option<Arc<WorkerShares>>,
 }
 
 impl<'a> WorkerBuilder<'a> {
@@ -239,6 +241,7 @@ impl<'a> WorkerBuilder<'a> {
             policy: control.publisher.reader().read().policy.clone(),
             affinity: Arc::new(AffinityTable::new(sizes.affinity_clients, keys.affinity)),
             directory: (config.workers > 1).then(directory),
+            shares: (config.workers > 1).then(|| Arc::new(WorkerShares::new(config.workers))),
             config,
             control,
         }
@@ -259,9 +262,13 @@ impl<'a> WorkerBuilder<'a> {
         let id = links.worker();
         let mut ports = Allocator::new(id, workers, self.config.ports, keys.ports)?;
         let directory = self.directory.as_deref();
-        let restorer = Restorer { policy: &self.policy, ports: &mut ports, directory, worker: id };
+        let affinity = &self.affinity;
+        let restorer = Restorer { policy: &self.policy, ports: &mut ports, directory, affinity, worker: id };
         let request = SessionTableRequest { capacity: sizes.sessions, timeouts, key: keys.sessions, now, restorer };
-        let sessions = open_sessions(request).map_err(BuildError::Sessions)?.with_reserve(sizes.reserve);
+        let mut sessions = open_sessions(request).map_err(BuildError::Sessions)?.with_reserve(sizes.reserve);
+        if let Some(shares) = &self.shares {
+            sessions = sessions.with_lending(shares.clone(), id);
+        }
         let (datagrams, timeout) = (sizes.datagrams, self.config.fragment_timeout);
         let tables = Tables {
             sessions,

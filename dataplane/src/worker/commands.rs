@@ -40,7 +40,7 @@ impl<Io: PacketIo> WorkerState<Io> {
     /// Executes one command from control, if one is pending.
     pub(super) fn run_command(&mut self, snapshot: &Arc<Snapshot>, lease_expired: bool, now: Tick) {
         let Ok(command) = self.commands.try_recv() else { return };
-        let Self { tables, counters, directory, id, .. } = self;
+        let Self { tables, counters, directory, affinity, id, .. } = self;
         match command {
             Command::Sessions { mut chunk, reply } => {
                 session_query::list(&tables.sessions, &mut chunk, now);
@@ -65,8 +65,9 @@ impl<Io: PacketIo> WorkerState<Io> {
             }
             Command::ApplyRecords { mut records, round, source, reply } => {
                 let Tables { sessions, ports, replication_queue: queue, .. } = tables;
-                let (policy, directory) = (&snapshot.policy, directory.as_deref());
-                let mut applier = RecordApplier { sessions, ports, queue, policy, directory, worker: *id, source, now };
+                let (policy, directory, worker) = (&snapshot.policy, directory.as_deref(), *id);
+                let mut applier =
+                    RecordApplier { sessions, ports, policy, directory, affinity, worker, source, queue, now };
                 counters.standby_rejected.add(applier.apply(&mut records, round));
                 let _ = reply.try_send(records);
             }

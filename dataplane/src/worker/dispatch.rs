@@ -91,8 +91,10 @@ impl<Io: PacketIo> WorkerState<Io> {
         }
     }
 
-    /// Sends queued packets whose neighbors are resolved, and drops those that have expired.
+    /// Sends queued packets whose neighbors are resolved, and drops those that have expired. After a suspension it sends
+    /// none: they were translated under a lease that has expired.
     pub(super) fn retry_neighbor_queue(&mut self, snapshot: &Arc<Snapshot>, now: Tick) {
+        let is_suspended = self.is_suspended;
         let Self { io, neighbor_queue, counters, tables, .. } = self;
         if neighbor_queue.is_empty() {
             return;
@@ -107,6 +109,7 @@ impl<Io: PacketIo> WorkerState<Io> {
             let (ResolutionOutcome::Resolved(QueuedPacket { neighbor, .. }, _)
             | ResolutionOutcome::Expired(QueuedPacket { neighbor, .. })) = outcome;
             let (frame, reason) = match outcome {
+                ResolutionOutcome::Resolved(packet, _) if is_suspended => (packet.frame, DropReason::NoLease),
                 ResolutionOutcome::Resolved(packet, link) => match send_resolved(io, packet, &link, counters) {
                     Ok(()) => return,
                     Err(frame) => (frame, DropReason::TxFull),

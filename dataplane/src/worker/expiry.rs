@@ -64,6 +64,36 @@ impl ExpirySweep {
     }
 }
 
+/// Packets that were queued when a gap between turns ended, and still may be. They are counted, since under full load a
+/// queue is never empty.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Backlog {
+    /// Of the device.
+    device: u64,
+    /// Handed off by other workers.
+    links: u64,
+}
+
+impl Backlog {
+    /// At most so many packets are queued.
+    pub fn new(device: u64, links: usize) -> Self {
+        Self { device, links: links as u64 }
+    }
+
+    /// Takes the packets of one turn: how many were received from the device and from other workers, each with the
+    /// limit of the turn. Queues are first in, first out, and empty where a turn received fewer than the limit.
+    pub fn reduce(&mut self, device: (usize, usize), links: (usize, usize)) {
+        for (queued, (received, limit)) in [(&mut self.device, device), (&mut self.links, links)] {
+            *queued = if received < limit { 0 } else { queued.saturating_sub(received as u64) };
+        }
+    }
+
+    /// Whether every packet that was queued has been received.
+    pub fn is_empty(self) -> bool {
+        self.device == 0 && self.links == 0
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -89,6 +119,24 @@ mod tests {
             }
         }
         panic!("{} sessions are left", sessions.open_count());
+    }
+
+    #[test]
+    fn a_backlog_ends_with_its_last_packet_or_an_empty_queue() {
+        let mut backlog = Backlog::new(130, 40);
+        let turns = [((64, 64), (0, 0), false), ((32, 32), (32, 32), false), ((34, 34), (8, 32), true)];
+        for (device, links, is_empty) in turns {
+            backlog.reduce(device, links);
+            assert_eq!(backlog.is_empty(), is_empty);
+        }
+        let mut backlog = Backlog::new(10_000, 64);
+        backlog.reduce((63, 64), (32, 32));
+        assert!(!backlog.is_empty(), "other workers' packets are still queued");
+        backlog.reduce((32, 32), (32, 32));
+        assert!(backlog.is_empty());
+        let mut backlog = Backlog::new(64, 0);
+        backlog.reduce((0, 0), (0, 0));
+        assert!(!backlog.is_empty(), "a batch of reinjected packets alone");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! commands.
 //!
 //! A turn of the loop never blocks. The caller (a thread over AF_XDP, a benchmark, a test) decides when to run the next
-//! turn and passes the time.
+//! turn and passes the clock, which a turn reads when it has received its packets.
 
 pub mod announce;
 pub mod builder;
@@ -21,13 +21,13 @@ use crossbeam::channel::Receiver;
 
 use self::announce::Announcements;
 use self::command::Command;
-use self::expiry::ExpirySweep;
+use self::expiry::{Backlog, ExpirySweep};
 use self::handover::HandoverQueue;
 use self::neighbor_queue::NeighborQueue;
 use crate::flow::address::V6;
 use crate::flow::drop_reason::DropReason;
 use crate::flow::ids::{Owner, WorkerId};
-use crate::flow::time::Tick;
+use crate::flow::time::{Clock, Tick};
 use crate::io::batch::Batch;
 use crate::io::handoff::WorkerLinks;
 use crate::io::{PacketIo, Received, batch};
@@ -48,7 +48,7 @@ use crate::stage::{complete_checksum, pipeline};
 /// Interval at which unused port blocks are returned and the neighbor queue is retried.
 const HOUSEKEEPING_MS: u32 = 100;
 
-/// After a gap this long between turns, more packets may be queued than one turn receives.
+/// After a gap this long between turns, more packets may be queued than one turn receives: expiry waits for them.
 const STALL_MS: u32 = 100;
 /// After a gap this long between turns, the worker was suspended, not sleeping: it may have missed membership updates.
 const SUSPENSION_MS: u32 = 200;
@@ -119,8 +119,8 @@ struct WorkerState<Io> {
     last_turn: Tick,
     /// When gauges were last published; at most once per millisecond.
     gauges_published: Tick,
-    /// After a gap between turns, packets received before now may still be queued.
-    has_backlog: bool,
+    /// What was queued when the last gap between turns ended, and still may be.
+    backlog: Backlog,
     /// The lease expired while the worker was suspended, or long ago: it forwards nothing until the lease is renewed.
     is_suspended: bool,
 }
@@ -150,7 +150,7 @@ impl<Io: PacketIo> Worker<Io> {
             housekeeping: now,
             last_turn: now,
             gauges_published: now.plus(u32::MAX),
-            has_backlog: false,
+            backlog: Backlog::default(),
             is_suspended: false,
         };
         Self { reader, state }
@@ -158,13 +158,18 @@ impl<Io: PacketIo> Worker<Io> {
 
     /// Runs one turn: at most one batch of packets, then a slice of all other work. Returns the number of packets
     /// received.
-    pub fn turn(&mut self, now: Tick) -> usize {
+    pub fn turn(&mut self, clock: impl Clock) -> usize {
         let Self { reader, state } = self;
-        let lease_expired = state.begin_turn(now);
         if !state.handover.is_empty() {
+            let now = clock.now();
+            let lease_expired = state.lease.state(now) != LeaseState::Valid;
             state.retry_deferred(reader.read(), lease_expired, now);
         }
         let received = state.receive();
+        // Only now: what has arrived while the thread or the machine was stopped is never processed by a lease that has
+        // expired meanwhile.
+        let now = clock.now();
+        let lease_expired = state.begin_turn(received, now);
         // Only now: a packet sent after an update was acknowledged is never processed by an older snapshot.
         let snapshot = reader.read();
         state.process(received, snapshot, lease_expired, now);
@@ -206,13 +211,18 @@ struct ReceivedPackets {
     count: usize,
     /// Those before this one were reinjected or handed off, so they are translated already.
     first_from_device: usize,
+    /// Whether the device had no more of them.
+    is_device_empty: bool,
 }
 
 impl<Io: PacketIo> WorkerState<Io> {
-    /// Starts a turn; returns whether the lease has expired.
-    fn begin_turn(&mut self, now: Tick) -> bool {
+    /// Starts a turn once its packets are received; returns whether the lease has expired.
+    fn begin_turn(&mut self, received: ReceivedPackets, now: Tick) -> bool {
         let gap = now.since(self.last_turn);
-        self.has_backlog |= gap >= STALL_MS;
+        if gap >= STALL_MS {
+            let of_device = if received.is_device_empty { 0 } else { self.io.audit().filled };
+            self.backlog = Backlog::new(of_device, self.links.pending());
+        }
         self.last_turn = now;
         let lease_expired = self.check_lease(gap, now);
         self.tables.observer.session_log.set_time(now);
@@ -223,7 +233,6 @@ impl<Io: PacketIo> WorkerState<Io> {
     fn process(&mut self, received: ReceivedPackets, snapshot: &Arc<Snapshot>, lease_expired: bool, now: Tick) {
         self.tables.replication_queue.update_enabled(&snapshot.policy);
         self.tables.sessions.recount_standby_reserve();
-        self.has_backlog &= received.count == batch::BATCH_SIZE;
         if received.count == 0 {
             return;
         }
@@ -296,18 +305,22 @@ impl<Io: PacketIo> WorkerState<Io> {
         // All of them come first: packets behind them must not overtake them.
         let reinjected = released.len().min(batch::BATCH_SIZE);
         frames.extend(released.drain(..reinjected));
-        let handed_off = self.links.receive(frames, (batch::BATCH_SIZE - reinjected) / 2);
-        let received = self.io.rx(frames, batch::BATCH_SIZE - reinjected - handed_off);
+        let links_limit = (batch::BATCH_SIZE - reinjected) / 2;
+        let handed_off = self.links.receive(frames, links_limit);
+        let device_limit = batch::BATCH_SIZE - reinjected - handed_off;
+        let received = self.io.rx(frames, device_limit);
+        self.backlog.reduce((received, device_limit), (handed_off, links_limit));
         self.counters.received.add(received as u64);
         self.batch.begin();
         let first_from_device = reinjected + handed_off;
-        ReceivedPackets { count: first_from_device + received, first_from_device }
+        let is_device_empty = received < device_limit;
+        ReceivedPackets { count: first_from_device + received, first_from_device, is_device_empty }
     }
 
-    /// Expires sessions, one slice of the tables per turn; not while packets that were received before now are still
-    /// queued: after a suspension, sessions that they keep alive would expire.
+    /// Expires sessions, one slice of the tables per turn; not while packets that were queued in a gap between turns
+    /// still are: after a suspension, sessions that they keep alive would expire.
     fn sweep(&mut self, snapshot: &Snapshot, now: Tick, has_packets: bool) {
-        if self.has_backlog {
+        if !self.backlog.is_empty() {
             return;
         }
         let Self { tables, counters, .. } = self;

@@ -78,7 +78,7 @@ impl Setup {
                 datagrams: 64,
                 queued_fragments: 32,
                 affinity_clients: 4096,
-                directory_flows: 4096,
+                directory_flows: (2 * self.capacity as usize * usize::from(self.workers)).max(4096),
             },
             ports: self.range,
             timeouts: self.timeouts,

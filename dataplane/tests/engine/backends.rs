@@ -197,9 +197,9 @@ fn backends_of_one_address_are_selected_and_reply_by_their_ports() {
         }
         assert_eq!(connections.iter().map(SocketAddr::port).collect::<BTreeSet<_>>(), [8080, 8081].into());
         // Replies without a session, and a port that is no backend's.
-        for port in [5353, 5354] {
-            let reply = packet(Protocol::Udp, (ip(ONE), port).into(), client(9000));
-            assert_eq!(gateway.backend_sends(0, &reply), (vip(53), client(9000)));
+        for port in [8080, 8081] {
+            let reply = tcp((ip(ONE), port).into(), client(9000), "SA", 5000, 1001);
+            assert_eq!(gateway.backend_sends(0, &reply), (vip(80), client(9000)));
         }
         let other = packet(Protocol::Udp, (ip(ONE), 5355).into(), client(9000));
         let sent = gateway.receive(0, INSIDE, &other);
@@ -241,13 +241,17 @@ fn client_affinity_keeps_the_backend_of_a_shared_address_at_all_service_ports() 
     let mut gateway = Gateway::with_service(&Setup::default(), &sticky(&[one.clone(), other.clone()]));
     let first = selected_ports(&mut gateway, 1000..1001)[0];
     assert_eq!(count_of(&selected_ports(&mut gateway, 1001..1010), first), 9);
+    let connect = |gateway: &mut Gateway, n| {
+        let connection = gateway.client_sends(&packet(Protocol::Tcp, client(n), vip(80)));
+        assert_eq!(connection.port() - 8080, first - 5353, "the same backend at another Service port");
+    };
+    connect(&mut gateway, 3000);
     // Lower and higher ports of the same address come, with most of the table.
     let with_ports = |port: u16| BackendSpec { ports: vec![port; 3], weight: 50, ..one.clone() };
     gateway.set_service(&sticky(&[one.clone(), other, with_ports(1000), with_ports(10_000)]));
     assert_eq!(count_of(&selected_ports(&mut gateway, 2000..2010), first), 10);
-    let connection = gateway.client_sends(&packet(Protocol::Tcp, client(3000), vip(80)));
-    assert_eq!(connection.port() - 8080, first - 5353, "the same backend at another Service port");
-    gateway.assert_delta("inbound 21, created 21");
+    connect(&mut gateway, 3001);
+    gateway.assert_delta("inbound 22, created 22");
 }
 
 #[test]

@@ -17,7 +17,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{FileFailurePersistence, RngSeed};
 use vipgate_coverage::{Coverage, property};
 
-use self::run::{Batches, ScenarioRun, Sent, is_icmp_error};
+use self::run::{Batches, ScenarioRun, Sent, Setting, is_icmp_error};
 use self::script::{Action, GatewayEvent, scenarios};
 
 /// SNAT ports, the widest range of the runs.
@@ -122,8 +122,8 @@ fn counters(run: &ScenarioRun) -> Vec<String> {
     run.counter_changes.iter().map(normalize).collect()
 }
 
-/// Asserts that both runs have sent the same.
-fn compare(one: &ScenarioRun, other: &ScenarioRun, workers: u8) -> Result<(), TestCaseError> {
+/// Asserts that both runs have sent the same; `workers`: of the run with more.
+pub(crate) fn compare(one: &ScenarioRun, other: &ScenarioRun, workers: u8) -> Result<(), TestCaseError> {
     prop_assert_eq!(counters(one), counters(other));
     let (one, other) = (output(one, workers), output(other, workers));
     let (mut forward, mut backward) = (HashMap::new(), HashMap::new());
@@ -211,14 +211,13 @@ pub(crate) fn batches() -> impl Strategy<Value = Batches> {
 fn compare_batchings(
     scenario: &[Action],
     batches: &Batches,
-    workers: u8,
-    scarce_ports: bool,
+    setting: Setting,
     coverage: &Coverage,
 ) -> Result<(), TestCaseError> {
-    let one_by_one = ScenarioRun::play(scenario, &Batches(vec![(1, 0)]), workers, scarce_ports);
+    let one_by_one = ScenarioRun::play(scenario, &Batches::one_by_one(), setting);
     count_coverage(scenario, &one_by_one, coverage);
     for batches in [&Batches(vec![(64, 0)]), batches] {
-        compare(&one_by_one, &ScenarioRun::play(scenario, batches, workers, scarce_ports), workers)?;
+        compare(&one_by_one, &ScenarioRun::play(scenario, batches, setting), setting.workers)?;
     }
     Ok(())
 }
@@ -244,7 +243,9 @@ fn one_worker_sends_the_same_for_any_batch_boundaries() {
         config(350, "tests/engine/batch_boundaries.regressions"),
         &strategy,
         &classes,
-        |(scenario, batches, scarce_ports), coverage| compare_batchings(&scenario, &batches, 1, scarce_ports, coverage),
+        |(scenario, batches, scarce_ports), coverage| {
+            compare_batchings(&scenario, &batches, Setting { scarce_ports, ..Setting::new(1) }, coverage)
+        },
     );
 }
 
@@ -256,6 +257,6 @@ fn two_workers_send_the_same_for_any_batch_boundaries() {
         config(200, "tests/engine/batch_boundaries_two_workers.regressions"),
         &strategy,
         &classes,
-        |(scenario, batches), coverage| compare_batchings(&scenario, &batches, 2, false, coverage),
+        |(scenario, batches), coverage| compare_batchings(&scenario, &batches, Setting::new(2), coverage),
     );
 }

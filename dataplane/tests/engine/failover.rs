@@ -381,6 +381,25 @@ fn without_a_lease_only_replicated_sessions_continue() {
     cluster.assert_delta(&["egress 16, drop no_lease 7, created 10", "", ""]);
 }
 
+#[test]
+fn packets_that_arrive_while_a_worker_is_stopped_find_the_lease_expired() {
+    let mut cluster = three_gateways();
+    let sessions = open_sessions(&mut cluster, 0, "10.244.1.5", 4000..4001);
+    cluster.advance(200);
+    let gateway = &mut cluster.gateways[0];
+    let before = gateway.now;
+    gateway.lease.renew(before.plus(10));
+    let counters = gateway.workers[0].counters().clone();
+    let received = counters.received.get();
+    assert!(gateway.workers[0].io().inject(INSIDE, &sessions[0].0));
+    // The turn has begun while the lease was valid; the machine is suspended before its packets are received.
+    let clock = || if counters.received.get() == received { before } else { before.plus(1_000) };
+    assert_eq!(gateway.workers[0].turn(clock), 1);
+    gateway.now = before.plus(1_000);
+    assert_eq!(gateway.run(), vec![]);
+    cluster.assert_delta(&["egress 1, drop no_lease 1, created 1", "", ""]);
+}
+
 /// External ports of these sessions.
 fn external_ports(sessions: &[(Vec<u8>, Vec<u8>)]) -> BTreeSet<u16> {
     sessions.iter().map(|(_, seen)| ends(seen).0.port()).collect()

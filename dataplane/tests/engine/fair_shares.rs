@@ -1,6 +1,7 @@
 //! Max-min fair shares of the session table: a flood from a pod, a client or another gateway fills its own share only.
 //! Holders below their share can open sessions and keep them.
 
+mod lending;
 mod random;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

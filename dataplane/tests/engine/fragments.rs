@@ -230,6 +230,33 @@ fn fragments_larger_than_the_mtu_are_fragmented_in_order() {
     gateway.assert_delta("egress 1, created 1");
 }
 
+/// A fragment has at least eight bytes of data behind its header.
+#[test]
+fn packets_for_a_link_whose_mtu_holds_no_fragment_are_too_big() {
+    for mtu in [0, 20, 27] {
+        let mut gateway = Gateway::new(&Setup::default());
+        let (pod, remote) = (at(ENDS[0].0), at(ENDS[0].1));
+        let seen = gateway.pod_sends(&udp_fragments(pod, remote, 392, 5)[0]);
+        let reply = udp_fragments(remote, ends(&seen).0, 392, 6);
+        let mut network = network();
+        network.interfaces.iter_mut().for_each(|interface| interface.mtu = mtu);
+        gateway.set_network(network);
+        for (interface, packet) in [(INSIDE, &udp_fragments(pod, remote, 392, 7)[0]), (OUTSIDE, &reply[0])] {
+            let sent = gateway.receive(0, interface, packet);
+            assert!(sent.iter().all(|(out, _)| *out == interface), "only an error to the sender");
+        }
+        assert_eq!(gateway.drops(), HashMap::from([(DropReason::TooBig, 2)]), "{mtu}");
+        gateway.check_frames();
+        gateway.assert_delta("egress 1, drop too_big 2, created 1, replies sent 2");
+        let mut network = self::network();
+        network.interfaces[1].mtu = 28;
+        gateway.set_network(network);
+        let sent = gateway.receive(0, INSIDE, &udp_fragments(pod, remote, 392, 8)[0]);
+        assert_eq!(sent.len(), 50, "eight bytes each");
+        gateway.assert_delta("egress 1");
+    }
+}
+
 /// Packets sent when these are received on one queue in one turn.
 pub(crate) fn receive_batch(gateway: &mut Gateway, from: InterfaceId, packets: &[&[u8]]) -> Vec<Vec<u8>> {
     for packet in packets {

@@ -1,5 +1,7 @@
 //! Inbound sessions: clients and Services, both directions, on one worker or two, and what is dropped.
 
+use std::net::SocketAddr;
+
 use vipgate_dataplane::flow::direction::Direction;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::policy::spec::*;
@@ -141,17 +143,43 @@ fn a_backends_reply_without_a_session_is_translated_statelessly() {
             let sent = gateway.backend_sends(0, &tcp(pod(8080), client, flags, 7, 8));
             assert_eq!(sent, ((vip, 80).into(), client), "{flags}");
         }
-        let sent = gateway.backend_sends(0, &packet(Protocol::Udp, pod(5353), client));
-        assert_eq!(sent, ((vip, 53).into(), client));
     }
-    assert_eq!((gateway.sessions(), gateway.forwarded(Direction::ServiceReply)), (0, 18));
+    assert_eq!((gateway.sessions(), gateway.forwarded(Direction::ServiceReply)), (0, 15));
     // What opens a connection is egress, even from that port.
     let own = gateway.pod_sends(&packet(Protocol::Tcp, at("10.244.1.5:8080"), client(443)));
     assert_eq!(ends(&own).0.ip(), ip(VIPS[0]));
     assert_ne!(ends(&own).0.port(), 80);
     let own = gateway.backend_sends(0, &packet(Protocol::Tcp, at("10.244.1.7:8080"), client(443)));
     assert_eq!(own.0, at("10.244.1.7:8080"), "no policy translates it");
-    gateway.assert_delta("egress 1, service_reply 18, unchanged 1, created 1");
+    gateway.assert_delta("egress 1, service_reply 15, unchanged 1, created 1");
+}
+
+/// As NTP, SIP, IKE and DNS servers ask others from the port that they serve.
+#[test]
+fn a_pods_own_datagram_from_a_served_port_is_no_reply() {
+    let backends = [both_pods(), vec![backend("10.244.1.7")]].concat();
+    for workers in [1, 2, 3] {
+        let mut gateway = Gateway::with_service(&Setup { workers, ..Setup::default() }, &service(&backends));
+        for (pod, v6) in [("10.244.1.5", false), ("fd00:244:1::5", true)] {
+            let (server, vip) =
+                (at(["198.51.100.10:53", "[2001:db8:51::10]:53"][usize::from(v6)]), ip(VIPS[usize::from(v6)]));
+            let pod = SocketAddr::new(ip(pod), 5353);
+            let seen = gateway.receive(0, INSIDE, &packet(Protocol::Udp, pod, server)).remove(0).1;
+            let (source, destination) = ends(&seen);
+            assert!(source.ip() == vip && source.port() != 53 && destination == server, "{source}");
+            for queue in 0..usize::from(workers) {
+                let received = gateway.receive(queue, OUTSIDE, &reply_to(&seen, Protocol::Udp));
+                assert_eq!(ends(&received[0].1), (server, pod), "the answer reaches the pod that asked");
+            }
+        }
+        // A client that has asked gets its answer from the frontend.
+        let backend = gateway.client_sends(&packet(Protocol::Udp, client(4000), vip(53)));
+        assert_eq!(gateway.backend_sends(0, &packet(Protocol::Udp, backend, client(4000))), (vip(53), client(4000)));
+        // No policy translates what an uncovered pod asks.
+        let own = gateway.backend_sends(0, &packet(Protocol::Udp, at("10.244.1.7:5353"), client(53)));
+        assert_eq!(own, (at("10.244.1.7:5353"), client(53)));
+        gateway.skip_counter_check();
+    }
 }
 
 #[test]
@@ -260,7 +288,7 @@ fn fragments_are_translated_for_services_in_both_directions() {
         }
         fragments
     };
-    let datagram = |source: std::net::SocketAddr, destination: std::net::SocketAddr| {
+    let datagram = |source: SocketAddr, destination: SocketAddr| {
         let mut bytes = packet(Protocol::Udp, source, destination);
         bytes.truncate(42);
         bytes.extend(&body);
@@ -281,7 +309,7 @@ fn fragments_are_translated_for_services_in_both_directions() {
             }
             assert_eq!(sent.len(), 4, "{:?}", gateway.drops());
             assert!(sent.iter().all(|(out, bytes)| *out == INSIDE && to(bytes) == ip(backend_address)));
-            let backend = std::net::SocketAddr::from((ip(backend_address), 5353));
+            let backend = SocketAddr::from((ip(backend_address), 5353));
             let mut sent = Vec::new();
             // The last fragment first.
             for fragment in fragmented(datagram(backend, client(4000)), 10).into_iter().rev() {
@@ -300,10 +328,11 @@ fn stateless_replies_without_df_get_an_identification_of_the_vip() {
     let identification = |frame: &[u8]| u16::from_be_bytes([frame[18], frame[19]]);
     let mut gateway = Gateway::with_service(&Setup::default(), &service(&[backend("10.244.1.5")]));
     for (may_fragment, port) in [(true, 4000), (false, 4001)] {
-        let mut reply = reply_of_length(300, at("10.244.1.5:5353"), client(port), may_fragment);
-        reply[..12].copy_from_slice(&[INSIDE_MAC, POD_MAC].concat());
+        let mut reply = tcp(at("10.244.1.5:8080"), client(port), "PA", 7, 8);
+        reply[18..22].copy_from_slice(&[0, 77, if may_fragment { 0 } else { 0x40 }, 0]);
+        update_header_checksum(&mut reply);
         let sent: Vec<_> = (0..3).map(|_| gateway.receive(0, INSIDE, &reply).remove(0).1).collect();
-        assert!(sent.iter().all(|frame| ends(frame) == (vip(53), client(port))));
+        assert!(sent.iter().all(|frame| ends(frame) == (vip(80), client(port))));
         let numbers: std::collections::BTreeSet<_> = sent.iter().map(|frame| identification(frame)).collect();
         if may_fragment {
             assert!(numbers.len() == 3 && !numbers.contains(&77), "allocated per VIP: {numbers:?}");

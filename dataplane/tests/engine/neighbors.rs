@@ -66,6 +66,21 @@ fn a_packet_awaits_neighbor_resolution() {
     gateway.assert_delta("egress 1, created 1");
 }
 
+/// It was translated under a lease that has expired while the worker was suspended.
+#[test]
+fn a_packet_that_has_awaited_its_neighbor_during_a_suspension_is_not_sent() {
+    let mut gateway = Gateway::new(&Setup::default());
+    let request = packet(Protocol::Udp, at("10.244.1.5:4000"), at("192.0.2.77:53"));
+    assert_eq!(gateway.receive(0, INSIDE, &request), vec![]);
+    gateway.lease.renew(gateway.now.plus(10));
+    gateway.now = gateway.now.plus(1_000);
+    let mut resolved = network();
+    resolved.neighbors.push(NeighborSpec { interface: OUTSIDE, address: ip("192.0.2.77"), mac: [2, 0, 0, 0, 9, 9] });
+    gateway.set_network(resolved);
+    assert_eq!(gateway.run(), vec![]);
+    gateway.assert_delta("drop no_lease 1, created 1");
+}
+
 #[test]
 fn a_packet_to_be_fragmented_awaits_neighbor_resolution_whole() {
     let mut gateway = Gateway::new(&Setup::default());

@@ -16,19 +16,20 @@ use vipgate_mem::Region;
 use vipgate_testkit::services::*;
 use vipgate_testkit::*;
 
-const NOW: Tick = Tick(100_000);
+/// When the processes start.
+pub(crate) const NOW: Tick = Tick(100_000);
 
 /// A temporary folder of a test.
-struct Folder(PathBuf);
+pub(crate) struct Folder(PathBuf);
 
 impl Folder {
-    fn new(name: &str) -> Self {
+    pub(crate) fn new(name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("vipgate-restarts-{}-{name}", std::process::id()));
         fs::create_dir_all(&path).unwrap();
         Self(path)
     }
 
-    fn of_run(&self, run: u8) -> PathBuf {
+    pub(crate) fn of_run(&self, run: u8) -> PathBuf {
         self.0.join(format!("run{run}"))
     }
 }
@@ -40,7 +41,7 @@ impl Drop for Folder {
 }
 
 /// Migrates the session tables of one process into new ones for the next.
-fn migrate_files(from: &Path, to: &Path, setup: &Setup) -> Migrated {
+pub(crate) fn migrate_files(from: &Path, to: &Path, setup: &Setup) -> Migrated {
     let regions: Vec<_> =
         (0..8).map(|id: u8| from.with_extension(id.to_string())).filter(|path| path.exists()).collect();
     let previous: Vec<Sessions> =

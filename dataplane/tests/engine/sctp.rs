@@ -12,7 +12,9 @@ use vipgate_testkit::*;
 pub(crate) const INIT: u8 = 1;
 pub(crate) const INIT_ACK: u8 = 2;
 const DATA: u8 = 0;
+const SACK: u8 = 3;
 const ABORT: u8 = 6;
+const ERROR: u8 = 9;
 const COOKIE_ECHO: u8 = 10;
 const SHUTDOWN_ACK: u8 = 8;
 const SHUTDOWN_COMPLETE: u8 = 14;
@@ -23,14 +25,20 @@ pub(crate) fn packet(source: SocketAddr, destination: SocketAddr, tag: u32, chun
 
 /// A packet with a chunk that carries this initiate tag, if it is an INIT or INIT ACK.
 fn handshake_packet(initiate_tag: u32, source: SocketAddr, destination: SocketAddr, tag: u32, chunk: u8) -> Vec<u8> {
+    let mut bytes = vec![chunk, 0, 0, 20];
+    bytes.extend(initiate_tag.to_be_bytes());
+    bytes.extend([7; 12]);
+    packet_of(&bytes, source, destination, tag)
+}
+
+/// A packet with these chunks, padding included.
+fn packet_of(chunks: &[u8], source: SocketAddr, destination: SocketAddr, tag: u32) -> Vec<u8> {
     let mut body = Vec::new();
     body.extend(source.port().to_be_bytes());
     body.extend(destination.port().to_be_bytes());
     body.extend(tag.to_be_bytes());
     body.extend([0; 4]);
-    body.extend([chunk, 0, 0, 20]);
-    body.extend(initiate_tag.to_be_bytes());
-    body.extend([7; 12]);
+    body.extend(chunks);
     let crc = crc32c(&body);
     body[8..12].copy_from_slice(&crc.to_le_bytes());
     let from_pod = source.ip().to_string().starts_with("10.") || source.ip().to_string().starts_with("fd00:244");
@@ -180,6 +188,51 @@ fn an_abort_requires_a_valid_verification_tag() {
     gateway.advance(5_000);
     assert_eq!(gateway.sessions(), 0, "closing: 4 seconds here");
     gateway.assert_delta("egress 2, reply 3, ended reset 1, created 1, out of window 1");
+}
+
+/// A SACK, or the error that it reports, may precede what ends an association (RFC 9260 section 6.10).
+#[test]
+fn a_bundled_abort_or_shutdown_ends_an_association_under_a_valid_verification_tag() {
+    const SACKED: [u8; 16] = [SACK, 0, 0, 16, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0];
+    // The cause is five bytes long and padded to eight.
+    const FAILED: [u8; 12] = [ERROR, 0, 0, 9, 0, 10, 0, 5, 0, 0, 0, 0];
+    let bundled = |closing: u8| [&SACKED[..], &FAILED, &[closing, 0, 0, 4]].concat();
+    for (pod, remote, _) in ENDS {
+        let (pod, remote) = (at(pod), at(remote));
+        let mut gateway = Gateway::new(&Setup::default());
+        let external = open(&mut gateway, pod, remote);
+        let truncated = [&SACKED[..], &[ABORT, 0, 0, 8]].concat();
+        let after_init = [&SACKED[..], &[INIT, 0, 0, 4], &[ABORT, 0, 0, 4]].concat();
+        for (chunks, tag) in [(bundled(ABORT), 0xbad), (truncated, 0x11), (after_init, 0x11)] {
+            assert_eq!(gateway.receive(0, OUTSIDE, &packet_of(&chunks, remote, external, tag)).len(), 1);
+            gateway.advance(10_000);
+            assert_eq!(gateway.sessions(), 1, "open: 30 seconds here");
+        }
+        gateway.receive(0, OUTSIDE, &packet_of(&bundled(ABORT), remote, external, 0x11));
+        gateway.advance(5_000);
+        assert_eq!(gateway.sessions(), 0, "closing: 4 seconds here");
+        gateway.assert_delta("egress 2, reply 5, ended reset 1, created 1, out of window 1");
+
+        gateway.advance(3_000);
+        let external = open(&mut gateway, pod, remote);
+        gateway.receive(0, OUTSIDE, &packet_of(&bundled(SHUTDOWN_ACK), remote, external, 0x11));
+        gateway.receive(0, INSIDE, &packet_of(&bundled(SHUTDOWN_ACK), pod, remote, 0x22));
+        gateway.advance(5_000);
+        assert_eq!(gateway.sessions(), 0, "closed: 4 seconds here");
+        gateway.assert_delta("egress 3, reply 2, ended closed 1, created 1");
+    }
+}
+
+#[test]
+fn an_init_among_other_chunks_opens_no_association() {
+    for (pod, remote, _) in ENDS {
+        let mut gateway = Gateway::new(&Setup::default());
+        let mut init = vec![INIT, 0, 0, 20, 0, 0, 0, 0x11];
+        init.extend([7; 12]);
+        init.extend([SACK, 0, 0, 4]);
+        assert_eq!(gateway.receive(0, INSIDE, &packet_of(&init, at(pod), at(remote), 0)), vec![]);
+        gateway.assert_delta("drop no_session 1");
+    }
 }
 
 /// A host that rejects an INIT aborts with the INIT's initiate tag, and keeps its association (RFC 9260 section 5.2.2).

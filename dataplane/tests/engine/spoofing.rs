@@ -39,7 +39,9 @@ fn assert_all_dropped(interface: InterfaceId, ends: &[(&str, &str)], reason: Dro
 #[test]
 fn martian_sources_are_dropped() {
     for (interface, v4, v6) in [(INSIDE, "198.51.100.10", "2001:db8:51::10"), (OUTSIDE, "192.0.2.10", "2001:db8::10")] {
-        for martian in ["0.0.0.0", "0.1.2.3", "127.0.0.1", "224.0.0.5", "240.0.0.1", "255.255.255.255"] {
+        for martian in
+            ["0.0.0.0", "0.1.2.3", "127.0.0.1", "169.254.169.254", "224.0.0.5", "240.0.0.1", "255.255.255.255"]
+        {
             assert_all_dropped(interface, &[(martian, v4)], DropReason::Martian);
         }
         for martian in ["::", "::1", "fe80::5", "ff02::1", "ff0e::1", "::ffff:10.244.1.5"] {
@@ -50,7 +52,7 @@ fn martian_sources_are_dropped() {
 
 #[test]
 fn martian_destinations_are_dropped() {
-    for to in ["0.0.0.0", "127.0.0.1", "224.0.0.5", "240.0.0.1", "255.255.255.255"] {
+    for to in ["0.0.0.0", "127.0.0.1", "169.254.169.254", "224.0.0.5", "240.0.0.1", "255.255.255.255"] {
         assert_all_dropped(INSIDE, &[("10.244.1.5", to)], DropReason::Martian);
     }
     for to in ["::", "::1", "fe80::5", "ff02::fb", "ff0e::1", "::ffff:198.51.100.10"] {

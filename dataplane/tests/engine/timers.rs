@@ -1,10 +1,15 @@
 //! Session timeouts, each to the half second that a round of the expiry sweep takes. Minimums and rules: RFC 4787
 //! section 4.3, RFC 5382 section 5, RFC 5508 section 3.2, RFC 7857 section 2.
 
+use vipgate_dataplane::flow::address::V6;
 use vipgate_dataplane::flow::drop_reason::DropReason;
+use vipgate_dataplane::io::batch::BATCH_SIZE;
 use vipgate_dataplane::ports::PortRange;
+use vipgate_dataplane::session::SessionFamily;
 use vipgate_dataplane::session::timeout::Timeouts;
 use vipgate_testkit::*;
+
+use crate::fragments::udp_fragments;
 
 /// More than a round of the expiry sweep.
 const ROUND: u32 = 600;
@@ -46,6 +51,54 @@ fn outbound_packets_alone_keep_a_udp_or_icmp_session() {
             }
             gateway.assert_delta("egress 11, created 1");
         }
+    }
+}
+
+/// Each worker receives more of one session's packets.
+fn inject_load(gateway: &mut Gateway, packets: usize) {
+    for (worker, port) in gateway.workers.iter_mut().zip(9_000_u16..) {
+        let load = packet(Protocol::Udp, (ip("10.244.1.21"), port).into(), at("198.51.100.10:53"));
+        for _ in 0..packets {
+            assert!(worker.io().inject(INSIDE, &load));
+        }
+    }
+}
+
+/// Advances the clock while every worker receives a full batch in each turn.
+fn advance_under_load(gateway: &mut Gateway, ms: u32) {
+    for _ in 0..ms / 10 {
+        gateway.now = gateway.now.plus(10);
+        inject_load(gateway, BATCH_SIZE);
+        gateway.turn();
+        for worker in &mut gateway.workers {
+            while worker.io().pop_sent().is_some() {}
+        }
+    }
+}
+
+/// After a gap between turns, the queue of a worker may never be empty again.
+#[test]
+fn fragments_sessions_and_quarantined_ports_expire_under_permanent_full_load() {
+    for workers in [1, 2] {
+        let mut gateway = Gateway::new(&Setup { workers, ..Setup::default() });
+        for (pod, remote) in POD_AND_REMOTE {
+            gateway.pod_sends(&packet(Protocol::Udp, at(pod), at(remote)));
+            let later_fragment = &udp_fragments(at(pod), at(remote), 1400, 5)[1];
+            assert_eq!(gateway.receive(0, INSIDE, later_fragment), vec![]);
+        }
+        inject_load(&mut gateway, 100);
+        gateway.now = gateway.now.plus(200);
+        advance_under_load(&mut gateway, 2_100);
+        assert_eq!(gateway.drops(), [(DropReason::Fragment, 2)].into(), "their timeout is two seconds");
+        assert_eq!(gateway.sessions(), 2 + u64::from(workers));
+        advance_under_load(&mut gateway, 2_900 + ROUND);
+        assert_eq!(gateway.sessions(), u64::from(workers), "the load's own");
+        advance_under_load(&mut gateway, 2_000 + ROUND);
+        for worker in &gateway.workers {
+            let sessions = &worker.tables().sessions;
+            assert_eq!((u32::table(sessions).occupied(), V6::table(sessions).occupied()), (2, 0), "both directions");
+        }
+        gateway.skip_counter_check();
     }
 }
 

@@ -10,8 +10,8 @@ use aya::programs::XdpMode;
 use thiserror::Error;
 
 use crate::nic::Nic;
-pub use crate::program::Mode;
 use crate::program::{self, AttachedProgram};
+pub use crate::program::{Mode, ProgramStatus};
 use crate::steering::{Steering, SteeringError, error_chain};
 
 /// Configured XDP mode.
@@ -183,30 +183,13 @@ fn attach_by_link(
     Ok(Attempt::of(result, |error| error_chain(error)))
 }
 
-/// The XDP program on an interface of the gateway.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ProgramStatus {
-    /// The steering program of this process.
-    Attached,
-    /// None.
-    Missing,
-    /// Another program.
-    Replaced {
-        /// ID of the program; its name requires a capability that the gateway drops after its start.
-        id: u32,
-    },
-}
-
-/// Queries the program on an interface.
+/// Queries the XDP program on an interface.
 ///
 /// # Errors
 /// When the query fails, or the interface no longer exists.
 pub fn program_status(steering: &Steering, ifindex: u32) -> io::Result<ProgramStatus> {
-    Ok(match program::query(ifindex)? {
-        None => ProgramStatus::Missing,
-        Some((id, _)) if id == steering.program_id() => ProgramStatus::Attached,
-        Some((id, _)) => ProgramStatus::Replaced { id },
-    })
+    let found = program::query(ifindex)?.map(|(id, _)| id);
+    Ok(ProgramStatus::of(found, steering.program_id()))
 }
 
 /// Attaches the program to an interface again, in its previous mode, and replaces any program there.

@@ -4,13 +4,14 @@
 //! packets untranslated. The guard uses the same maps as the steering program, so it needs no synchronization; while
 //! the steering program is attached, no packet to be dropped reaches it. Like the steering program with `on_exit:
 //! drop`, it outlives the process until the next gateway replaces it or `vipgate detach` removes it. Its `clsact` qdisc
-//! is not removed, since other programs may use it.
+//! is not removed, since other programs may use it. Other processes can remove the guard, too: the gateway queries it and
+//! installs it again.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::{io, mem};
 
 use crate::nic::Nic;
-use crate::program::{check_result, program_name};
+use crate::program::{ProgramStatus, check_result, describe, program_name};
 use crate::steering::{Steering, error_chain};
 
 /// Name of the BPF program.
@@ -25,8 +26,20 @@ const HANDLE: u32 = 0x76_6970;
 /// # Errors
 /// When the kernel refuses, for example without `clsact` and `cls_bpf`.
 pub fn install(steering: &mut Steering, nic: &Nic) -> io::Result<()> {
-    let program = steering.guard_fd().map_err(|error| io::Error::other(error_chain(&error)))?;
-    attach(nic.ifindex, program)
+    attach(nic.ifindex, program(steering)?)
+}
+
+/// Queries the filter at the guard's place on an interface.
+///
+/// # Errors
+/// When the query fails, or the interface no longer exists.
+pub fn status(steering: &mut Steering, ifindex: u32) -> io::Result<ProgramStatus> {
+    let (own, _) = describe(program(steering)?)?;
+    Ok(ProgramStatus::of(query(ifindex)?, own))
+}
+
+fn program(steering: &mut Steering) -> io::Result<BorrowedFd<'_>> {
+    steering.guard_fd().map_err(|error| io::Error::other(error_chain(&error)))
 }
 
 fn attach(ifindex: u32, program: BorrowedFd<'_>) -> io::Result<()> {
@@ -48,21 +61,26 @@ fn attach(ifindex: u32, program: BorrowedFd<'_>) -> io::Result<()> {
 /// # Errors
 /// When the kernel refuses.
 pub fn remove(nic: &Nic) -> io::Result<bool> {
-    let (hook, mut found) = (hook(nic.ifindex), options());
-    // SAFETY: as in `attach`.
-    match check_result(unsafe { libbpf_sys::bpf_tc_query(&raw const hook, &raw mut found) }) {
-        // ENOENT: no such filter; EINVAL: no such qdisc.
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINVAL)) => return Ok(false),
-        Err(error) => return Err(error),
-        Ok(()) => {}
-    }
-    if program_name(found.prog_id) != GUARD_NAME {
+    let Some(id) = query(nic.ifindex)? else { return Ok(false) };
+    if program_name(id) != GUARD_NAME {
         return Ok(false);
     }
-    let options = options();
+    let (hook, options) = (hook(nic.ifindex), options());
     // SAFETY: as in `attach`.
     check_result(unsafe { libbpf_sys::bpf_tc_detach(&raw const hook, &raw const options) })?;
     Ok(true)
+}
+
+/// Program ID of the filter at the guard's place, if there is one.
+fn query(ifindex: u32) -> io::Result<Option<u32>> {
+    let (hook, mut found) = (hook(ifindex), options());
+    // SAFETY: as in `attach`.
+    match check_result(unsafe { libbpf_sys::bpf_tc_query(&raw const hook, &raw mut found) }) {
+        // ENOENT: no such filter; EINVAL: no such qdisc.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINVAL)) => Ok(None),
+        Err(error) => Err(error),
+        Ok(()) => Ok(Some(found.prog_id)),
+    }
 }
 
 fn hook(ifindex: u32) -> libbpf_sys::bpf_tc_hook {

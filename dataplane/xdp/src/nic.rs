@@ -1,6 +1,6 @@
 //! Capabilities of network interfaces.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::{io, mem};
 
@@ -17,7 +17,7 @@ pub struct Nic {
     pub name: String,
     /// Interface index.
     pub ifindex: u32,
-    /// Active receive queues.
+    /// Active receive queues, when it was queried.
     pub queues: u32,
     /// Whether the driver supports native XDP.
     pub native_xdp: bool,
@@ -72,6 +72,25 @@ impl Nic {
             zero_copy: features.is_some_and(|bits| bits & ZERO_COPY != 0),
         })
     }
+
+    /// Its active receive queues now: `ethtool -L` changes them under a running process.
+    ///
+    /// # Errors
+    /// When the query fails, or the interface no longer exists.
+    pub fn current_queues(&self) -> io::Result<u32> {
+        queue_count(&current_name(self.ifindex)?)
+    }
+}
+
+/// The name of an interface, which may have been renamed.
+fn current_name(ifindex: u32) -> io::Result<String> {
+    let mut name: [libc::c_char; libc::IFNAMSIZ] = [0; libc::IFNAMSIZ];
+    // SAFETY: the array has the size that the call requires.
+    if unsafe { libc::if_indextoname(ifindex, name.as_mut_ptr()) }.is_null() {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call has written a C string to the array.
+    Ok(unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned())
 }
 
 /// `struct ethtool_channels` of the kernel's uapi.
@@ -121,4 +140,18 @@ fn xdp_features(ifindex: u32) -> Option<u64> {
     // SAFETY: libbpf writes at most `sz` bytes to the struct, which is valid during the call.
     let error = unsafe { libxdp_sys::bpf_xdp_query(ifindex.cast_signed(), 0, &raw mut options) };
     (error == 0 && options.feature_flags != 0).then_some(options.feature_flags)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queues_are_counted_by_interface_index() {
+        // The loopback interface: it has no channels, so one queue.
+        let loopback = Nic { name: "renamed".to_owned(), ifindex: 1, queues: 1, native_xdp: false, zero_copy: false };
+        assert_eq!(loopback.current_queues().unwrap(), 1);
+        let gone = Nic { ifindex: i32::MAX.cast_unsigned(), ..loopback };
+        assert!(gone.current_queues().is_err());
+    }
 }

@@ -163,16 +163,7 @@ fn hint(error: &io::Error) -> String {
 /// When a socket can't be opened; all others are closed.
 pub fn open(config: &DeviceConfig) -> Result<Vec<XdpDevice>, OpenError> {
     for nic in &config.interfaces {
-        if nic.queues > MAX_QUEUES {
-            return Err(OpenError::TooManyQueues { interface: nic.name.clone(), queues: nic.queues });
-        }
-        if (nic.queues as usize) < config.workers {
-            return Err(OpenError::TooFewQueues {
-                interface: nic.name.clone(),
-                queues: nic.queues,
-                workers: config.workers,
-            });
-        }
+        check_queues(nic, config.workers)?;
     }
     let zero_copy = match config.zero_copy {
         ZeroCopy::Always => true,
@@ -185,6 +176,21 @@ pub fn open(config: &DeviceConfig) -> Result<Vec<XdpDevice>, OpenError> {
             open_with(config, false)
         }
         result => result,
+    }
+}
+
+/// Checks that workers can poll the receive queues of an interface.
+///
+/// # Errors
+/// When it has more than the XSKMAP supports, or fewer than workers.
+pub fn check_queues(nic: &Nic, workers: usize) -> Result<(), OpenError> {
+    let (interface, queues) = (nic.name.clone(), nic.queues);
+    if queues > MAX_QUEUES {
+        Err(OpenError::TooManyQueues { interface, queues })
+    } else if (queues as usize) < workers {
+        Err(OpenError::TooFewQueues { interface, queues, workers })
+    } else {
+        Ok(())
     }
 }
 
@@ -319,4 +325,20 @@ fn enable_busy_poll(socket: i32) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_worker_has_a_queue_and_each_queue_a_place_in_the_xskmap() {
+        let check = |queues, workers| {
+            let nic = Nic { name: "gw-in".to_owned(), ifindex: 2, queues, native_xdp: true, zero_copy: false };
+            check_queues(&nic, workers)
+        };
+        assert!(check(2, 2).is_ok() && check(MAX_QUEUES, 1).is_ok());
+        assert!(matches!(check(1, 2), Err(OpenError::TooFewQueues { queues: 1, workers: 2, .. })));
+        assert!(matches!(check(MAX_QUEUES + 1, 1), Err(OpenError::TooManyQueues { .. })));
+    }
 }

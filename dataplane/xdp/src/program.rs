@@ -40,6 +40,31 @@ impl Mode {
     }
 }
 
+/// What is attached where a program of this process belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProgramStatus {
+    /// That of this process.
+    Attached,
+    /// None.
+    Missing,
+    /// Another program.
+    Replaced {
+        /// ID of the program; its name requires a capability that the gateway drops after its start.
+        id: u32,
+    },
+}
+
+impl ProgramStatus {
+    /// Compares the ID of the program that was found with that of this process.
+    pub(crate) fn of(found: Option<u32>, own: u32) -> Self {
+        match found {
+            None => Self::Missing,
+            Some(id) if id == own => Self::Attached,
+            Some(id) => Self::Replaced { id },
+        }
+    }
+}
+
 /// `XDP_FLAGS_UPDATE_IF_NOEXIST`: fail if a program is attached.
 const IF_NONE: u32 = 1 << 0;
 /// `XDP_FLAGS_REPLACE`: fail if the attached program isn't the expected one.

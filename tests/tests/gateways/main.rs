@@ -18,6 +18,7 @@ mod resharding;
 mod scenario;
 mod shard_exhaustion;
 mod startup;
+mod succession;
 mod suspended;
 mod testbed;
 mod unauthenticated_peers;

@@ -82,6 +82,7 @@ fn etcd_and_files_give_the_same_policy_and_etcd_may_fail() {
     testbed.start_gateway(&server_config(&testbed, &more, 0));
     let version = wait_in_step(&testbed, 0);
     let from_files = in_force(&testbed);
+    testbed.wait_cached();
     let traffic = Traffic::start(&testbed);
     testbed.stop("KILL");
     testbed.start_gateway(&server_config(&testbed, &more, 1));
@@ -133,6 +134,7 @@ fn etcd_and_files_give_the_same_policy_and_etcd_may_fail() {
     // A second server on the same etcd; the gateway moves to it, and the first server is killed.
     let second = start(&testbed, &folder, 2);
     assert_eq!(status(&testbed, 2)["version"], version.as_str());
+    testbed.wait_cached();
     let traffic = Traffic::start(&testbed);
     testbed.stop("KILL");
     testbed.start_gateway(&server_config(&testbed, &more, 2));

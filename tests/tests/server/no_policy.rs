@@ -65,7 +65,7 @@ fn a_gateway_without_policy_drops_until_the_server_is_reachable() {
     let cache = testbed.folder.path().join("policy.cache");
     for damaged in [true, false] {
         if damaged {
-            fs::write(&cache, "vipgate policy cache 1\nand then something else, twelve bytes at least").unwrap();
+            fs::write(&cache, "vipgate policy cache 2\nand then something else, twelve bytes at least").unwrap();
         } else {
             fs::remove_file(&cache).unwrap();
         }
@@ -86,8 +86,9 @@ fn a_gateway_without_policy_drops_until_the_server_is_reachable() {
         testbed.check_source_addresses(&testbed.pods[0], SERVER, VIP_A);
         testbed.check_source_addresses(&testbed.pods[2], SERVER, VIP_B);
         testbed.check_source_addresses(&testbed.pods[3], SERVER, ["10.1.0.31", "fd00:1::31"]);
-        assert_eq!(testbed.policy_server_status()["cache_error"], "");
         testbed.wait_in_force();
+        testbed.wait_cached();
+        assert_eq!(testbed.policy_server_status()["cache_error"], "");
 
         // The damaged cache has been replaced.
         testbed.policyd.take().unwrap().kill();

@@ -256,6 +256,89 @@ fn promises_of_all_peers_are_a_lease_while_the_server_is_unreachable() {
     assert_eq!(fixture.state.lease_from_peers(), None, "no promise of c");
 }
 
+impl Fixture {
+    /// A view that names process 7 of each gateway; this one is process 8, and has succeeded it.
+    fn successor(authority: Authority) -> Self {
+        let mut fixture = Self::new();
+        fixture.state.set_claim(Claim::new(8, vec![6, 7]));
+        fixture.status(authority, 5, vec![member("a", true), member("b", true), member("c", false)]);
+        fixture
+    }
+
+    fn status(&mut self, authority: Authority, number: u64, members: Vec<Member>) {
+        let view = Arc::new(MembershipView { number, members, ..MembershipView::default() });
+        let status = MembershipStatus { authority, view, ttl: TTL, is_ttl_confirmed: true, drain_block: None };
+        self.state.set_status(&status, self.start);
+    }
+
+    fn promised(&mut self, view: u64) {
+        let echo = Some(ReceivedEcho { sent: Tick(1000), view });
+        let peer = PeerState { last_echo: echo, sync_view: None, ..linked(true, true) };
+        self.links(&[("b", peer.clone()), ("c", peer)]);
+    }
+}
+
+#[test]
+fn a_successor_has_the_lease_of_its_predecessors_place_without_the_server() {
+    let mut fixture = Fixture::successor(Authority::Unreachable);
+    fixture.promised(5);
+    assert_eq!(fixture.state.lease_from_peers(), Some(Tick(1600)));
+    // The server is back, and has not named it yet: it can't grant it a lease.
+    let members = || vec![member("a", true), member("b", true), member("c", false)];
+    fixture.status(Authority::Reachable, 5, members());
+    assert_eq!(fixture.state.lease_from_peers(), Some(Tick(1600)));
+    let named = |incarnation| vec![Member { incarnation, ..member("a", true) }, member("b", true), member("c", false)];
+    fixture.status(Authority::Reachable, 6, named(8));
+    fixture.promised(6);
+    assert_eq!(fixture.state.lease_from_peers(), None, "leases are the server's by now");
+    fixture.status(Authority::Unreachable, 6, named(8));
+    assert_eq!(fixture.state.lease_from_peers(), Some(Tick(1600)));
+    fixture.status(Authority::Unreachable, 6, named(9));
+    assert_eq!(fixture.state.lease_from_peers(), None, "another process has the name, and may have a lease");
+}
+
+#[test]
+fn a_restarted_gateway_that_the_server_has_answered_takes_no_place_by_itself() {
+    let mut fixture = Fixture::successor(Authority::Reachable);
+    fixture.promised(5);
+    assert_eq!(fixture.state.lease_from_peers(), None);
+}
+
+#[test]
+fn a_successor_opens_sessions_once_it_has_those_of_all_active_members() {
+    let mut fixture = Fixture::successor(Authority::Unreachable);
+    fixture.promised(5);
+    for peer in ["b", "c"] {
+        fixture.released(peer, 5);
+    }
+    assert_eq!(fixture.spec(3_000)[0], (true, false), "also when releases have timed out");
+    assert_eq!(fixture.overdue(1_000), Vec::<String>::new(), "b's full sync has begun under no older view");
+    fixture.links(&[("b", PeerState { sync_view: Some(4), ..linked(true, true) })]);
+    assert_eq!((fixture.overdue(999), fixture.overdue(1_000)), (vec![], vec!["b".to_owned()]));
+    assert_eq!(fixture.spec(3_000)[0], (true, false));
+    fixture.links(&[("b", PeerState { sync_view: Some(5), ..linked(true, true) })]);
+    assert_eq!(fixture.spec(3_000)[0], (true, true));
+    fixture.links(&[("b", PeerState { sync_view: None, ..linked(true, true) })]);
+    assert_eq!(fixture.spec(3_000)[0], (true, true), "another round begins");
+}
+
+#[test]
+fn a_gateway_forwards_only_with_a_view_and_an_active_one_only_with_a_lease() {
+    let mut fixture = Fixture::new();
+    assert!(!fixture.state.forwards(false), "it knows no view");
+    let active = || vec![member("a", true), member("b", true)];
+    fixture.status(Authority::Reachable, 5, vec![member("a", false), member("b", true)]);
+    assert!(fixture.state.forwards(false), "to the owners");
+    fixture.status(Authority::Unreachable, 5, vec![member("a", false), member("b", true)]);
+    assert!(fixture.state.forwards(false));
+    fixture.status(Authority::Unreachable, 6, active());
+    assert_eq!([false, true].map(|has_lease| fixture.state.forwards(has_lease)), [false, true]);
+    let mut alone = GroupState::new("a".into(), None, MembershipSource::Server);
+    assert!(alone.forwards(false), "policy names no gateway");
+    alone.set_policy(&[policy_peer("a")], &"".into(), Instant::now());
+    assert!(alone.forwards(false), "no other one could own its shards");
+}
+
 #[test]
 fn a_gateway_is_ready_once_its_peers_have_sent_their_sessions_by_its_policy() {
     let mut fixture = Fixture::new();

@@ -75,7 +75,7 @@ impl Process {
     pub(super) fn send_heartbeats(&mut self, env: &mut Env) {
         env.schedule_for(self.id(), env.now + HEARTBEAT_INTERVAL, ProcessInput::Heartbeat);
         if self.stream.is_open && env.now - self.stream.received_at >= RESPONSE_TIMEOUT {
-            self.end_stream(0, env);
+            self.end_stream(0, true, env);
         }
         if !self.stream.is_open && env.now >= self.stream.retry_at {
             let number = self.stream.number + 1;
@@ -105,7 +105,7 @@ impl Process {
             predecessor: self.predecessor.map(|predecessor| Box::new(commitment(self.index, predecessor))),
             desired_state: self.reported.desired_state,
             seen_view: self.reported.seen_view,
-            fingerprint: Some(self.fingerprint()),
+            fingerprint: Some(self.succession.own),
             peer: Some(address(self.index)),
             tunnel_key: None,
             overlay: None,
@@ -124,16 +124,25 @@ impl Process {
     /// The server has closed a stream.
     pub(super) fn stream_closed(&mut self, stream: u32, is_rejected: bool, env: &mut Env) {
         if self.stream.is_open && self.stream.number == stream {
-            self.end_stream(if is_rejected { REJECTED_RETRY_DELAY } else { RETRY_DELAY }, env);
+            self.end_stream(if is_rejected { REJECTED_RETRY_DELAY } else { RETRY_DELAY }, !is_rejected, env);
         }
     }
 
     /// See `HeartbeatClient::report_end`.
-    fn end_stream(&mut self, retry_delay: u64, env: &mut Env) {
+    fn end_stream(&mut self, retry_delay: u64, is_away: bool, env: &mut Env) {
         self.stream.is_open = false;
         self.stream.retry_at = env.now + retry_delay;
         if self.status.authority == Authority::Reachable {
             self.status.authority = Authority::Unreachable;
+        }
+        if self.status.authority == Authority::Unknown
+            && is_away
+            && let Some(former) = self.succession.former.take()
+        {
+            let status = &mut self.status;
+            status.authority = Authority::Unreachable;
+            (status.view, status.ttl, status.is_ttl_confirmed) = (former.view, former.ttl, true);
+            env.count(Class::PlaceTaken);
         }
         self.status.drain_block = None;
         self.is_due = true;
@@ -145,7 +154,7 @@ impl Process {
     pub(super) fn handle_notice(&mut self, notice: Notice, env: &mut Env) {
         let Notice { sent, lease, view, drain_block } = notice;
         if view.number < self.status.view.number {
-            return self.end_stream(RETRY_DELAY, env);
+            return self.end_stream(RETRY_DELAY, true, env);
         }
         self.stream.received_at = env.now;
         let status = &mut self.status;

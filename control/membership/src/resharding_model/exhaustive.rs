@@ -92,6 +92,11 @@ fn scenarios() -> Vec<Scenario> {
             &[Do(Step::Drain(0, true)), Policy(1), Traffic(100), Do(Step::Drain(0, false)), Traffic(300)],
         ),
         scenario(
+            "the owner restarts without the server as its shard moves",
+            &[(abc, bca), (bca, bca)],
+            &[Policy(1), Traffic(10), Do(Step::Succession(0, 60, 1500)), Traffic(600), Traffic(1500)],
+        ),
+        scenario(
             "a gateway is removed as the server restarts",
             &[(abc, cab), ("ab", "ba")],
             &[Policy(1), Do(Step::RestartServer(100)), Traffic(60), Traffic(300)],
@@ -194,6 +199,7 @@ fn no_order_of_events_violates_an_invariant_in_short_scenarios() {
         Class::ReleaseReceived,
         Class::ReleaseTimedOut,
         Class::SurvivedCrash,
+        Class::SuccessorLease,
         Class::GatewayAdded,
         Class::LeftView,
         Class::Converged,

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use vipgate_dataplane::flow::time::Tick;
 use vipgate_dataplane::policy::members::MembersSpec;
 use vipgate_dataplane::session::record::ReplicationRecord;
 
@@ -17,12 +18,14 @@ use super::engine::Engine;
 use super::env::{Env, ProcessInput};
 use super::policies::{MAX_GATEWAYS, ModelPolicy, SHARDS, index_of};
 use super::replication::Peer;
+use super::succession::{Left, Succession};
 use super::table::Table;
 use crate::MembershipView;
 use crate::group_state::{GroupState, MembershipSource};
 use crate::replication::policy_release_timeout;
 use crate::replication::sync_rounds::SyncRounds;
 use crate::status::{Authority, MembershipStatus};
+use crate::succession::PeerProcess;
 
 /// The server's heartbeat timeout, milliseconds.
 pub(super) const TTL: u64 = 600;
@@ -51,6 +54,8 @@ pub(super) struct Process {
     pub(super) name: Arc<str>,
     pub(super) incarnation: u64,
     pub(super) predecessor: Option<u64>,
+    pub(super) started: Tick,
+    pub(super) succession: Succession,
     pub(super) group: GroupState,
     pub(super) status: MembershipStatus,
     pub(super) stream: Stream,
@@ -77,6 +82,8 @@ pub(super) struct Process {
     /// The view that links use.
     pub(super) peer_view: Arc<MembershipView>,
     pub(super) peers: [Option<Box<Peer>>; MAX_GATEWAYS],
+    /// The process of each peer that counts.
+    pub(super) processes: [Option<PeerProcess>; MAX_GATEWAYS],
     pub(super) has_peer_view: bool,
     pub(super) rounds: SyncRounds,
     pub(super) table: Table,
@@ -98,19 +105,29 @@ fn release_timeout(ttl: Duration) -> u64 {
     policy_release_timeout(ttl).as_millis() as u64
 }
 
+fn new_group(name: &Arc<str>, index: usize, succession: &Succession) -> GroupState {
+    let mut group = GroupState::new(name.clone(), Some(address(index)), MembershipSource::Server);
+    group.set_claim(succession.claim.clone());
+    group
+}
+
+/// The members that a gateway publishes to its engine before it knows any view.
+fn members_at_start(mut group: GroupState, policy: &ModelPolicy, env: &Env) -> MembersSpec {
+    group.set_policy(&policy.peers, &"".into(), env.instant());
+    group.spec(env.instant(), env.tick())
+}
+
 impl Process {
     pub(super) fn start(
         (index, name): (usize, Arc<str>),
         (incarnation, predecessor): (u64, Option<u64>),
         (policy, rollout): (Rc<ModelPolicy>, u64),
+        left: Left,
         env: &mut Env,
     ) -> Self {
-        let new_group = || GroupState::new(name.clone(), Some(address(index)), MembershipSource::Server);
-        let published = {
-            let mut group = new_group();
-            group.set_policy(&policy.peers, &"".into(), env.instant());
-            group.spec(env.instant(), env.tick())
-        };
+        let succession = Succession::new(&name, incarnation, left);
+        let new_group = || new_group(&name, index, &succession);
+        let published = members_at_start(new_group(), &policy, env);
         let mut engine = Engine::new();
         engine.set_policy(&policy);
         engine.set_members(&published);
@@ -140,6 +157,7 @@ impl Process {
             active_since: 0,
             peer_view: Arc::default(),
             peers: [const { None }; MAX_GATEWAYS],
+            processes: [const { None }; MAX_GATEWAYS],
             has_peer_view: false,
             rounds: SyncRounds::default(),
             table: Table::default(),
@@ -155,6 +173,8 @@ impl Process {
             name,
             incarnation,
             predecessor,
+            started: env.tick(),
+            succession,
             policy,
             rollout,
         };
@@ -171,10 +191,6 @@ impl Process {
 
     pub(super) fn stream_number(&self) -> u32 {
         self.stream.number
-    }
-
-    pub(super) fn fingerprint(&self) -> [u8; 32] {
-        [self.incarnation as u8; 32]
     }
 
     /// Whether workers may open sessions in a shard: some of them may use the latest snapshot already.
@@ -273,6 +289,7 @@ impl Process {
         self.awaited_since = self.awaited_since.or(Some(env.now)).filter(|_| self.latest.awaits_release);
         self.group.set_status(&self.status, now);
         self.group.set_links(self.peer_states());
+        self.leave_membership(env);
         for peer in self.group.sync_targets(now) {
             self.request_sync(index_of(&peer), env);
         }
@@ -285,6 +302,10 @@ impl Process {
         {
             (self.lease.until, self.lease.promised_by) = (until, Some(self.status.view.clone()));
             env.count(Class::PeerLease);
+            let named = self.status.view.member(&self.name).map(|member| member.incarnation);
+            if named != Some(self.incarnation) {
+                env.count(Class::SuccessorLease);
+            }
         }
         let spec = self.group.spec(now, env.tick());
         if self.group.give_up_refused_drain().is_some() {

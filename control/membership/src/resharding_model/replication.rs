@@ -13,11 +13,12 @@ use super::frames;
 use super::policies::{MAX_GATEWAYS, SHARDS, index_of};
 use super::process::{Outgoing, Process, Sent};
 use super::table::Record;
-use crate::MembershipView;
 use crate::group_state::{PeerState, ReceivedEcho};
 use crate::replication::receive_state::ReceiveState;
 use crate::replication::send_state::{ChunkRequest, SendState};
 use crate::replication::{NumberedFrame, Release};
+use crate::succession::PeerProcess;
+use crate::{Fingerprint, MembershipView};
 
 /// A peer with an older view than ours for this many heartbeats is sent ours.
 const STALE_VIEW_HEARTBEATS: u32 = 3;
@@ -28,8 +29,9 @@ const VIEW_TIMEOUT: u64 = 5000;
 #[derive(Clone, Debug)]
 pub(super) struct Peer {
     pub(super) outbound: SendState,
-    /// The peer's process at the last link.
+    /// The peer's process at the last link, and its certificate.
     pub(super) incarnation: Option<u64>,
+    fingerprint: Option<Fingerprint>,
     pub(super) link: Option<usize>,
     pub(super) last_echo: Option<ReceivedEcho>,
     pub(super) echo_sent_at: Option<vipgate_dataplane::flow::time::Tick>,
@@ -60,6 +62,7 @@ impl Peer {
         Self {
             outbound: SendState::new(1, acknowledged_epoch, frames::encode),
             incarnation: None,
+            fingerprint: None,
             link: None,
             last_echo: None,
             echo_sent_at: None,
@@ -119,10 +122,14 @@ impl Process {
     pub(super) fn set_peer_view(&mut self, view: Arc<MembershipView>, env: &mut Env) {
         let acknowledged_epoch = if self.has_peer_view { 0 } else { self.used.replication_epoch() };
         self.has_peer_view |= view.number > 0;
+        self.set_named_processes(&view);
         let index = self.index;
         for at in (0..MAX_GATEWAYS).filter(|at| *at != index) {
             let member = view.members.iter().find(|member| index_of(&member.name) == at);
-            let is_same_process = |peer: &Peer| member.is_some_and(|it| peer.incarnation == Some(it.incarnation));
+            let current = self.processes[at].as_ref().map(PeerProcess::current);
+            let is_same_process = |peer: &Peer| {
+                peer.incarnation == current && member.is_some_and(|it| peer.fingerprint == it.fingerprint)
+            };
             if let Some(peer) = self.peer(at)
                 && !is_same_process(peer)
                 && let Some(link) = peer.link
@@ -140,18 +147,11 @@ impl Process {
         self.peer_view = view;
     }
 
-    /// Whether it would link with a process of another gateway.
-    pub(super) fn expects(&self, other: &Self) -> bool {
-        self.peer_view.member(&other.name).is_some_and(|member| {
-            member.incarnation == other.incarnation && member.fingerprint == Some(other.fingerprint())
-        })
-    }
-
     pub(super) fn is_linked(&self, peer: usize) -> bool {
         self.peers[peer].as_ref().is_some_and(|peer| peer.link.is_some())
     }
 
-    pub(super) fn link_up(&mut self, other: (usize, u64), link: usize) {
+    pub(super) fn link_up(&mut self, other: (usize, u64), certificate: Fingerprint, link: usize) {
         let (rounds, name) = (self.rounds.clone(), self.peer_view.members.iter());
         let name = name.map(|member| member.name.clone()).find(|name| index_of(name) == other.0);
         let (Some(peer), Some(name)) = (self.peers[other.0].as_deref_mut(), name) else { return };
@@ -159,7 +159,7 @@ impl Process {
             peer.outbound.peer_restarted();
         }
         peer.outbound.link_up();
-        peer.link = Some(link);
+        (peer.fingerprint, peer.link) = (Some(certificate), Some(link));
         peer.inbound = Some(ReceiveState::new(name, rounds));
         peer.inbox.clear();
         (peer.waits_since, peer.is_in_sync_from) = (None, false);
@@ -214,10 +214,9 @@ impl Process {
         env: &mut Env,
     ) {
         let (own_view, promised) = (self.peer_view.clone(), self.group.view().clone());
-        let is_active = promised.members.iter().any(|it| it.serving && index_of(&it.name) == from);
-        let index = self.index;
+        let (index, is_promised) = (self.index, self.promise(from, env));
         let Some(peer) = self.peer(from) else { return };
-        if is_active {
+        if is_promised {
             peer.echo_sent_at = Some(env.tick());
             env.send_to_peer(link, index, Message::Echo { sent, view: promised.number });
         }

@@ -22,6 +22,8 @@ pub(super) enum Step {
     Crash(usize, bool),
     /// A process starts; whether it knows the secret of the previous one.
     Restart(usize, bool),
+    /// A process dies and the next one starts after this many milliseconds, while the server is away for so long.
+    Succession(usize, u16, u16),
     /// A process is suspended.
     Suspend(usize, u16),
     /// An operator drains a gateway, or ends that.
@@ -157,7 +159,8 @@ fn step(random: &mut Random, gateways: usize, placements: &[Placement], current:
     let at = random.below(count) as usize;
     let other = (at + 1 + random.below(count - 1) as usize) % gateways;
     match random.below(100) {
-        0..22 => Step::Advance(1 + random.below(60) as u16),
+        0..21 => Step::Advance(1 + random.below(60) as u16),
+        21 => Step::Succession(at, random.below(700) as u16, 500 + random.below(4000) as u16),
         22..34 => Step::Advance(60 + random.below(300) as u16),
         34..36 => Step::Advance(600 + random.below(900) as u16),
         36..56 => Step::Open(at, random.below(SHARDS as u64) as usize),

@@ -11,7 +11,9 @@ use super::policies::{MAX_GATEWAYS, ModelPolicy, Placement, Policies, SHARDS};
 use super::process::Process;
 use super::server::Server;
 use super::steps::Step;
+use super::succession::Left;
 use super::table::State;
+use crate::succession::ClaimRefusal;
 
 /// A session that was opened.
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +42,8 @@ pub(super) struct World {
     incarnations: [u64; MAX_GATEWAYS],
     /// The policy that each gateway has on disk.
     cached: Vec<(Rc<ModelPolicy>, u64)>,
+    /// What the last process of each gateway has left.
+    left: Vec<Left>,
     pub(super) sessions: Vec<Session>,
     /// How long sessions wait for their first record.
     record_age: u64,
@@ -64,6 +68,7 @@ impl World {
             processes: (0..gateways).map(|_| None).collect(),
             incarnations: [0; MAX_GATEWAYS],
             cached: vec![(policy, 0); gateways],
+            left: vec![Left::default(); gateways],
             sessions: Vec::new(),
             record_age: 0,
             tainted: [false; SHARDS],
@@ -97,8 +102,13 @@ impl World {
         if self.incarnations[at] > 1 {
             self.env.count(Class::Restarted);
         }
-        let process =
-            Process::start((at, name), (self.incarnations[at], predecessor), (policy, rollout), &mut self.env);
+        // Who doesn't know the secret is on another host, or was started after a reboot.
+        let left = if knows_secret { self.left[at].clone() } else { Left::default() };
+        let ids = (self.incarnations[at], predecessor);
+        let process = Process::start((at, name), ids, (policy, rollout), left, &mut self.env);
+        if process.is_second_successor() {
+            self.env.count(Class::SucceededTwice);
+        }
         self.env.suspended_until[at] = self.env.now;
         if self.server.rollout > rollout {
             let delay = 5 + self.env.delay(Delay::Server);
@@ -138,6 +148,7 @@ impl World {
         self.env.count(Class::Crashed);
         self.excuse_sessions_of(&process);
         self.cached[at] = (process.policy.clone(), process.rollout);
+        self.left[at] = process.succession.left(&process.name, self.env.now);
         let (from, incarnation) = process.id();
         for other in (0..self.processes.len()).filter(|other| *other != at) {
             self.env.break_links(at, other, Some(incarnation));
@@ -280,6 +291,9 @@ impl World {
     /// Connects a gateway to those with higher numbers, as far as it isn't.
     fn dial(&mut self, from: usize) {
         for to in from + 1..self.processes.len() {
+            if self.env.paths[from][to] {
+                self.count_refusal(from, to);
+            }
             if self.can_link(from, to) && self.processes[from].as_ref().is_some_and(|it| !it.is_linked(to)) {
                 let at = self.env.now + self.env.delay(Delay::Link);
                 self.env.schedule(at, Input::Connect(from, to));
@@ -292,6 +306,14 @@ impl World {
         self.env.paths[a][b] && one.expects(other) && other.expects(one)
     }
 
+    fn count_refusal(&mut self, a: usize, b: usize) {
+        let (Some(one), Some(other)) = (&self.processes[a], &self.processes[b]) else { return };
+        let refusals = [one.refusal(other), other.refusal(one)];
+        if refusals.contains(&Some(ClaimRefusal::PredecessorLinked)) {
+            self.env.count(Class::PredecessorLinked);
+        }
+    }
+
     fn connect(&mut self, a: usize, b: usize) {
         let is_suspended = |at: usize| self.env.suspended_until[at] > self.env.now;
         if !self.can_link(a, b) || is_suspended(a) || is_suspended(b) {
@@ -302,8 +324,11 @@ impl World {
         }
         let Ok([Some(one), Some(other)]) = self.processes.get_disjoint_mut([a, b]) else { return };
         let link = self.env.open_link([one.id(), other.id()]);
-        one.link_up(other.id(), link);
-        other.link_up(one.id(), link);
+        let certificates = [one.presented(), other.presented()];
+        one.accept(other.id(), &mut self.env);
+        other.accept(one.id(), &mut self.env);
+        one.link_up(other.id(), certificates[1], link);
+        other.link_up(one.id(), certificates[0], link);
         for process in [one, other] {
             process.replicate(&mut self.env);
             process.update(&mut self.env);
@@ -327,6 +352,12 @@ impl World {
             Step::Policy(placement, delays) => self.set_policy(placement, delays),
             Step::Crash(at, is_detected) => self.crash(at, is_detected),
             Step::Restart(at, knows_secret) => self.restart(at, knows_secret),
+            Step::Succession(at, away, server_away) => {
+                self.stop_server(server_away.into());
+                self.crash(at, false);
+                self.advance(away.into());
+                self.restart(at, true);
+            }
             Step::Suspend(at, duration) => {
                 if self.processes[at].is_some() {
                     self.env.count(Class::Suspended);
@@ -349,14 +380,16 @@ impl World {
                 self.env.drop_server_messages(Some(at));
             }
             Step::HealServer(at) => self.env.server_paths[at] = true,
-            Step::RestartServer(duration) => {
-                if self.env.is_server_up {
-                    let starts_at = self.env.now + u64::from(duration);
-                    self.server.stop(starts_at, self.incarnations, &mut self.env);
-                }
-            }
+            Step::RestartServer(duration) => self.stop_server(duration.into()),
         }
         self.check();
+    }
+
+    fn stop_server(&mut self, duration: u64) {
+        if self.env.is_server_up {
+            let starts_at = self.env.now + duration;
+            self.server.stop(starts_at, self.incarnations, &mut self.env);
+        }
     }
 
     fn change(&mut self, at: usize, change: impl FnOnce(&mut Process)) {

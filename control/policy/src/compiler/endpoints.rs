@@ -200,7 +200,7 @@ fn precedence(winner: &Claim<'_>, loser: &Claim<'_>) -> &'static str {
         () if winner.rank != loser.rank => winner.rank.precedence_reason(loser.rank, !winner.namespace.is_empty()),
         () if winner.created.is_some() && loser.created.is_none() => "the other policy has no creationTimestamp",
         () if winner.created != loser.created => "it is older",
-        () => "same age, and its name sorts first",
+        () => "same age, and it sorts first by namespace, then name",
     }
 }
 

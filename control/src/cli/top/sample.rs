@@ -55,9 +55,9 @@ impl ViewState {
     /// Adds a sample.
     pub(super) fn add(&mut self, sample: Sample) {
         self.error = None;
-        // Counters of another process start at zero.
-        let is_same = self.current.as_ref().is_some_and(|now| now.status.pid == sample.status.pid);
-        self.previous = self.current.take().filter(|_| is_same);
+        // Counters of another process start at zero, and before the initial policy no worker counts anything.
+        let is_comparable = |now: &Sample| now.status.pid == sample.status.pid && !now.status.workers.is_empty();
+        self.previous = self.current.take().filter(is_comparable);
         self.current = Some(sample);
         if let Some(rate) = self.rate(Sample::packets) {
             self.history.push_back(rate);
@@ -67,7 +67,7 @@ impl ViewState {
         }
     }
 
-    /// Increase per second; `None` before the second sample.
+    /// Increase per second; `None` before the second sample with workers.
     pub(super) fn rate(&self, of: impl Fn(&Sample) -> u64) -> Option<u64> {
         let (now, before) = (self.current.as_ref()?, self.previous.as_ref()?);
         let seconds = now.at.duration_since(before.at).as_secs_f64();
@@ -111,5 +111,47 @@ impl ViewState {
     /// Drops per second for a reason.
     pub(super) fn drop_rate(&self, reason: &str) -> Option<u64> {
         self.rate(|sample| sample.drops.drops.iter().find(|drop| drop.reason == reason).map_or(0, |drop| drop.packets))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::admin::proto::WorkerStatus;
+
+    #[test]
+    fn rates_are_absent_before_the_second_sample_with_workers() {
+        let start = Instant::now();
+        let sample = |seconds, pid, packets: Option<u64>| {
+            let of_worker = |count| WorkerStatus {
+                packets: [("egress".to_owned(), count)].into(),
+                sessions_created: count,
+                ..WorkerStatus::default()
+            };
+            let workers = packets.map(of_worker).into_iter().collect();
+            Sample {
+                at: start + Duration::from_secs(seconds),
+                status: StatusReply { pid, workers, ..StatusReply::default() },
+                drops: DropsReply::default(),
+                vips: VipsReply::default(),
+            }
+        };
+        let mut board = ViewState::default();
+        // Two without a policy, two with workers, and one of the next process.
+        for (seconds, pid, packets, expected) in [
+            (0, 1, None, None),
+            (1, 1, None, None),
+            (2, 1, Some(900), None),
+            (3, 1, Some(1000), Some(100)),
+            (4, 2, Some(50), None),
+        ] {
+            board.add(sample(seconds, pid, packets));
+            assert_eq!(board.direction_rates("egress").map(|(packets, _)| packets), expected, "at {seconds} s");
+            assert_eq!(board.session_rates().map(|(opened, _)| opened), expected, "at {seconds} s");
+            assert_eq!(board.drop_rate("ttl").is_some(), expected.is_some(), "at {seconds} s");
+        }
+        assert_eq!(board.history, [100]);
     }
 }

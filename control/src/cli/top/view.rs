@@ -150,25 +150,25 @@ fn drops(frame: &mut Frame<'_>, area: Rect, board: &ViewState, now: &Sample) {
         Line::from(format!("{opened} opened/s, {ended} ended/s")),
     ];
     frame.render_widget(Paragraph::new(lines).block(frame_of("sessions ")), parts[0]);
-    let mut reasons: Vec<(u64, &Drop)> = now
+    let mut reasons: Vec<(Option<u64>, &Drop)> = now
         .drops
         .drops
         .iter()
         .filter(|drop| drop.packets > 0)
-        .map(|drop| (board.drop_rate(&drop.reason).unwrap_or(0), drop))
+        .map(|drop| (board.drop_rate(&drop.reason), drop))
         .collect();
     reasons.sort_by_key(|(rate, drop)| std::cmp::Reverse((*rate, drop.packets)));
     let rows = reasons.iter().map(|(rate, drop)| {
         let last = drop.last.as_ref().map(|last| format!("{} {} -> {}", last.protocol, last.source, last.destination));
         // Other reasons are intentional drops.
         let style = match *rate {
-            0 => Style::new(),
+            None | Some(0) => Style::new(),
             _ if is_ring_loss(drop) => Style::new().fg(Color::Red),
             _ => Style::new().fg(Color::Yellow),
         };
         Row::new([
             Cell::from(drop.reason.clone()),
-            right(short(*rate)),
+            right(rate.map_or("-".to_owned(), short)),
             right(short(drop.packets)),
             Cell::from(sanitize(&last.unwrap_or_default())),
         ])

@@ -1,6 +1,6 @@
 //! Tunnel authentication: derives tag keys from the public keys in the membership view. Once a gateway has published a
 //! key, its packets must carry tags. After its restart, the key of its previous process is accepted, too, until all
-//! gateways have the new view.
+//! gateways have the new view; while the view still has that key, this gateway uses what its predecessor has left.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,6 +18,8 @@ use crate::peer::{TagKeys, TunnelEnd, TunnelKey, TunnelSecret};
 pub(super) struct TunnelAuthentication {
     mode: PeerAuthentication,
     own: Option<TunnelSecret>,
+    /// The predecessor's.
+    inherited: Option<TunnelSecret>,
     peers: BTreeMap<Arc<str>, PeerKeys>,
 }
 
@@ -25,6 +27,8 @@ pub(super) struct TunnelAuthentication {
 #[derive(Debug)]
 struct PeerKeys {
     incarnation: u64,
+    /// This gateway's public key.
+    own: TunnelKey,
     /// The public key and the tag keys derived from it. `None`: no key was published; no tag keys: the public key is
     /// invalid.
     key: Option<(TunnelKey, Option<TagKeys>)>,
@@ -34,24 +38,32 @@ struct PeerKeys {
 
 impl TunnelAuthentication {
     pub(super) fn new(mode: PeerAuthentication, own: Option<TunnelSecret>) -> Self {
-        Self { mode, own, peers: BTreeMap::new() }
+        Self { mode, own, inherited: None, peers: BTreeMap::new() }
+    }
+
+    /// The same with the key of a predecessor.
+    pub(super) fn with_inherited(self, inherited: Option<TunnelSecret>) -> Self {
+        Self { inherited, ..self }
     }
 
     /// Updates the keys from a view. After `ttl`, no gateway uses the previous view any more.
     pub(super) fn update(&mut self, name: &str, view: &MembershipView, now: Instant, ttl: Duration) {
-        let Some(own) = &self.own else { return };
+        let named = view.member(name).and_then(|this| this.tunnel_key);
+        let inherited = self.inherited.as_ref().filter(|secret| Some(*secret.public()) == named);
+        let Some(own) = inherited.or(self.own.as_ref()) else { return };
         self.peers.retain(|peer, _| view.member(peer).is_some());
         // Peers can't create tags before they know this gateway's key, so none are required until the view contains it.
-        let is_published = view.member(name).is_some_and(|this| this.tunnel_key == Some(*own.public()));
+        let is_published = named == Some(*own.public());
         for member in view.members.iter().filter(|member| *member.name != *name && member.incarnation != 0) {
             let known = self.peers.get(&member.name);
             let key = member.tunnel_key.filter(|_| is_published);
-            if known.is_some_and(|it| it.matches(member.incarnation, key)) {
+            if known.is_some_and(|it| it.own == *own.public() && it.matches(member.incarnation, key)) {
                 continue;
             }
             let key = key.map(|key| (key, own.derive_tag_keys(name, TunnelEnd { name: &member.name, key: &key })));
             let previous = known.and_then(PeerKeys::tag_keys).map(|keys| (keys.receive_key, now + ttl));
-            self.peers.insert(member.name.clone(), PeerKeys { incarnation: member.incarnation, key, previous });
+            let (incarnation, own) = (member.incarnation, *own.public());
+            self.peers.insert(member.name.clone(), PeerKeys { incarnation, own, key, previous });
         }
     }
 
@@ -154,6 +166,31 @@ mod tests {
         assert_eq!(tunnels.for_peer("b", now + TTL), last);
         tunnels.update("a", &view(&[("a", 1, Some(own))]), now, TTL);
         assert_eq!(tunnels.for_peer("b", now), Authentication::Rejected, "removed from policy");
+    }
+
+    #[test]
+    fn a_predecessors_key_is_used_while_the_view_has_it() {
+        let (predecessor, own, other) =
+            (TunnelSecret::new([1; 32]), TunnelSecret::new([2; 32]), TunnelSecret::new([3; 32]));
+        let (former, named, peer) = (*predecessor.public(), *own.public(), *other.public());
+        let mut tunnels =
+            TunnelAuthentication::new(PeerAuthentication::Required, Some(own)).with_inherited(Some(predecessor));
+        let now = Instant::now();
+        tunnels.update("a", &view(&[("a", 1, Some(former)), ("b", 7, Some(peer))]), now, TTL);
+        let before = at_b(&other, &former);
+        let only = Authentication::Tagged {
+            transmit_key: before.receive_key,
+            receive_keys: [Some(before.transmit_key), None],
+        };
+        assert_eq!(tunnels.for_peer("b", now), only);
+        // The server names this process.
+        tunnels.update("a", &view(&[("a", 2, Some(named)), ("b", 7, Some(peer))]), now, TTL);
+        let after = at_b(&other, &named);
+        let both = Authentication::Tagged {
+            transmit_key: after.receive_key,
+            receive_keys: [Some(after.transmit_key), Some(before.transmit_key)],
+        };
+        assert_eq!(tunnels.for_peer("b", now), both);
     }
 
     #[test]

@@ -21,6 +21,7 @@ use vipgate_dataplane::session::persistence::Identity;
 use vipgate_dataplane::session::timeout::Timeouts;
 use vipgate_mem::{Region, RegionError, RegionLock, StorageError};
 
+use super::directory::is_full;
 use super::{all_files, lock_region, worker_file};
 use crate::command_error::CommandError;
 
@@ -264,12 +265,13 @@ fn is_no_space(error: &MigrateError) -> bool {
         MigrateError::Region(error) | MigrateError::Storage(StorageError::Region(error)) => {
             matches!(error, RegionError::NoSpace { .. })
         }
-        MigrateError::Storage(StorageError::Memory(_)) | MigrateError::Directory { .. } => false,
+        MigrateError::Directory { source, .. } => is_full(source),
+        MigrateError::Storage(StorageError::Memory(_)) => false,
     }
 }
 
 /// The worker files in a directory, sorted; none if the directory doesn't exist.
-fn worker_files(directory: &Path) -> Vec<PathBuf> {
+pub(super) fn worker_files(directory: &Path) -> Vec<PathBuf> {
     let is_worker = |path: &PathBuf| {
         path.is_file() && path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("worker-"))
     };

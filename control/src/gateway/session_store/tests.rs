@@ -121,3 +121,34 @@ fn matching_unreadable_and_locked_files_are_not_changed() {
     assert!(error.is_in_use(), "{error}");
     drop(held);
 }
+
+#[test]
+fn one_process_at_a_time_has_the_lock_of_a_directory() {
+    let directory = TempDir::new().unwrap();
+    let lock = lock_directory(directory.path(), Duration::ZERO).unwrap();
+    assert!(lock_directory(directory.path(), Duration::ZERO).is_none());
+    let exiting = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(50));
+        drop(lock);
+    });
+    assert!(lock_directory(directory.path(), LOCK_TIMEOUT).is_some(), "a process that is exiting is waited for");
+    exiting.join().unwrap();
+}
+
+#[test]
+fn files_have_the_origin_of_their_directory_and_boot() {
+    let (one, other) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let origin = |directory: &TempDir, boot, in_use| {
+        let directory = Some(directory.path().to_owned());
+        let lock = directory.as_deref().and_then(|directory| lock_directory(directory, Duration::ZERO));
+        let (locks, in_memory) = (Vec::new(), Vec::new());
+        SessionStore { directory, lock, boot, workers: 1, locks, in_use, in_memory }.origin()
+    };
+    let first = origin(&one, BOOT, false);
+    assert!(first.is_some() && origin(&one, BOOT, false) == first, "also of the next process");
+    assert_ne!(origin(&other, BOOT, false), first, "a copy");
+    assert_ne!(origin(&one, [4; 16], false), first, "of before the last boot");
+    assert_eq!(origin(&one, BOOT, true), None, "another process uses the tables");
+    let _running = lock_directory(one.path(), Duration::ZERO);
+    assert_eq!(origin(&one, BOOT, false), None, "another process is running");
+}

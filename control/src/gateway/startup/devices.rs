@@ -17,8 +17,9 @@ use vipgate_xdp::steering::{Steering, SteeringError};
 
 use crate::command_error::CommandError;
 use crate::config::{self, Config};
+use crate::gateway::interface_lock::InterfaceLocks;
 use crate::gateway::steering_tables;
-use crate::gateway::tracking::{Tracking, TrackingConfig};
+use crate::gateway::tracking::{AttachedInterface, Tracking, TrackingConfig};
 use crate::kernel::Network;
 use crate::state::SocketStatus;
 
@@ -28,6 +29,10 @@ pub(super) struct SteeredInterfaces {
     pub(super) steering: Arc<Mutex<Steering>>,
     /// XDP mode of each interface; empty: the program isn't attached, and nothing is captured.
     pub(super) modes: Vec<Mode>,
+    /// Whether each interface has the tc guard.
+    guards: Vec<bool>,
+    /// From before the first socket is opened, so that `vipgate detach` removes nothing that is in use.
+    pub(super) locks: InterfaceLocks,
     /// All-multicast memberships of the outside interfaces.
     pub(super) multicast: Vec<AllMulticast>,
 }
@@ -40,9 +45,10 @@ impl SteeredInterfaces {
         workers: usize,
         frames: FrameLayout,
     ) -> Result<(Self, Vec<XdpDevice>), CommandError> {
+        let locks = InterfaceLocks::acquire(&nics)?;
         let (steering, devices) = open_devices(config, &nics, workers, frames)?;
         let (steering, multicast) = (Arc::new(Mutex::new(steering)), join_multicast(config, &nics));
-        Ok((Self { nics, steering, modes: Vec::new(), multicast }, devices))
+        Ok((Self { nics, steering, modes: Vec::new(), guards: Vec::new(), locks, multicast }, devices))
     }
 
     fn steering(&self) -> MutexGuard<'_, Steering> {
@@ -67,19 +73,26 @@ impl SteeredInterfaces {
     /// Attaches the steering program, if it isn't attached yet: from here on, packets are captured.
     pub(super) fn attach(&mut self, config: &Config) -> Result<(), CommandError> {
         if self.modes.is_empty() {
-            let modes = attach_steering(config, &self.nics, &mut self.steering())?;
-            self.modes = modes;
+            let (modes, guards) = attach_steering(config, &self.nics, &mut self.steering())?;
+            (self.modes, self.guards) = (modes, guards);
         }
         Ok(())
     }
 
     /// Starts to track interfaces, next hops and the steering program.
     pub(super) fn track(&self, config: &Config, network: &Network) -> Tracking {
+        let attached = self.nics.iter().zip(&self.modes).zip(&self.guards);
+        let interfaces = attached.map(|((nic, mode), has_guard)| AttachedInterface {
+            nic: nic.clone(),
+            mode: *mode,
+            has_guard: *has_guard,
+        });
         Tracking::new(TrackingConfig {
             network,
-            nics: self.nics.clone(),
-            modes: self.modes.clone(),
+            interfaces: interfaces.collect(),
             on_exit: on_exit(config),
+            // By default, there are as many workers as queues.
+            min_queues: config.workers.cores.as_ref().map_or(1, Vec::len),
             steering: self.steering.clone(),
             health: config.health.clone(),
         })
@@ -117,15 +130,19 @@ fn open_devices(
     Ok((steering, devices))
 }
 
-fn attach_steering(config: &Config, nics: &[Nic], steering: &mut Steering) -> Result<Vec<Mode>, CommandError> {
+/// Attaches the steering program and the tc guard. Returns the mode of each interface, and whether it has the guard.
+fn attach_steering(
+    config: &Config,
+    nics: &[Nic],
+    steering: &mut Steering,
+) -> Result<(Vec<Mode>, Vec<bool>), CommandError> {
     let mode = match config.xdp.mode {
         config::XdpMode::Auto => ModePreference::Auto,
         config::XdpMode::Native => ModePreference::Native,
         config::XdpMode::Generic => ModePreference::Generic,
     };
     let modes = attach::attach(steering, nics, mode, on_exit(config)).map_err(CommandError::runtime)?;
-    install_guard(config, nics, steering);
-    Ok(modes)
+    Ok((modes, install_guard(config, nics, steering)))
 }
 
 /// What happens to captured traffic when the process ends.
@@ -138,22 +155,24 @@ pub(super) fn on_exit(config: &Config) -> OnExit {
 
 /// Installs the tc guard, which drops captured traffic if the XDP program is detached. Not with `on_exit: pass`, where
 /// traffic must pass whenever the process ends; there a BPF link holds the steering program, which isn't detached by
-/// accident.
-fn install_guard(config: &Config, nics: &[Nic], steering: &mut Steering) {
-    for nic in nics {
+/// accident. Returns whether each interface has it: a kernel without it is one on which the gateway runs, too.
+fn install_guard(config: &Config, nics: &[Nic], steering: &mut Steering) -> Vec<bool> {
+    let guards = nics.iter().map(|nic| {
         let outcome = match on_exit(config) {
-            OnExit::Drop => guard::install(steering, nic),
-            OnExit::Pass => guard::remove(nic).map(drop),
+            OnExit::Drop => guard::install(steering, nic).map(|()| true),
+            OnExit::Pass => guard::remove(nic).map(|_| false),
         };
-        if let Err(error) = outcome {
+        outcome.unwrap_or_else(|error| {
             tracing::warn!(
                 event = "guard",
                 interface = nic.name,
                 %error,
                 "cannot install the tc guard: while the XDP program is detached, the kernel forwards its traffic"
             );
-        }
-    }
+            false
+        })
+    });
+    guards.collect()
 }
 
 /// A socket of a device: interface, queue, file descriptor, zero copy.

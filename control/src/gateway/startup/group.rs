@@ -1,4 +1,4 @@
-//! Startup of the group of gateways: membership client, peer links, tunnel keys.
+//! Startup of the group of gateways: membership client, peer links, and what the previous process has left.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -6,11 +6,12 @@ use std::sync::Arc;
 use super::engine::Shared;
 use crate::command_error::CommandError;
 use crate::config::{Config, Overlay, PolicySource};
-use crate::gateway::group::{Group, PeerLinks, ReplicationWorkers};
+use crate::gateway::group::{Group, PeerLinks, Process, ReplicationWorkers};
 use crate::gateway::process_secret;
-use crate::gateway::session_store::SessionStore;
-use crate::heartbeat::HeartbeatClient;
-use crate::peer::{self, Identity, Peers, TunnelSecret};
+use crate::gateway::session_store::{MEMBERSHIP, SessionStore, path_beside};
+use crate::gateway::succession::{self, Inheritance};
+use crate::heartbeat::{FormerMembership, HeartbeatClient};
+use crate::peer::{self, Peers};
 use crate::state::GatewayState;
 use crate::state::lease::GroupLease;
 use crate::{clock, heartbeat};
@@ -30,26 +31,30 @@ pub(super) fn join(
     let incarnation = secret.incarnation();
     // If the previous process is still running, its secret stays with it.
     let predecessor = if store.is_in_use() { None } else { process_secret::exchange(config, &secret) };
-    let identity = Identity::generate().map_err(CommandError::runtime)?;
-    let tunnel_secret = TunnelSecret::generate().map_err(CommandError::runtime)?;
+    let file = path_beside(config, MEMBERSHIP).zip(store.origin());
+    let Inheritance { claim, identities, tunnel_secrets, membership, writer } =
+        succession::inherit(file, &name, incarnation)?;
     let plan = heartbeat::ClientConfig {
         name: name.clone(),
         secret,
         predecessor,
         server: server.clone(),
-        fingerprint: identity.fingerprint().0,
-        tunnel_key: *tunnel_secret.public(),
+        fingerprint: identities.own().fingerprint().0,
+        tunnel_key: *tunnel_secrets.own.public(),
         peer: config.peer_tunnel_endpoint(),
         overlay: config.overlay.map(Overlay::tunnel_endpoint),
+        former: membership.as_ref().map(|left| FormerMembership { view: left.view.clone(), ttl: left.ttl }),
         lease: lease.clone(),
     };
+    let process = Process { claim: claim.clone(), tunnel_secrets, writer };
     let links = match &config.peer {
         None => None,
         Some(peer) => {
             let (peers, events) = Peers::start(peer::PeerConfig {
                 name,
-                incarnation,
-                identity,
+                claim,
+                identities,
+                successors: membership.map(|left| left.successors).unwrap_or_default(),
                 listen: SocketAddr::new(peer.address, peer.port),
                 heartbeat: peer.heartbeat,
                 versions: peer::PROTOCOL_VERSIONS,
@@ -64,5 +69,5 @@ pub(super) fn join(
         }
     };
     let (client, handle) = HeartbeatClient::open(plan);
-    Ok(Group::new(config, lease, Some((handle, tokio::spawn(client.run()))), links, Some(tunnel_secret)))
+    Ok(Group::new(config, lease, Some((handle, tokio::spawn(client.run()))), links, Some(process)))
 }

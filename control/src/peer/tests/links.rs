@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::membership::succession::KnownSuccessor;
 use crate::peer::tests::testbed::{Gateway, membership_view, set_view, wait_until};
-use crate::peer::{LinkError, PeerEvent, PeerView};
+use crate::peer::{LinkError, PeerEvent, PeerMember, PeerView};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn three_gateways_link_in_pairs_and_echo_heartbeats() {
@@ -95,6 +96,59 @@ async fn a_new_process_of_a_gateway_replaces_the_link_once_the_view_has_its_inca
     b.wait_until("a", "linked to the new process", |peer| peer.linked && peer.since != since).await;
     next.wait_until("b", "linked", |peer| peer.linked).await;
     wait_until("the first process is rejected", || !a.status("b").linked).await;
+}
+
+fn view(number: u64, members: [&PeerMember; 2]) -> Arc<PeerView> {
+    let members = members.map(PeerMember::clone).into();
+    Arc::new(PeerView { number, members, membership: membership_view(number) })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restarted_process_takes_its_place_without_a_view_once_the_former_one_has_ended() {
+    const LEASE: Duration = Duration::from_millis(400);
+    let (a, b) = (Gateway::new("a"), Gateway::new("b"));
+    b.peers.set_lease_duration(LEASE);
+    set_view(1, &[&a, &b]);
+    b.wait_until("a", "echoed", |peer| peer.linked && peer.echo_sent_at.is_some()).await;
+    let next = Gateway::successor(&a, 8, &[7]);
+    next.peers.set_view(&view(1, [&a.member, &b.member]));
+    let is_refused = |reason: &LinkError| matches!(reason, LinkError::ClosedByPeer(text) if text.contains("linked"));
+    next.wait_until("b", "refused", |peer| peer.last_failure.as_ref().is_some_and(is_refused)).await;
+    assert_eq!(b.status("a").successor, None);
+
+    drop(a.peers);
+    let status = b.wait_until("a", "succeeded", |peer| peer.linked && peer.successor.is_some()).await;
+    assert_eq!(status.successor, Some(KnownSuccessor { named: 7, successor: 8 }));
+    // What was promised to the former process has expired when the next one is promised something.
+    let promised = next.wait_until("b", "promised", |peer| peer.last_echo.is_some()).await.last_echo.unwrap();
+    let age = promised.sent.since(status.echo_sent_at.unwrap());
+    assert!(age + 200 >= LEASE.as_millis() as u32, "{age} ms, of a heartbeat of the interval before");
+
+    // The policy server names it, with its own certificate.
+    let named = view(2, [&next.member, &b.member]);
+    for gateway in [&next, &b] {
+        gateway.peers.set_view(&named);
+    }
+    b.wait_until("a", "named", |peer| peer.linked && peer.successor.is_none() && peer.since != status.since).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restarted_process_is_accepted_by_the_gateway_that_connects_to_it() {
+    let (a, b) = (Gateway::new("a"), Gateway::new("b"));
+    a.peers.set_lease_duration(Duration::from_millis(100));
+    set_view(1, &[&a, &b]);
+    a.wait_until("b", "linked", |peer| peer.linked).await;
+    // The second one is the first that this peer learns of.
+    let third = Gateway::successor(&b, 9, &[7, 8]);
+    drop(b.peers);
+    let member = PeerMember { address: third.member.address, ..b.member };
+    let view = view(2, [&a.member, &member]);
+    for gateway in [&third, &a] {
+        gateway.peers.set_view(&view);
+    }
+    let status = a.wait_until("b", "succeeded", |peer| peer.linked && peer.successor.is_some()).await;
+    assert_eq!(status.successor, Some(KnownSuccessor { named: 7, successor: 9 }));
+    third.wait_until("a", "linked", |peer| peer.linked && peer.last_echo.is_some()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -16,10 +16,11 @@ use vipgate_dataplane::session::record::{DirectionRecord, FamilyRecord, RecordSt
 use vipgate_dataplane::worker::command::Command;
 
 use crate::membership;
+use crate::membership::succession::Claim;
 use crate::peer::identity::Fingerprint;
 use crate::peer::{
-    Identity, PROTOCOL_VERSIONS, PeerConfig, PeerEvent, PeerMember, PeerStatus, PeerView, Peers, ReplicationWaker,
-    Workers,
+    Identities, Identity, PROTOCOL_VERSIONS, PeerConfig, PeerEvent, PeerMember, PeerStatus, PeerView, Peers,
+    ReplicationWaker, Workers,
 };
 
 /// Session numbers per gateway: those of the second gateway start here.
@@ -177,6 +178,7 @@ impl Workers for MockWorkers {
                     match number(&record) {
                         (number, RecordState::Open) => table.standby.insert(number, round),
                         (number, RecordState::Ended) => table.standby.remove(&number),
+                        (_, RecordState::Affinity) => panic!("records of sessions only"),
                     };
                 }
                 reply.send(records).unwrap();
@@ -223,7 +225,10 @@ pub(super) struct Gateway {
     pub(super) peers: Peers,
     pub(super) events: mpsc::Receiver<PeerEvent>,
     pub(super) workers: Arc<MockWorkers>,
+    /// As the policy server would name it.
     pub(super) member: PeerMember,
+    /// Certificate and key of this process.
+    keys: (Vec<u8>, Vec<u8>),
 }
 
 impl Gateway {
@@ -232,14 +237,28 @@ impl Gateway {
     }
 
     pub(super) fn with_versions(name: &str, versions: (u32, u32)) -> Self {
+        Self::start(name, versions, Claim::new(7, Vec::new()), None)
+    }
+
+    /// Another process of a gateway, which has inherited its certificate.
+    pub(super) fn successor(of: &Self, incarnation: u64, predecessors: &[u64]) -> Self {
+        let (certificate, key) = of.keys.clone();
+        let inherited = Identity::load(certificate, key).unwrap();
+        let claim = Claim::new(incarnation, predecessors.to_vec());
+        Self::start(&of.member.name, PROTOCOL_VERSIONS, claim, Some(inherited))
+    }
+
+    fn start(name: &str, versions: (u32, u32), claim: Claim, inherited: Option<Identity>) -> Self {
         let bell = Arc::new(ReplicationWaker::default());
         let tables = Arc::new(MockWorkers::new(2, &bell));
         let identity = Identity::generate().unwrap();
-        let fingerprint = Some(identity.fingerprint());
+        let (fingerprint, incarnation) = (Some(identity.fingerprint()), claim.incarnation);
+        let keys = (identity.certificate().to_vec(), identity.key().to_vec());
         let config = PeerConfig {
             name: name.into(),
-            incarnation: 7,
-            identity,
+            claim,
+            identities: Identities::new(identity, inherited),
+            successors: BTreeMap::new(),
             listen: "127.0.0.1:0".parse().unwrap(),
             heartbeat: Duration::from_millis(100),
             versions,
@@ -250,8 +269,8 @@ impl Gateway {
         };
         let (peers, events) = Peers::start(config).unwrap();
         let address = Some(peers.local_addr());
-        let member = PeerMember { name: name.into(), address, fingerprint, active: true, incarnation: 7 };
-        Self { peers, events, workers: tables, member }
+        let member = PeerMember { name: name.into(), address, fingerprint, active: true, incarnation };
+        Self { peers, events, workers: tables, member, keys }
     }
 
     /// The status of a peer.

@@ -29,7 +29,12 @@ async fn connect(identity: &Identity, gateway: &Gateway) -> std::io::Result<TlsS
 }
 
 fn hello(name: &str, incarnation: u64) -> Vec<u8> {
-    frame::encode(Kind::Hello(Hello { min: 1, max: 1, name: name.to_owned(), incarnation }))
+    successors_hello(name, incarnation, &[])
+}
+
+fn successors_hello(name: &str, incarnation: u64, predecessors: &[u64]) -> Vec<u8> {
+    let (name, predecessors) = (name.to_owned(), predecessors.to_vec());
+    frame::encode(Kind::Hello(Hello { min: 1, max: 1, name, incarnation, predecessors }))
 }
 
 /// A gateway "b" whose view pins this certificate for "a".
@@ -197,6 +202,8 @@ async fn invalid_frames_end_the_link_and_are_counted() {
 async fn name_and_incarnation_must_match_the_certificate() {
     assert!(matches!(error_after(false, &hello("c", 7)).await, LinkError::NameMismatch { .. }));
     assert_eq!(error_after(false, &hello("a", 8)).await, LinkError::IncarnationMismatch);
+    let other = successors_hello("a", 8, &[5, 6]);
+    assert_eq!(error_after(false, &other).await, LinkError::IncarnationMismatch, "it doesn't succeed the process 7");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -23,7 +23,7 @@ use vipgate::metric::Family;
 use vipgate::metrics::Monitored;
 use vipgate::metrics::definitions::{FRAMES, RING_LOSSES};
 use vipgate::state::group::GroupStatus;
-use vipgate::state::tracking::{InterfaceAttachment, TrackingStatus, XdpAttachment};
+use vipgate::state::tracking::{InterfaceAttachment, ProgramAttachment, TrackingStatus};
 use vipgate::state::{
     ControlCommand, DeviceStats, EngineHandle, GatewayState, ListenerConnections, PolicyStatus, RingDrops,
     SocketStatus, VipPlacement, WorkerHandle,
@@ -44,7 +44,7 @@ use vipgate_dataplane::policy::spec::{
 use vipgate_dataplane::replication::sender::ReplicationSender;
 use vipgate_dataplane::session::end_reason::EndReason;
 use vipgate_dataplane::session::query::{SessionFilter, SessionInfo, SessionState};
-use vipgate_dataplane::worker::command::Command;
+use vipgate_dataplane::worker::command::{Command, PortUsage};
 use vipgate_policy::compiler::Peer;
 
 /// Behavior of a mock worker.
@@ -62,8 +62,9 @@ pub enum Worker {
 fn tracking() -> TrackingStatus {
     let (id, name) = (InterfaceId(0), "gw-in".to_owned());
     let link = LinkStatus { id, name, ifindex: 2, role: Role::Inside, state: LinkState::Up, successor: None };
-    let capture = InterfaceAttachment { interface: "gw-in".to_owned(), state: XdpAttachment::Attached, detached: 0 };
-    TrackingStatus { interfaces: vec![link], attachments: vec![capture], ..TrackingStatus::default() }
+    let guard = Some(ProgramAttachment::default());
+    let attachment = InterfaceAttachment { interface: "gw-in".to_owned(), guard, ..InterfaceAttachment::default() };
+    TrackingStatus { interfaces: vec![link], attachments: vec![attachment], ..TrackingStatus::default() }
 }
 
 #[derive(Debug)]
@@ -327,6 +328,8 @@ fn work(worker: Worker, inbox: &Receiver<Command>) {
             }
             Command::Drops { chunk, reply } => drop(reply.try_send(chunk)),
             Command::Ports { mut chunk, reply } => {
+                let of_vip = |vip| PortUsage { vip, used: 1, sessions: sessions.len() as u32 };
+                chunk.records.extend(chunk.only.map(of_vip));
                 chunk.cursor = None;
                 let _ = reply.try_send(chunk);
             }

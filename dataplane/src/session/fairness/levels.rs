@@ -14,7 +14,7 @@ pub(super) struct Levels {
     /// With the current sessions.
     pub(super) now: u32,
     /// With one more session of a holder at, or just below, the level.
-    with_one_more: u32,
+    pub(super) with_one_more: u32,
 }
 
 impl Levels {

@@ -1,6 +1,6 @@
 //! Full parser: every kind of packet, with a reason for those that are dropped.
 
-use crate::flow::address::V6;
+use crate::flow::address::{Address, V6};
 use crate::flow::drop_reason::DropReason;
 use crate::flow::tunnel_metadata::HAIRPIN_SIDE;
 use crate::flow::tuple::Tuple;
@@ -102,7 +102,8 @@ fn parse_v4(
     })?;
     // A unicast packet in a multicast or broadcast frame is dropped (RFC 1122 section 3.3.6).
     (tuple.source, tuple.destination) = (header.source, header.destination);
-    if !is_to_our_mac || tuple.is_martian(to.hairpin) {
+    let may_be_health_check = is_segment_from_link(tuple, header.protocol, header.fragment);
+    if !is_to_our_mac || (tuple.is_martian(to.hairpin) && !may_be_health_check) {
         return Err(DropReason::Martian);
     }
     to.head.ttl = header.ttl;
@@ -134,13 +135,20 @@ fn parse_v6(
         return if is_neighbor_discovery { Ok(false) } else { Err(DropReason::NotOurs) };
     }
     (tuple.source, tuple.destination) = (header.source, header.destination);
-    if !is_to_our_mac || tuple.is_martian(to.hairpin) {
+    let may_be_health_check = is_segment_from_link(tuple, header.protocol, header.fragment);
+    if !is_to_our_mac || (tuple.is_martian(to.hairpin) && !may_be_health_check) {
         return Err(DropReason::Martian);
     }
     to.head.ttl = header.hop_limit;
     to.head.l4_offset = ETHERNET_HEADER as u16 + header.length;
     to.head.ip_length = header.total;
     parse_transport(payload, header.protocol, header.fragment, icmp::parse_v6, tuple, to).map(|()| true)
+}
+
+/// Whether a packet is a TCP segment of a host on the link. `classify` decides on it: only a health check, to which the
+/// gateway itself replies, isn't dropped as a martian.
+fn is_segment_from_link<A: Address>(tuple: &Tuple<A>, protocol_number: u8, is_fragment: bool) -> bool {
+    protocol_number == protocol::TCP && !is_fragment && tuple.is_from_link()
 }
 
 #[inline]

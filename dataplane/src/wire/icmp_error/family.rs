@@ -51,6 +51,8 @@ pub trait IcmpErrorFamily: Address {
     /// # Errors
     /// The reason for which it is rejected.
     fn parse_quoted(body: &[u8]) -> Result<QuotedHeader<Self>, ParseError>;
+    /// Source and destination of the IP header at the start of a quote; `None` if truncated or of another version.
+    fn quoted_addresses(body: &[u8]) -> Option<(Self, Self)>;
     /// Parses an ICMP message; `None` if it is truncated.
     fn parse_echo(payload: &[u8]) -> Option<icmp::Message>;
     /// The destination address of a packet whose header has been validated.
@@ -97,13 +99,13 @@ impl IcmpErrorFamily for u32 {
         if is_later_fragment_v4(fixed) {
             return Err(ParseError::LaterFragment);
         }
-        Ok(QuotedHeader {
-            source: Self::from_be_bytes([fixed[12], fixed[13], fixed[14], fixed[15]]),
-            destination: Self::from_be_bytes([fixed[16], fixed[17], fixed[18], fixed[19]]),
-            protocol: fixed[9],
-            transport_offset: length,
-            end: total.min(body.len()),
-        })
+        let (source, destination) = addresses_v4(fixed);
+        let (protocol, end) = (fixed[9], total.min(body.len()));
+        Ok(QuotedHeader { source, destination, protocol, transport_offset: length, end })
+    }
+
+    fn quoted_addresses(body: &[u8]) -> Option<(Self, Self)> {
+        body.first_chunk::<{ ipv4::HEADER }>().filter(|fixed| fixed[0] >> 4 == 4).map(addresses_v4)
     }
 
     fn parse_echo(payload: &[u8]) -> Option<icmp::Message> {
@@ -160,9 +162,12 @@ impl IcmpErrorFamily for V6 {
         }
         let end = (ipv6::HEADER + usize::from(u16_at(fixed, 4))).min(body.len());
         let (protocol, transport_at) = skip_extensions(&body[..end])?;
-        let address = |at: usize| V6::from_bits(fixed[at..].first_chunk().map_or(0, |b| u128::from_be_bytes(*b)));
-        let (source, destination) = (address(ipv6::ADDRESSES), address(ipv6::ADDRESSES + 16));
+        let (source, destination) = addresses_v6(fixed);
         Ok(QuotedHeader { source, destination, protocol, transport_offset: transport_at, end })
+    }
+
+    fn quoted_addresses(body: &[u8]) -> Option<(Self, Self)> {
+        body.first_chunk::<{ ipv6::HEADER }>().filter(|fixed| fixed[0] >> 4 == 6).map(addresses_v6)
     }
 
     fn parse_echo(payload: &[u8]) -> Option<icmp::Message> {
@@ -183,6 +188,18 @@ impl IcmpErrorFamily for V6 {
         header[ipv6::ADDRESSES..ipv6::ADDRESSES + 16].copy_from_slice(&source.to_bits().to_be_bytes());
         header[ipv6::ADDRESSES + 16..].copy_from_slice(&destination.to_bits().to_be_bytes());
     }
+}
+
+/// Source and destination in a fixed IPv4 header.
+fn addresses_v4(header: &[u8; ipv4::HEADER]) -> (u32, u32) {
+    let [.., s0, s1, s2, s3, d0, d1, d2, d3] = *header;
+    (u32::from_be_bytes([s0, s1, s2, s3]), u32::from_be_bytes([d0, d1, d2, d3]))
+}
+
+/// Source and destination in a fixed IPv6 header.
+fn addresses_v6(header: &[u8; ipv6::HEADER]) -> (V6, V6) {
+    let address = |at: usize| V6::from_bits(header[at..].first_chunk().map_or(0, |b| u128::from_be_bytes(*b)));
+    (address(ipv6::ADDRESSES), address(ipv6::ADDRESSES + 16))
 }
 
 /// Whether an IPv4 packet is a fragment other than the first: it has an offset.

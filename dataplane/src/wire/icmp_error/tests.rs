@@ -123,6 +123,37 @@ fn quotes_that_have_no_session_are_rejected_with_their_reason() {
 }
 
 #[test]
+fn the_quoted_addresses_are_found_whatever_is_quoted_by_which_type() {
+    let (v4, v6) = (tuple_v4(), tuple_v6());
+    let changes: [fn(&mut [u8]); 4] = [|p| p[9] = 47, |p| p[6] = 0x3f, |p| p[10] ^= 1, |p| p[2..4].fill(0)];
+    for kind in [3, 4, 5, 11, 12] {
+        for change in changes {
+            let mut quote = datagram(&v4, QuotedTransport::Tcp, false, &[]);
+            change(&mut quote);
+            let error = message([kind, 0, 0, 0, 0, 0], ROUTER, CLIENT, &quote[..20]);
+            assert_eq!(quoted_addresses::<u32>(&error, 20), Some((v4.source, v4.destination)), "{kind}");
+        }
+    }
+    for kind in [1, 4, 100] {
+        let mut quote = datagram(&v6, QuotedTransport::Udp, true, &[]);
+        quote[6] = 51;
+        let error = message([kind, 0, 0, 0, 0, 0], v6.destination, v6.source, &quote[..40]);
+        assert_eq!(quoted_addresses::<V6>(&error, 40), Some((v6.source, v6.destination)), "{kind}");
+    }
+    let error = message(UNREACHABLE, ROUTER, CLIENT, &datagram(&v4, QuotedTransport::Tcp, false, &[]));
+    for length in 0..=error.len() {
+        assert_eq!(quoted_addresses::<u32>(&error[..length], 20).is_some(), length >= 20 + 8 + 20, "{length} bytes");
+    }
+    let error = message(UNREACHABLE_V6, v6.destination, v6.source, &datagram(&v6, QuotedTransport::Udp, false, &[]));
+    for length in 0..=error.len() {
+        assert_eq!(quoted_addresses::<V6>(&error[..length], 40).is_some(), length >= 40 + 8 + 40, "{length} bytes");
+    }
+    let other_version = message(UNREACHABLE, ROUTER, CLIENT, &datagram(&v6, QuotedTransport::Udp, false, &[]));
+    assert_eq!(quoted_addresses::<u32>(&other_version, 20), None);
+    assert_eq!(quoted_addresses::<u32>(&other_version, usize::MAX), None);
+}
+
+#[test]
 fn a_quote_truncated_before_its_first_8_transport_bytes_is_rejected() {
     for (inner, extended) in QuotedTransport::ALL.into_iter().flat_map(|inner| [(inner, false), (inner, true)]) {
         let quote = datagram(&tuple_v4(), inner, extended, &[]);

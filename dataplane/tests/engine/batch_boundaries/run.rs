@@ -18,7 +18,8 @@ use vipgate_testkit::services::{backend, service};
 use vipgate_testkit::*;
 
 use super::script::{
-    Action, BACKENDS, GatewayEvent, PacketId, PolicyVariant, QUARANTINE_MS, REPLY_DIRECTION, taggable_packet, write_tag,
+    Action, BACKENDS, GatewayEvent, OUTSIDE_BACKEND, PacketId, PolicyVariant, QUARANTINE_MS, REPLY_DIRECTION,
+    taggable_packet, write_tag,
 };
 use crate::fragments::udp_fragments;
 use crate::icmp::error_about;
@@ -27,6 +28,58 @@ use crate::static_nat::cloud::Cloud;
 /// Batch sizes, repeated cyclically: packets per batch, and turns before the next one (0: until idle).
 #[derive(Clone, Debug)]
 pub(crate) struct Batches(pub(crate) Vec<(usize, usize)>);
+
+impl Batches {
+    /// Each packet is sent before the next one arrives.
+    pub(crate) fn one_by_one() -> Self {
+        Self(vec![(1, 0)])
+    }
+}
+
+/// How a scenario is played.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Setting {
+    pub(crate) workers: u8,
+    /// There are few ports, and limits apply; else more than enough.
+    pub(crate) scarce_ports: bool,
+    pub(crate) queues: Queues,
+    pub(crate) world: World,
+}
+
+impl Setting {
+    pub(crate) const fn new(workers: u8) -> Self {
+        Self { workers, scarce_ports: false, queues: Queues::ByFlow, world: World::OneService }
+    }
+}
+
+/// On which worker's queue a packet arrives.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Queues {
+    /// The packets of a flow on one queue, its replies on another one.
+    ByFlow,
+    /// Each packet on any queue, drawn from this seed.
+    Any(u64),
+}
+
+impl Queues {
+    fn worker(self, id: PacketId, workers: u8) -> usize {
+        let number = match self {
+            Self::ByFlow => u64::from(id.flow & !REPLY_DIRECTION ^ id.flow >> 31),
+            Self::Any(seed) => (seed ^ u64::from(id.tag)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33,
+        };
+        (number % u64::from(workers)) as usize
+    }
+}
+
+/// What there is beside the pods' policies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum World {
+    /// A Service with one backend in each address family.
+    OneService,
+    /// Frontends that share pods and ports, a backend outside, clients that policy excludes, and pods that it doesn't
+    /// cover.
+    SharedBackends,
+}
 
 /// A packet sent.
 pub(crate) struct Sent {
@@ -40,6 +93,7 @@ pub(crate) struct Sent {
 pub(crate) struct ScenarioRun {
     gateway: Gateway,
     setup: Setup,
+    setting: Setting,
     policy: PolicySet,
     pub(crate) sent: Vec<Sent>,
     /// Counter changes of each epoch.
@@ -68,9 +122,15 @@ fn timeouts() -> Timeouts {
     Timeouts { tcp_established: 30_000, tcp_transitory: 6_000, udp: 5_000, icmp: 5_000, quarantine: QUARANTINE_MS }
 }
 
-fn policy_of(change: PolicyVariant) -> PolicySet {
+fn policy_of(change: PolicyVariant, world: World) -> PolicySet {
     let mut set = policy();
     let mut api = service(&BACKENDS.map(backend));
+    if world == World::SharedBackends {
+        set.policies[0].excluded = ["198.51.100.11/32", "2001:db8:51::11/128"].map(|net| net.parse().unwrap()).into();
+        let pods = ["10.244.0.0/16", "fd00:244::/32"].map(|net| net.parse().unwrap()).into();
+        set.cluster = ClusterSpec { pods, others: vec![], drop_uncovered: true };
+        set.services = vec![second_frontend(&api), outside_backend(&api)];
+    }
     match change {
         PolicyVariant::Whole => {}
         PolicyVariant::NoPod => set.endpoints.retain(|endpoint| endpoint.address != ip("10.244.1.5")),
@@ -82,8 +142,27 @@ fn policy_of(change: PolicyVariant) -> PolicySet {
         }
         PolicyVariant::NoBackend => api.backends.clear(),
     }
-    set.services = vec![api];
+    set.services.insert(0, api);
     set
+}
+
+/// A Service in front of the same pods and ports, with two ports in front of one. As there is one backend in each family, a
+/// hairpinned packet reaches the same one whatever its random port is.
+fn second_frontend(api: &ServiceSpec) -> ServiceSpec {
+    let port = |name: &str, port| ServicePortSpec { name: name.into(), protocol: 6, port };
+    let mut backends = api.backends.clone();
+    for backend in &mut backends {
+        backend.ports = vec![8080, 8080];
+    }
+    let ports = vec![port("web", 80), port("alternative", 81)];
+    ServiceSpec { name: "Service tenant/web".into(), vips: vec![ip("192.0.2.11")], ports, backends, ..api.clone() }
+}
+
+/// A Service with a backend that isn't a pod.
+fn outside_backend(api: &ServiceSpec) -> ServiceSpec {
+    let ports = vec![ServicePortSpec { name: "".into(), protocol: 6, port: 90 }];
+    let backends = vec![BackendSpec { ports: vec![9090], ..backend(OUTSIDE_BACKEND) }];
+    ServiceSpec { name: "Service tenant/outer".into(), vips: vec![ip("192.0.2.11")], ports, backends, ..api.clone() }
 }
 
 /// Gives the VIPs private addresses, if the gateway is in a cloud.
@@ -98,24 +177,25 @@ fn enter_cloud(set: &mut PolicySet, number: Option<usize>) -> Cloud {
 }
 
 impl ScenarioRun {
-    /// Plays a scenario in these batches. `scarce_ports`: there are few ports, and limits apply; else more than enough.
-    pub(crate) fn play(scenario: &[Action], batches: &Batches, workers: u8, scarce_ports: bool) -> Self {
-        Self::new(scenario, workers, scarce_ports, None).run(scenario, batches, scarce_ports)
+    /// Plays a scenario in these batches.
+    pub(crate) fn play(scenario: &[Action], batches: &Batches, setting: Setting) -> Self {
+        Self::new(scenario, setting, None).run(scenario, batches)
     }
 
     /// Plays a scenario with a gateway in a cloud, with private addresses outside. What is sent is what the cloud sends.
-    pub(crate) fn play_in_cloud(scenario: &[Action], batches: &Batches, workers: u8) -> Self {
-        Self::new(scenario, workers, false, Some(0)).run(scenario, batches, false)
+    pub(crate) fn play_in_cloud(scenario: &[Action], batches: &Batches, setting: Setting) -> Self {
+        Self::new(scenario, setting, Some(0)).run(scenario, batches)
     }
 
-    fn new(scenario: &[Action], workers: u8, scarce_ports: bool, cloud_policy: Option<usize>) -> Self {
+    fn new(scenario: &[Action], setting: Setting, cloud_policy: Option<usize>) -> Self {
         static FILES: AtomicU32 = AtomicU32::new(0);
         let restarts = scenario.iter().any(|action| matches!(action, Action::Event(GatewayEvent::Restart)));
         let file = || format!("vipgate-batches-{}-{}", std::process::id(), FILES.fetch_add(1, Relaxed));
         let state = restarts.then(|| std::env::temp_dir().join(file()));
-        let range = PortRange::new(20_000, if scarce_ports { 20_001 } else { 20_255 }).unwrap();
-        let setup = Setup { workers, range, timeouts: timeouts(), capacity: 256, state, ..Setup::default() };
-        let mut policy = policy_of(PolicyVariant::Whole);
+        let range = PortRange::new(20_000, if setting.scarce_ports { 20_001 } else { 20_255 }).unwrap();
+        let setup =
+            Setup { workers: setting.workers, range, timeouts: timeouts(), capacity: 256, state, ..Setup::default() };
+        let mut policy = policy_of(PolicyVariant::Whole, setting.world);
         let cloud = enter_cloud(&mut policy, cloud_policy);
         let mut gateway = Gateway::with(&setup, network(), &policy);
         gateway.skip_counter_check();
@@ -123,6 +203,7 @@ impl ScenarioRun {
         Self {
             gateway,
             setup,
+            setting,
             policy,
             sent,
             counter_changes,
@@ -134,16 +215,16 @@ impl ScenarioRun {
         }
     }
 
-    fn run(mut self, scenario: &[Action], batches: &Batches, scarce_ports: bool) -> Self {
+    fn run(mut self, scenario: &[Action], batches: &Batches) -> Self {
         let run = &mut self;
-        let workers = run.setup.workers;
+        let Setting { workers, queues, .. } = run.setting;
         let mut sizes = batches.0.iter().copied().cycle();
         let (mut size, mut turns) = sizes.next().unwrap();
         let (mut batch_size, mut pending_openers, mut pending_hairpins) = (0, HashSet::new(), HashSet::new());
         for action in scenario {
             if let Action::Event(event) = action {
                 run.run_until_idle();
-                run.apply_event(*event, scarce_ports);
+                run.apply_event(*event);
                 run.run_until_idle();
                 run.counter_changes.push(run.gateway.take_delta());
                 batch_size = 0;
@@ -169,7 +250,7 @@ impl ScenarioRun {
                 pending_openers.insert(id.flow);
             }
             run.packet_ids.insert(id.tag, id);
-            let worker = (id.flow & !REPLY_DIRECTION ^ id.flow >> 31) as usize % usize::from(workers);
+            let worker = queues.worker(id, workers);
             let received = if interface == OUTSIDE { run.cloud.to_gateway(&bytes) } else { bytes };
             assert!(run.gateway.workers[worker].io().inject(interface, &received), "a frame for each");
             batch_size += 1;
@@ -260,12 +341,12 @@ impl ScenarioRun {
         }
     }
 
-    fn apply_event(&mut self, event: GatewayEvent, scarce_ports: bool) {
+    fn apply_event(&mut self, event: GatewayEvent) {
         match event {
             GatewayEvent::Advance(ms) => self.gateway.advance(ms),
-            GatewayEvent::Policy(PolicyVariant::Limited) if !scarce_ports => {}
+            GatewayEvent::Policy(PolicyVariant::Limited) if !self.setting.scarce_ports => {}
             GatewayEvent::Policy(change) => {
-                self.policy = policy_of(change);
+                self.policy = policy_of(change, self.setting.world);
                 self.cloud_policy = self.cloud_policy.map(|number| number + 1);
                 self.cloud = enter_cloud(&mut self.policy, self.cloud_policy);
                 self.gateway.set_policy(&self.policy);

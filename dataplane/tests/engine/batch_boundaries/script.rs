@@ -195,13 +195,68 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// A scenario. `pipelined`: some replies arrive without waiting for the packet that they reply to.
 pub(crate) fn scenarios(pipelined: bool) -> impl Strategy<Value = Vec<Action>> {
-    prop::collection::vec(step(), 4..40).prop_map(move |steps| {
-        let mut script = Script::default();
-        for (n, step) in steps.into_iter().enumerate() {
-            script.add(step, n as u32 + 1, pipelined);
-        }
-        script.actions
-    })
+    prop::collection::vec(step(), 4..40).prop_map(move |steps| actions(steps, pipelined))
+}
+
+fn actions(steps: Vec<Step>, pipelined: bool) -> Vec<Action> {
+    let mut script = Script::default();
+    for (n, step) in steps.into_iter().enumerate() {
+        script.add(step, n as u32 + 1, pipelined);
+    }
+    script.actions
+}
+
+/// Pods with a policy and without one, also from ports of their Services.
+const PODS: [&str; 4] = ["10.244.1.5", "10.244.1.6", "10.244.1.21", "10.244.1.7"];
+const PODS_V6: [&str; 3] = ["fd00:244:1::5", "fd00:244:1::6", "fd00:244:1::7"];
+const POD_PORTS: [u16; 5] = [4000, 4001, 4002, 8080, 5353];
+/// Clients outside; policy excludes the second one.
+const CLIENTS: [&str; 2] = ["198.51.100.10", "198.51.100.11"];
+const CLIENTS_V6: [&str; 2] = ["2001:db8:51::10", "2001:db8:51::11"];
+/// The backend that isn't a pod.
+pub(crate) const OUTSIDE_BACKEND: &str = "198.51.100.50";
+const FRONTENDS: [&str; 5] = ["192.0.2.10:80", "192.0.2.10:53", "192.0.2.11:80", "192.0.2.11:81", "192.0.2.11:90"];
+const FRONTENDS_V6: [&str; 2] = ["[2001:db8::10]:80", "[2001:db8::10]:53"];
+
+fn step_beside_services() -> impl Strategy<Value = Step> {
+    let of = |hosts: &'static [&'static str], ports: &'static [u16]| {
+        (select(hosts), select(ports)).prop_map(|(host, port)| SocketAddr::new(ip(host), port))
+    };
+    let ends = prop_oneof![
+        4 => (of(&CLIENTS, &[7000, 7001]), select(&FRONTENDS[..]).prop_map(at)),
+        2 => (of(&CLIENTS_V6, &[7000, 7001]), select(&FRONTENDS_V6[..]).prop_map(at)),
+        2 => (of(&PODS, &POD_PORTS), select(&FRONTENDS[..]).prop_map(at)),
+        1 => (of(&PODS_V6, &POD_PORTS), select(&FRONTENDS_V6[..]).prop_map(at)),
+        2 => (of(&PODS, &POD_PORTS), of(&CLIENTS, &[53, 443, 7000])),
+        1 => (of(&PODS_V6, &POD_PORTS), of(&CLIENTS_V6, &[53, 443, 7000])),
+        1 => (of(&PODS, &POD_PORTS), of(&PODS, &POD_PORTS)),
+    ];
+    let protocol = prop_oneof![4 => Just(Protocol::Tcp), 3 => Just(Protocol::Udp), 1 => Just(Protocol::Echo)];
+    let ttl = prop_oneof![15 => Just(64_u8), 1 => Just(1)];
+    // A backend's bare SYN belongs to its client's connection, too: both have opened it at once.
+    let reply_flags = select(vec!["SA", "SA", "A", "FA", "R", "PA", "S"]);
+    let changes = vec![PolicyVariant::Whole, PolicyVariant::NoPod, PolicyVariant::OtherVip, PolicyVariant::NoBackend];
+    let event = prop_oneof![
+        3 => select(vec![10_u32, 4_000, 12_000]).prop_map(GatewayEvent::Advance),
+        3 => select(changes).prop_map(GatewayEvent::Policy),
+        1 => Just(GatewayEvent::Flush),
+        1 => Just(GatewayEvent::Restart),
+    ];
+    prop_oneof![
+        8 => (ends.clone(), protocol, select(SEGMENT_SEQUENCES.to_vec()), ttl)
+            .prop_map(|((from, to), protocol, flags, ttl)| Step::Send { from, to, protocol, flags, ttl }),
+        2 => (ends, order(), prop::bool::weighted(0.2))
+            .prop_map(|((from, to), order, overlap)| Step::Fragments { from, to, order, overlap }),
+        12 => (any::<Index>(), reply_flags, prop::option::weighted(0.2, order()))
+            .prop_map(|(which, flags, fragments)| Step::Reply { which, flags, fragments }),
+        3 => (any::<Index>(), any::<bool>()).prop_map(|(which, mtu)| Step::Error { which, mtu }),
+        2 => event.prop_map(Step::Event),
+    ]
+}
+
+/// A scenario among Services that share backends.
+pub(crate) fn scenarios_beside_services() -> impl Strategy<Value = Vec<Action>> {
+    prop::collection::vec(step_beside_services(), 4..60).prop_map(|steps| actions(steps, false))
 }
 
 /// The quarantine of the ports of ended sessions.

@@ -4,13 +4,13 @@
 use proptest::prelude::*;
 use vipgate_coverage::{Coverage, property};
 
-use crate::batch_boundaries::run::{Batches, ScenarioRun};
+use crate::batch_boundaries::run::{Batches, ScenarioRun, Setting};
 use crate::batch_boundaries::script::{Action, scenarios};
 use crate::batch_boundaries::{COMMON_CLASSES, batches, config, count_coverage};
 
 fn compare(scenario: &[Action], batches: &Batches, workers: u8, coverage: &Coverage) -> Result<(), TestCaseError> {
-    let plain = ScenarioRun::play(scenario, batches, workers, false);
-    let in_cloud = ScenarioRun::play_in_cloud(scenario, batches, workers);
+    let plain = ScenarioRun::play(scenario, batches, Setting::new(workers));
+    let in_cloud = ScenarioRun::play_in_cloud(scenario, batches, Setting::new(workers));
     count_coverage(scenario, &plain, coverage);
     coverage.add("translated", in_cloud.translated);
     prop_assert_eq!(&plain.counter_changes, &in_cloud.counter_changes);

@@ -234,6 +234,7 @@ impl Model {
                     match v4.state {
                         RecordState::Open => self.standby.insert(v4.origin.source - 0x0a00_0000, (record, round)),
                         RecordState::Ended => self.standby.remove(&(v4.origin.source - 0x0a00_0000)),
+                        RecordState::Affinity => panic!("records of sessions only"),
                     };
                 }
             }

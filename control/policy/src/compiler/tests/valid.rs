@@ -151,6 +151,23 @@ fn precedence_is_by_kind_then_age_then_name() {
     }
 }
 
+/// Names decide within a namespace only.
+#[test]
+fn of_one_age_the_namespace_decides_then_the_name() {
+    let selecting = |name: &str, vip: &str| {
+        let spec = format!("{{selectors: [{{namespaceSelector: {{}}, podSelector: {{}}}}], addresses: [{vip}]}}");
+        policy(name, ", creationTimestamp: \"2020-01-01T00:00:00Z\"", &spec)
+    };
+    let x = || pod("a", "x", "", "10.0.0.1");
+    let of_b = selecting("a", "203.0.113.8").replace("namespace: a", "namespace: b");
+    let got = compiled(&[of_b, selecting("z", "203.0.113.9"), x()]);
+    assert_eq!(endpoints(&got), ["10.0.0.1 a/x | EgressPolicy a/z | 203.0.113.9"], "{:?}", messages(&got));
+    let got = compiled(&[selecting("y", "203.0.113.8"), selecting("z", "203.0.113.9"), x()]);
+    assert_eq!(endpoints(&got), ["10.0.0.1 a/x | EgressPolicy a/y | 203.0.113.8"]);
+    let reason = "EgressPolicy a/y takes precedence (same age, and it sorts first by namespace, then name)";
+    assert!(messages(&got)[0].ends_with(reason), "{:?}", messages(&got));
+}
+
 #[test]
 fn selectors_match_labels_of_pods_and_namespaces() {
     let pods = || {

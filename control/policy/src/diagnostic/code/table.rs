@@ -258,7 +258,8 @@ codes! {
     ServiceWithoutVip = 402, "Service has no egress VIP",
         "The Service can't be the source of VIPs: it has another type than `LoadBalancer`, belongs to another load \
          balancer class, or has no address in `status.loadBalancer.ingress` yet. The last is a warning, since the \
-         address usually follows. Until then the traffic of its pods is dropped: nothing leaves untranslated.";
+         address usually follows. In all three cases the traffic of its pods is dropped, also if they had a VIP before: \
+         nothing leaves untranslated, and no earlier version of the Service stays in force.";
     NoPodSelected = 403, "Selector matches no pod",
         "No pod with an address has the labels of this selector. The policy may be there before its pods, so this is \
          a warning. Otherwise check labels and namespace: without `namespaceSelector` only the policy's namespace is \

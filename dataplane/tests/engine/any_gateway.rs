@@ -1,0 +1,369 @@
+//! Whichever gateway of a group, and whichever queue there, a packet arrives at: a client's flow reaches one backend and gets
+//! its replies from the frontend that it has called, and what a pod asks is answered to that pod. The rule is the test's own: it
+//! remembers who has asked whom. When members come and go, a packet may be lost until the client has sent another one;
+//! nothing ever leaves with another address or port.
+
+use std::net::SocketAddr;
+
+use proptest::prelude::*;
+use proptest::sample::{Index, select};
+use proptest::test_runner::TestCaseResult;
+use vipgate_coverage::{Coverage, property};
+use vipgate_dataplane::flow::ids::InterfaceId;
+use vipgate_dataplane::policy::spec::{ClusterSpec, ServicePortSpec, ServiceSpec};
+use vipgate_testkit::cluster::{Cluster, MemberState};
+use vipgate_testkit::services::{backend, both_pods, service};
+use vipgate_testkit::*;
+
+use crate::batch_boundaries::config;
+
+/// Frontends with one backend port each: of one and of several frontends, of TCP and UDP, at VIPs of all gateways and of one.
+const FRONTENDS: [(&str, Protocol); 7] = [
+    ("192.0.2.10:80", Protocol::Tcp),
+    ("192.0.2.10:53", Protocol::Udp),
+    ("[2001:db8::10]:80", Protocol::Tcp),
+    ("[2001:db8::10]:53", Protocol::Udp),
+    ("192.0.2.10:90", Protocol::Tcp),
+    ("192.0.2.11:80", Protocol::Tcp),
+    ("192.0.2.11:81", Protocol::Tcp),
+];
+/// Clients; policy excludes the second one of each family.
+const CLIENTS: [&str; 4] = ["198.51.100.10", "198.51.100.11", "2001:db8:51::10", "2001:db8:51::11"];
+const PODS: [&str; 4] = ["10.244.1.5", "10.244.1.6", "fd00:244:1::5", "fd00:244:1::6"];
+/// A port of the pods that nobody calls, and the served ports.
+const POD_PORTS: [(u16, Protocol); 3] = [(4000, Protocol::Udp), (5353, Protocol::Udp), (4000, Protocol::Tcp)];
+
+const CLASSES: [&str; 12] = [
+    "opened",
+    "client again",
+    "reply",
+    "reply to an excluded client",
+    "reply of a shared backend",
+    "reply of UDP",
+    "own question from a served port",
+    "answer",
+    "called without the VIP",
+    "member gone",
+    "member back",
+    "tunneled",
+];
+
+#[derive(Clone, Debug)]
+enum Step {
+    Open {
+        client: Index,
+        frontend: Index,
+    },
+    Continue(Index),
+    Reply(Index),
+    Ask {
+        pod: Index,
+        port: Index,
+    },
+    Answer(Index),
+    /// A pod replies to an excluded client that has called its own address.
+    ReplyWithoutVip(Index),
+    Replicate,
+    Member(Index),
+}
+
+/// A step, and the gateway and queue that its packet arrives at.
+type Arrival = (Step, Index, Index);
+
+fn steps() -> impl Strategy<Value = Vec<Arrival>> {
+    let index = any::<Index>;
+    let step = prop_oneof![
+        5 => (index(), index()).prop_map(|(client, frontend)| Step::Open { client, frontend }),
+        4 => index().prop_map(Step::Continue),
+        8 => index().prop_map(Step::Reply),
+        4 => (index(), index()).prop_map(|(pod, port)| Step::Ask { pod, port }),
+        4 => index().prop_map(Step::Answer),
+        1 => index().prop_map(Step::ReplyWithoutVip),
+        1 => Just(Step::Replicate),
+        1 => index().prop_map(Step::Member),
+    ];
+    prop::collection::vec((step, index(), index()), 5..60)
+}
+
+/// What a client has asked.
+struct Flow {
+    protocol: Protocol,
+    client: SocketAddr,
+    frontend: SocketAddr,
+    backend: SocketAddr,
+    /// Packets so far.
+    packets: u32,
+    /// How often members had changed at its last packet.
+    members: u32,
+    /// Whether its session was lost with a gateway, and its backend's packet has opened one of the pod's own: the two
+    /// have nothing to do with each other then.
+    is_lost: bool,
+}
+
+/// What a pod has asked, as it was seen outside.
+struct Question {
+    protocol: Protocol,
+    pod: SocketAddr,
+    remote: SocketAddr,
+    seen: Vec<u8>,
+    members: u32,
+}
+
+struct Run<'a> {
+    cluster: Cluster,
+    workers: usize,
+    flows: Vec<Flow>,
+    questions: Vec<Question>,
+    /// How often members have changed.
+    members: u32,
+    next_port: u16,
+    coverage: &'a Coverage,
+}
+
+impl Run<'_> {
+    fn new(gateways: usize, workers: u8, coverage: &Coverage) -> Run<'_> {
+        let setup = Setup { workers, ..Setup::default() };
+        let mut cluster = Cluster::new(gateways, &setup);
+        cluster.change_policy(|set| {
+            set.policies[0].excluded =
+                ["198.51.100.11/32", "2001:db8:51::11/128"].map(|net| net.parse().unwrap()).into();
+            let pods = ["10.244.0.0/16", "fd00:244::/32"].map(|net| net.parse().unwrap()).into();
+            set.cluster = ClusterSpec { pods, others: vec![], drop_uncovered: true };
+            set.services = vec![service(&both_pods()), at_one_gateway(), alone()];
+        });
+        cluster.gateways.iter_mut().for_each(Gateway::skip_counter_check);
+        let (flows, questions) = Default::default();
+        Run { cluster, workers: usize::from(workers), flows, questions, members: 0, next_port: 10_000, coverage }
+    }
+
+    /// A packet arrives at any gateway that is there; what leaves the group, and where.
+    fn receive(&mut self, at: (Index, Index), interface: InterfaceId, packet: &[u8]) -> Vec<(InterfaceId, Vec<u8>)> {
+        let alive: Vec<usize> =
+            (0..self.cluster.gateways.len()).filter(|it| self.cluster.members[*it].active).collect();
+        let (number, worker) = (*at.0.get(&alive), at.1.index(self.workers));
+        let sent = self.cluster.gateways[number].receive(worker, interface, packet);
+        let sent = sent.into_iter().map(|(out, bytes)| (number, out, bytes)).collect();
+        let all = self.cluster.deliver_tunneled(sent).into_iter().map(|(_, out, bytes)| (out, bytes));
+        let remote = remote_of(interface == OUTSIDE, packet);
+        let (sent, late): (Vec<_>, Vec<_>) = all.partition(|(out, bytes)| remote_of(*out == INSIDE, bytes) == remote);
+        self.check_late(&late);
+        sent
+    }
+
+    /// What waited for a gateway that was on its way back, or for its sessions, reaches its destination later.
+    fn check_late(&self, late: &[(InterfaceId, Vec<u8>)]) {
+        for (out, bytes) in late {
+            let (source, destination) = ends(bytes);
+            let is_of_flow = self.flows.iter().any(|flow| match *out {
+                OUTSIDE => (source, destination) == (flow.frontend, flow.client),
+                _ => (source, destination) == (flow.client, flow.backend),
+            });
+            let is_of_question = self.questions.iter().any(|question| match *out {
+                OUTSIDE => (source, destination) == ends(&question.seen),
+                _ => (source, destination) == (question.remote, question.pod),
+            });
+            assert!(self.members > 0 && (is_of_flow || is_of_question), "{source} to {destination}");
+            self.coverage.count("late");
+        }
+    }
+
+    fn step(&mut self, (step, gateway, queue): Arrival) -> TestCaseResult {
+        let at = (gateway, queue);
+        match step {
+            Step::Open { client, frontend } => self.open(client, frontend, at),
+            Step::Continue(which) => self.client_sends(which, at),
+            Step::Reply(which) => self.backend_replies(which, at),
+            Step::Ask { pod, port } => self.pod_asks(pod, port, at),
+            Step::Answer(which) => self.remote_answers(which, at),
+            Step::ReplyWithoutVip(pod) => self.pod_replies_without_vip(pod, at),
+            Step::Replicate => {
+                self.cluster.replicate();
+                Ok(())
+            }
+            Step::Member(which) => {
+                self.change_member(which);
+                Ok(())
+            }
+        }
+    }
+
+    fn open(&mut self, client: Index, frontend: Index, at: (Index, Index)) -> TestCaseResult {
+        let (frontend, protocol) = FRONTENDS[frontend.index(FRONTENDS.len())];
+        let frontend = vipgate_testkit::at(frontend);
+        let clients: Vec<&str> = CLIENTS.into_iter().filter(|it| ip(it).is_ipv4() == frontend.is_ipv4()).collect();
+        self.next_port += 1;
+        let client = SocketAddr::new(ip(clients[client.index(clients.len())]), self.next_port);
+        self.flows.push(Flow { protocol, client, frontend, backend: frontend, packets: 0, members: 0, is_lost: false });
+        self.coverage.count("opened");
+        self.send_of_client(self.flows.len() - 1, at)
+    }
+
+    fn client_sends(&mut self, which: Index, at: (Index, Index)) -> TestCaseResult {
+        if self.flows.is_empty() {
+            return Ok(());
+        }
+        if self.flows[which.index(self.flows.len())].is_lost {
+            return Ok(());
+        }
+        self.coverage.count("client again");
+        self.send_of_client(which.index(self.flows.len()), at)
+    }
+
+    fn send_of_client(&mut self, number: usize, at: (Index, Index)) -> TestCaseResult {
+        let Flow { protocol, client, frontend, packets, .. } = self.flows[number];
+        let bytes = match (protocol, packets) {
+            (Protocol::Tcp, 0) => tcp(client, frontend, "S", 1000, 0),
+            (Protocol::Tcp, _) => tcp(client, frontend, "PA", 1001, 5001),
+            _ => packet(protocol, client, frontend),
+        };
+        let sent = self.receive(at, OUTSIDE, &bytes);
+        prop_assert_eq!(sent.len(), 1, "{} to {}: {:?}", client, frontend, self.cluster.drops());
+        let (source, backend) = ends(&sent[0].1);
+        prop_assert_eq!((sent[0].0, source), (INSIDE, client), "the client's address is kept");
+        let members = self.members;
+        let flow = &mut self.flows[number];
+        prop_assert!(flow.packets == 0 || flow.backend == backend, "{} and {}", flow.backend, backend);
+        (flow.backend, flow.packets, flow.members) = (backend, packets + 1, members);
+        Ok(())
+    }
+
+    fn backend_replies(&mut self, which: Index, at: (Index, Index)) -> TestCaseResult {
+        if self.flows.is_empty() {
+            return Ok(());
+        }
+        let number = which.index(self.flows.len());
+        let Flow { protocol, client, frontend, backend, packets, members, is_lost } = self.flows[number];
+        if is_lost {
+            return Ok(());
+        }
+        let bytes = match (protocol, packets) {
+            (Protocol::Tcp, 1) => tcp(backend, client, "SA", 5000, 1001),
+            (Protocol::Tcp, _) => tcp(backend, client, "PA", 5001, 1001),
+            _ => packet(protocol, backend, client),
+        };
+        let sent = self.receive(at, INSIDE, &bytes);
+        if members != self.members && sent.is_empty() {
+            return Ok(());
+        }
+        let seen: Vec<_> = sent.iter().map(|(out, bytes)| (*out, ends(bytes))).collect();
+        let is_excluded = client.ip() == ip(CLIENTS[1]) || client.ip() == ip(CLIENTS[3]);
+        // What nobody is known to have asked for is the pod's own: a datagram has a port of its VIP, and what policy
+        // excludes its own address.
+        let is_own = members != self.members
+            && (is_excluded && seen[0].1.0 == backend
+                || protocol == Protocol::Udp && !is_excluded && seen[0].1.0.ip() == frontend.ip());
+        self.flows[number].is_lost |= is_own && seen[0].1.0 != frontend;
+        if !is_own {
+            prop_assert_eq!(seen, [(OUTSIDE, (frontend, client))], "of {}: {:?}", backend, self.cluster.drops());
+        }
+        self.coverage.count("reply");
+        self.coverage.add("reply to an excluded client", is_excluded.into());
+        self.coverage.add("reply of a shared backend", (frontend.ip() == ip("192.0.2.11")).into());
+        self.coverage.add("reply of UDP", (protocol == Protocol::Udp).into());
+        Ok(())
+    }
+
+    fn pod_asks(&mut self, pod: Index, port: Index, at: (Index, Index)) -> TestCaseResult {
+        let pod = PODS[pod.index(PODS.len())];
+        let (port, protocol) = POD_PORTS[port.index(POD_PORTS.len())];
+        let (remote, vip) = if ip(pod).is_ipv4() { (CLIENTS[0], "192.0.2.10") } else { (CLIENTS[2], "2001:db8::10") };
+        self.next_port += 1;
+        let (pod, remote) = (SocketAddr::new(ip(pod), port), SocketAddr::new(ip(remote), self.next_port));
+        let sent = self.receive(at, INSIDE, &packet(protocol, pod, remote));
+        prop_assert_eq!(sent.len(), 1, "{} to {}: {:?}", pod, remote, self.cluster.drops());
+        let (out, seen) = sent.into_iter().next().unwrap();
+        let (source, destination) = ends(&seen);
+        prop_assert_eq!((out, source.ip(), destination), (OUTSIDE, ip(vip), remote));
+        prop_assert!(![80, 53, 90].contains(&source.port()), "a port of a frontend");
+        self.coverage.add("own question from a served port", (port == 5353).into());
+        self.questions.push(Question { protocol, pod, remote, seen, members: self.members });
+        Ok(())
+    }
+
+    fn remote_answers(&mut self, which: Index, at: (Index, Index)) -> TestCaseResult {
+        if self.questions.is_empty() {
+            return Ok(());
+        }
+        let question = &self.questions[which.index(self.questions.len())];
+        let (pod, remote, members) = (question.pod, question.remote, question.members);
+        let bytes = reply_to(&question.seen, question.protocol);
+        let sent = self.receive(at, OUTSIDE, &bytes);
+        if members != self.members && sent.is_empty() {
+            return Ok(());
+        }
+        let seen: Vec<_> = sent.iter().map(|(out, bytes)| (*out, ends(bytes))).collect();
+        prop_assert_eq!(seen, [(INSIDE, (remote, pod))], "{:?}", self.cluster.drops());
+        self.coverage.count("answer");
+        Ok(())
+    }
+
+    fn pod_replies_without_vip(&mut self, pod: Index, at: (Index, Index)) -> TestCaseResult {
+        let pod = PODS[pod.index(PODS.len())];
+        self.next_port += 1;
+        let client = SocketAddr::new(ip(CLIENTS[if ip(pod).is_ipv4() { 1 } else { 3 }]), self.next_port);
+        let pod = SocketAddr::new(ip(pod), 8080);
+        let sent = self.receive(at, INSIDE, &tcp(pod, client, "SA", 5000, 1001));
+        let seen: Vec<_> = sent.iter().map(|(out, bytes)| (*out, ends(bytes))).collect();
+        prop_assert_eq!(seen, [(OUTSIDE, (pod, client))], "{:?}", self.cluster.drops());
+        self.coverage.count("called without the VIP");
+        Ok(())
+    }
+
+    /// A gateway fails, or the one that has failed is back.
+    fn change_member(&mut self, which: Index) {
+        let count = self.cluster.gateways.len();
+        self.members += 1;
+        if let Some(gone) = self.cluster.members.iter().position(|it| !it.active) {
+            self.cluster.members[gone] = MemberState { active: true, connected: true, may_open: true };
+            self.cluster.publish_views();
+            self.coverage.count("member back");
+        } else if count > 1 {
+            self.cluster.kill(which.index(count));
+            self.coverage.count("member gone");
+        }
+    }
+}
+
+/// The host outside of a packet; `is_from_it`: whether it has sent it.
+fn remote_of(is_from_it: bool, packet: &[u8]) -> SocketAddr {
+    let (source, destination) = ends(packet);
+    if is_from_it { source } else { destination }
+}
+
+/// A Service at the VIP of one gateway, with two ports in front of the same pods and ports as the Service of all gateways.
+fn at_one_gateway() -> ServiceSpec {
+    let port = |name: &str, port| ServicePortSpec { name: name.into(), protocol: 6, port };
+    let api = service(&both_pods());
+    let mut backends = api.backends.clone();
+    for backend in &mut backends {
+        backend.ports = vec![8080, 8080];
+    }
+    let (vips, ports) = (vec![ip("192.0.2.11")], vec![port("web", 80), port("alternative", 81)]);
+    ServiceSpec { name: "Service tenant/web".into(), vips, ports, backends, ..api }
+}
+
+/// A Service of all gateways whose backend has no other frontend.
+fn alone() -> ServiceSpec {
+    let mut one = backend("10.244.1.5");
+    one.ports = vec![9090];
+    let ports = vec![ServicePortSpec { name: "".into(), protocol: 6, port: 90 }];
+    ServiceSpec { name: "Service tenant/alone".into(), vips: vec![ip("192.0.2.10")], ports, ..service(&[one]) }
+}
+
+#[test]
+fn packets_reach_their_destination_by_any_gateway_and_queue() {
+    let strategy = (steps(), select(vec![2_usize, 3]), 1_u8..=2);
+    property(
+        config(300, "tests/engine/any_gateway.regressions"),
+        &strategy,
+        &CLASSES,
+        |(steps, gateways, workers), coverage| {
+            let mut run = Run::new(gateways, workers, coverage);
+            for step in steps {
+                run.step(step)?;
+            }
+            coverage.add("tunneled", run.cluster.tunneled);
+            Ok(())
+        },
+    );
+}
