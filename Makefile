@@ -12,7 +12,7 @@ PACKAGES := clang:clang llvm:llc libbpf-dev:/usr/include/bpf/bpf_helpers.h \
 CARGO_DENY := 0.20.2
 CARGO_MACHETE := 0.9.2
 
-.PHONY: help deps deny build demo test fmt lint unit model reconcile loom miri fuzz doc e2e e2e-gateways e2e-server e2e-kubernetes e2e-node e2e-kubernetes-current chart-install e2e-kernels e2e-starts bench bench-watch bench-wire bench-node bench-flood soak bench-neighbor bench-policy bench-gateways clean-lab
+.PHONY: help deps deny build demo test fmt lint unit model reconcile loom miri fuzz doc e2e e2e-gateways e2e-server e2e-kubernetes e2e-node e2e-kubernetes-current chart-install e2e-kernels e2e-starts faults bench bench-watch bench-wire bench-node bench-flood soak bench-neighbor bench-policy bench-gateways clean-lab
 
 help: ## list targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | awk -F: '{printf "  make %-15s%s\n", $$1, $$2}'
@@ -204,7 +204,7 @@ BINARY = $(TEST) --no-run --test admin
 # Tests in single files work with either policy source; tests in directories choose it themselves.
 E2E_EITHER = $(patsubst tests/tests/%.rs,--test %,$(wildcard tests/tests/*.rs))
 E2E_FOLDERS = $(patsubst tests/tests/%/main.rs,--test %,\
-  $(filter-out $(patsubst %,tests/tests/%/main.rs,gateways kubernetes nodes node_cluster),$(wildcard tests/tests/*/main.rs)))
+  $(filter-out $(patsubst %,tests/tests/%/main.rs,failing_calls gateways kubernetes nodes node_cluster),$(wildcard tests/tests/*/main.rs)))
 # Tests most affected by the policy source; `make e2e-server` runs all.
 E2E_SERVER = $(patsubst %,--test %,egress input policy restart services)
 # Tests of gateway groups that the engine's tests can't cover; `make e2e-gateways` runs all.
@@ -213,6 +213,7 @@ E2E_GATEWAYS = connections::ten_thousand_connections_over_three_gateways failove
   l2_vips::an_l2_vip_has_one_owner_and_fails_over_within_a_second \
   resharding::gateways_are_added_and_removed_under_load_without_breaking_a_connection \
   link_failure::a_dead_outside_link_fails_over link_failure::a_dead_router_behind_a_live_link_fails_over \
+  succession::one_of_two_gateways_restarts_without_the_policy_server \
   startup::no_arp_request_is_answered_by_two_starting_gateways
 
 e2e: deps ## run end-to-end tests in network namespaces, with policy from files and from a server; needs root
@@ -232,6 +233,11 @@ e2e-lane-server:
 e2e-server: deps ## run all single-gateway tests with policy from a server, four minutes; needs root
 	$(BINARY)
 	VIPGATE_POLICY=server $(TEST) $(E2E_EITHER) -- --test-threads=1
+
+faults: deps ## make system calls of a gateway and a policy server fail or be late for MINUTES=60; FAULTS_SEED repeats a run; needs root
+	$(BINARY)
+	VIPGATE_FAULTS_SECONDS=$$(($(MINUTES)*60)) $(if $(FAULTS_SEED),VIPGATE_FAULTS_SEED=$(FAULTS_SEED)) \
+	  $(TEST) --test failing_calls -- --nocapture --test-threads=1
 
 # With release binaries: thousands of connections at four gateways on two cores are too much for a control thread that
 # isn't optimized.

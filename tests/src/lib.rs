@@ -15,6 +15,8 @@ mod capture;
 pub mod cluster;
 pub mod drop_accounting;
 pub mod etcd;
+#[cfg(target_arch = "x86_64")]
+pub mod failing_calls;
 pub mod fake_cloud;
 pub mod flood;
 pub mod iperf3;

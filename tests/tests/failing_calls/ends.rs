@@ -1,0 +1,81 @@
+//! How a process may end when its calls fail, and faults that are known.
+
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::ExitStatus;
+
+use vipgate_tests::failing_calls::Fault;
+
+const SIGABRT: i32 = 6;
+/// A failure at run time, and one of the loader, which can't load a library.
+const FAILURES: [i32; 2] = [1, 127];
+/// Panics of the standard library, tokio and notify when the kernel refuses a thread, or its memory. A release build
+/// aborts then, and systemd restarts it.
+const THREAD_PANICS: [&str; 5] =
+    ["OS can't spawn worker thread", "failed to spawn thread", "alternative stack", "SendError", "RecvError"];
+/// The calls that start a thread.
+const THREAD_CALLS: [&str; 4] = ["clone", "clone3", "mmap", "mprotect"];
+
+/// Faults that aren't mended yet: words of the test's message, and what is wrong. An entry goes with its mend.
+pub(crate) static KNOWN: [(&str, &str); 5] = [
+    ("exit status: 2", "what can't be read at the moment is taken for a wrong configuration"),
+    ("\"attached\",\"\",\"\"", "a tc guard that can't be installed at the start isn't tried again"),
+    ("\"mode\":\"generic\"", "after any error of native mode, the gateway stays in generic mode"),
+    ("\"cache_error\":\"policy.server.cache", "a cache that can't be opened at the start isn't tried again"),
+    ("acknowledged that isn't in force", "what isn't released in the maps yet is reported as in force"),
+];
+
+/// How a process is expected to end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Expected {
+    /// Only with an error.
+    #[default]
+    Running,
+    /// It was stopped.
+    Stopped,
+    /// It was killed.
+    Killed,
+}
+
+/// Checks how a process has ended.
+pub(crate) fn check(status: ExitStatus, expected: Expected, log: &str) -> Result<(), String> {
+    let is_out_of_memory = status.signal() == Some(SIGABRT) && log.contains("memory allocation of");
+    match (expected, status.code()) {
+        (Expected::Killed, _) | (Expected::Stopped, Some(0)) => Ok(()),
+        (_, Some(code)) if FAILURES.contains(&code) => Ok(()),
+        _ if is_out_of_memory => Ok(()),
+        _ => Err(format!("the process has ended, and systemd doesn't restart it, or it has crashed: {status}")),
+    }
+}
+
+/// The first panic in a log.
+pub(crate) fn panic(log: &str) -> Option<String> {
+    let mut lines = log.lines().skip_while(|line| !line.contains("panicked at"));
+    let first = lines.next()?;
+    Some(format!("{first} {}", lines.next().unwrap_or_default()))
+}
+
+/// Whether a panic is that of a library to which a fault has refused a thread.
+pub(crate) fn is_refused_thread(panic: &str, fault: Option<&Fault>) -> bool {
+    let is_thread_call = fault.is_some_and(|fault| THREAD_CALLS.contains(&fault.kind.name));
+    is_thread_call && THREAD_PANICS.iter().any(|words| panic.contains(words))
+}
+
+#[test]
+fn ends_that_systemd_does_not_mend_are_found() {
+    let check = |status, expected, log| check(ExitStatus::from_raw(status), expected, log).is_ok();
+    let code = |code: i32| code << 8;
+    assert!(check(code(1), Expected::Running, "") && check(code(127), Expected::Running, ""));
+    assert!(!check(code(2), Expected::Running, "") && !check(code(0), Expected::Running, ""));
+    assert!(check(code(0), Expected::Stopped, "") && !check(code(101), Expected::Stopped, ""));
+    assert!(check(SIGABRT, Expected::Running, "memory allocation of 9 bytes failed"));
+    assert!(!check(SIGABRT, Expected::Running, "") && !check(11, Expected::Running, ""));
+    assert!(check(9, Expected::Killed, ""));
+}
+
+#[test]
+fn a_panic_is_found_with_its_message() {
+    let log = "{\"event\":\"ready\"}\nthread 'main' panicked at a.rs:1:2:\nOS can't spawn worker thread: no\n{}\n";
+    let found = panic(log).unwrap();
+    assert!(found.contains("a.rs:1:2: OS can't spawn"), "{found}");
+    assert!(!is_refused_thread(&found, None) && panic("{}\n").is_none());
+}
