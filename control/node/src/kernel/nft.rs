@@ -42,20 +42,19 @@ impl Nft {
 
     /// Programs a table; whether anything was changed.
     pub(super) async fn apply(&mut self, table: &Table) -> Result<bool, KernelError> {
-        let Some(programmed) = &self.programmed else {
-            let listing = self.list().await.ok();
-            return self.restore(table, listing).await.map(|()| true);
-        };
-        let change = change(Before::Exactly(programmed), table);
-        if change.switch.is_empty() && change.prepare.is_empty() {
-            return Ok(false);
+        if let Some(programmed) = &self.programmed {
+            let change = change(Before::Exactly(programmed), table);
+            if change.switch.is_empty() && change.prepare.is_empty() {
+                return Ok(false);
+            }
+            // It fails if somebody has changed what the scripts refer to: then what is there decides.
+            if self.run_change(&change).await.is_ok() {
+                self.note(table).await?;
+                return Ok(true);
+            }
         }
-        if self.run_change(&change).await.is_err() {
-            // Somebody may have changed what the scripts refer to.
-            let listing = self.list().await.ok();
-            return self.restore(table, listing).await.map(|()| true);
-        }
-        self.note(table).await?;
+        let listing = self.list().await.ok();
+        self.restore(table, listing).await?;
         Ok(true)
     }
 
@@ -72,17 +71,17 @@ impl Nft {
     /// Programs a table in place of the one that the kernel has, if it has one, whatever that contains.
     async fn restore(&mut self, table: &Table, listing: Option<Value>) -> Result<(), KernelError> {
         self.programmed = None;
-        let found = listing.and_then(|listing| listing::objects(&listing, table));
-        let changed = match found.map(|found| change(Before::Objects(&found), table)) {
-            Some(change) => self.run_change(&change).await.map(|()| true),
-            None => Ok(false),
-        };
-        if let Err(error) = &changed {
-            tracing::warn!(event = "table_replaced", %error, "the nftables table can't be changed in place: it is replaced");
+        if let Some(found) = listing.and_then(|listing| listing::objects(&listing, table)) {
+            match self.run_change(&change(Before::Objects(&found), table)).await {
+                Ok(()) => return self.note(table).await,
+                Err(error) => tracing::warn!(
+                    event = "table_replaced",
+                    %error,
+                    "the nftables table can't be changed in place: it is replaced"
+                ),
+            }
         }
-        if !changed.is_ok_and(|is_changed| is_changed) {
-            self.run(&["-f", "-"], &replacement(table)).await?;
-        }
+        self.run(&["-f", "-"], &replacement(table)).await?;
         self.note(table).await
     }
 
