@@ -1,6 +1,6 @@
 //! Packet marks: the bits of a packet's mark, and of its connection's, that say how it is routed. All other bits belong
 //! to others: Antrea has 0xff, AWS' CNI 0x80 of it, the plugin portmap 0x2000, kube-proxy 0xc000, Calico 0xffff0000.
-//! [`crate::mark_users`] finds whoever uses these nevertheless.
+//! [`crate::mark_users`] finds other rules that use these bits nevertheless.
 
 use std::fmt;
 

@@ -34,8 +34,9 @@ pub(super) const MEMBERSHIP: &str = ".membership";
 /// How long to wait for a file lock: a killed process releases its locks last.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Where and when a file beside the session tables was written. Whoever has locked the directory of the tables knows that
-/// all processes that wrote files of this origin have ended: the kernel holds the lock for each of them until then.
+/// Where and when a file beside the session tables was written. A process that has locked the directory of the tables
+/// knows that all processes that wrote files of this origin have ended: the kernel holds the lock for each of them until
+/// then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Origin {
     /// Boot ID of the kernel.

@@ -158,7 +158,7 @@ pub(super) fn encode(resources: &BTreeMap<Key, StoredResource>) -> Vec<u8> {
     content
 }
 
-/// Reads a cache, whoever has it locked.
+/// Reads a cache, also while a process has it locked.
 pub(super) fn read(path: &Path) -> io::Result<CacheContents> {
     let bytes = match read_regular(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(CacheContents::Empty),

@@ -29,7 +29,7 @@ const MIN_FREE_PART: u32 = 16;
 /// there their holders may have less. The rest of a flood is rejected at once, and takes no other worker's time.
 const MAX_RETRIES: u32 = 8;
 
-/// Fair shares at a worker, in sessions: of a VIP, and of a member of it. Whoever is above both loses sessions there
+/// Fair shares at a worker, in sessions: of a VIP, and of a member of it. A holder above both loses sessions there
 /// for new ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Shares {

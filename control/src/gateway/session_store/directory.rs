@@ -257,7 +257,7 @@ fn set_aside(path: &Path, file: &Path, flaw: Flaw) -> Result<(), DirectoryError>
             );
             Ok(())
         }
-        // Whoever made it has removed it.
+        // Its creator has removed it.
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         Err(source) => Err(DirectoryError::InTheWay { path: path.into(), flaw, source }),
     }
