@@ -62,8 +62,10 @@ struct Pipe(PathBuf);
 
 impl Pipe {
     fn replace(path: PathBuf) -> Self {
-        std::fs::remove_file(&path).unwrap();
-        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        let pipe = path.with_extension("pipe");
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        // At once: the last write may not have opened the file yet to say when it was confirmed.
+        std::fs::rename(&pipe, &path).unwrap();
         Self(path)
     }
 }
