@@ -8,11 +8,10 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 
 use foldhash::{HashMap, HashMapExt};
-use vipgate_dataplane::policy::spec::BackendState;
 
 use super::claim::Inputs;
 use super::inventory::ObjectRef;
-use crate::compiler::placement::PlacedBackend;
+use crate::compiler::placement::{PlacedBackend, preference};
 use crate::diagnostic::Diagnostic;
 use crate::manifest::{EndpointSlice, Hints, Service, ServicePort, SliceEndpoint};
 
@@ -98,7 +97,7 @@ fn ports(service_ports: &[ServicePort], slice: &EndpointSlice) -> Arc<[u16]> {
 fn merge(entries: &mut [PlacedBackend], merged: &mut Vec<PlacedBackend>) {
     // Which one serves doesn't depend on the names or the order of slices.
     entries.sort_by(|a, b| {
-        let key = |it: &PlacedBackend| Reverse(rank(it.state));
+        let key = |it: &PlacedBackend| Reverse(preference(it.state));
         let names = |it: &PlacedBackend| (it.name.is_empty(), it.name.clone(), it.node.is_none(), it.node.clone());
         key(a).cmp(&key(b)).then_with(|| names(a).cmp(&names(b))).then_with(|| a.ports.cmp(&b.ports))
     });
@@ -122,14 +121,6 @@ fn merge(entries: &mut [PlacedBackend], merged: &mut Vec<PlacedBackend>) {
         }
     }
     merged[before..].sort_by(|a, b| a.ports.cmp(&b.ports));
-}
-
-fn rank(state: BackendState) -> u8 {
-    match state {
-        BackendState::Ready => 2,
-        BackendState::Terminating => 1,
-        BackendState::NotReady => 0,
-    }
 }
 
 /// Whether two entries are of one pod, as far as they say.

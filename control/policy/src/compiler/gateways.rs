@@ -149,6 +149,12 @@ impl<'a> Gateways<'a> {
         self.all.iter().find(|gateway| gateway.peer_address == Some(address)).map(|gateway| &gateway.name)
     }
 
+    /// The gateways on nodes of which something is known, ascending, with that.
+    pub(super) fn on_nodes<T: Copy>(&self, nodes: &BTreeMap<&str, T>) -> Vec<(GatewayId, T)> {
+        let gateways = self.all.iter().enumerate();
+        gateways.filter_map(|(id, gateway)| Some((id, *nodes.get(gateway.node)?))).collect()
+    }
+
     /// The gateways that `spec.gateways` of a policy names or selects, sorted; `None`: all.
     pub(super) fn candidates(&self, reference: Option<&GatewayRef>) -> Candidates {
         let Some(reference) = reference else {

@@ -4,6 +4,7 @@
 //!   objects -> inventory -> claims ------------> VIPs -----------------> endpoints ---------> Services
 //!              all, cheap   all, without the     all, unless only        of the claims that   that a change
 //!                           covered addresses    endpoint slices differ  a change concerns    concerns
+//!                                                that move no VIP
 //! ```
 //! Each part has its diagnostics with it. The order of slices stays as long as objects only replace those with the same
 //! identity, that of claims as long as policies and Services stay. Shard maps stay until a gateway differs, as long as a
@@ -222,8 +223,8 @@ impl Memo {
         previous.replaced(table.assigned.iter().map(|vip| vip.spec.clone()).collect())
     }
 
-    /// The VIP table; the previous one if only endpoint slices differ, and none of their addresses is a VIP. Closes claims
-    /// that aren't admitted.
+    /// The VIP table; the previous one if only endpoint slices differ, none of their addresses is a VIP, and no owner
+    /// follows from what differs. Closes claims that aren't admitted.
     fn compile_vips<'a>(
         &mut self,
         sources: &Inputs<'a>,
@@ -233,7 +234,10 @@ impl Memo {
     ) -> (VipMemo, VipChanges) {
         let mut slices = changes.slices.iter().flat_map(|slice| &slice.endpoints);
         let is_same = |previous: &mut VipMemo| {
-            !changes.concerns_vips && !slices.any(|endpoint| previous.all.contains(&endpoint.address))
+            let sources = Inputs { vips: &previous.admitted, ..*sources };
+            !changes.concerns_vips
+                && !slices.any(|endpoint| previous.all.contains(&endpoint.address))
+                && !previous.table.local.differ(&sources, changes)
         };
         let mut previous = self.vips.take();
         if let Some(previous) = previous.take_if(is_same) {

@@ -16,6 +16,7 @@ use vipgate_dataplane::policy::spec::{
 
 pub use self::locality::GatewayLocality;
 pub use self::service::{PlacedBackend, PlacedService};
+pub(super) use self::service::{local_states, preference};
 pub use self::set_aside::SetAside;
 pub use self::table::{Difference, Iter, Keyed, Table, differences};
 use super::cluster::Cluster;

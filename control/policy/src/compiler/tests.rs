@@ -12,6 +12,7 @@ mod inbound;
 mod incremental;
 mod invalid;
 mod isolation;
+mod local_backends;
 mod placement_diff;
 mod pools;
 mod rebalancing;

@@ -1,6 +1,7 @@
 //! VIP table: owners, announce mode, shards and reserved ports of each VIP.
 
 mod admission;
+mod local_backends;
 mod private_addresses;
 
 use std::collections::BTreeMap;
@@ -14,6 +15,7 @@ use vipgate_dataplane::policy::spec::{SLOTS, ShardMapRef, ShardSpec, VipSpec};
 
 use self::admission::Vip;
 pub(super) use self::admission::{Admitted, Closed, admit, warn_about_addresses};
+use self::local_backends::LocalBackends;
 use super::claim::{Claim, Inputs};
 use super::gateways::{Assignment, Candidates, GatewayId, Gateways, Locality, VipRequest, address_key};
 use super::inventory::{ObjectRef, age_key};
@@ -29,10 +31,12 @@ pub(super) struct AssignedVip {
     pub(super) owners: Vec<GatewayId>,
 }
 
-/// Result: the assigned VIPs, sorted, and all VIPs that are the addresses of pods, hosts or endpoints, too.
+/// Result: the assigned VIPs, sorted, the backends that decided about owners, and all VIPs that are the addresses of
+/// pods, hosts or endpoints, too.
 #[derive(Clone)]
 pub(super) struct VipTable {
     pub(super) assigned: Vec<AssignedVip>,
+    pub(super) local: LocalBackends,
     pub(super) in_use: HashSet<IpAddr>,
 }
 
@@ -46,9 +50,10 @@ pub(super) fn compile(
 ) -> VipTable {
     check_announce_modes(sources, diagnostics);
     let seniorities = seniorities(&admitted.services, claims);
-    let assigned = assign(&admitted.vips, &seniorities, claims, sources, shard_maps);
+    let local = LocalBackends::new(&admitted.vips, sources);
+    let assigned = assign((&admitted.vips, &local), &seniorities, claims, sources, shard_maps);
     report_unassigned(&admitted.vips, &assigned, (&admitted.services, claims), diagnostics);
-    VipTable { assigned, in_use: sources.in_use_among(sources.vips) }
+    VipTable { assigned, local, in_use: sources.in_use_among(sources.vips) }
 }
 
 /// When a VIP gets its turn in the assignment, and with which other VIPs. Both follow from the oldest object with this
@@ -79,8 +84,14 @@ fn seniorities<'a>(services: &[ObjectRef<'a, Service>], claims: &'a [Claim<'a>])
     seniorities
 }
 
+/// The announce mode of a VIP.
+fn mode(address: IpAddr, vip: &Vip<'_>, sources: &Inputs<'_>) -> Announce {
+    let pool = sources.pools.announce(address).map(|(announce, _)| announce);
+    pool.or(vip.announce.as_ref().map(|(announce, _)| *announce)).unwrap_or_default()
+}
+
 fn assign(
-    vips: &BTreeMap<IpAddr, Vip<'_>>,
+    (vips, local): (&BTreeMap<IpAddr, Vip<'_>>, &LocalBackends),
     seniorities: &HashMap<IpAddr, Seniority<'_>>,
     claims: &[Claim<'_>],
     sources: &Inputs<'_>,
@@ -91,11 +102,7 @@ fn assign(
     let with_zone = claims.iter().filter(|claim| claim.zone_affinity == ZoneAffinity::Require);
     let with_zone: HashSet<(IpAddr, &str)> =
         with_zone.flat_map(|claim| claim.vips.iter().map(|(_, vip)| (*vip, claim.namespace))).collect();
-    let mode = |address: &IpAddr, vip: &Vip<'_>| {
-        let pool = sources.pools.announce(*address).map(|(announce, _)| announce);
-        pool.or(vip.announce.as_ref().map(|(announce, _)| *announce)).unwrap_or_default()
-    };
-    let modes: Vec<Announce> = vips.iter().map(|(address, vip)| mode(address, vip)).collect();
+    let modes: Vec<Announce> = vips.iter().map(|(address, vip)| mode(*address, vip, sources)).collect();
     let requests: Vec<VipRequest<'_>> = vips
         .iter()
         .zip(&modes)
@@ -106,6 +113,7 @@ fn assign(
             candidates: eligible(*address, vip, claims, sources),
             requires_zone: [vip.namespace, ""].iter().any(|it| with_zone.contains(&(*address, *it))),
             shared: *announce == Announce::Bgp,
+            local: local.of(*address, vip, sources),
         })
         .collect();
     let Assignment { owners, backups } = gateways.assign(&requests);

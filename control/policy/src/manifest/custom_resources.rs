@@ -238,7 +238,7 @@ pub struct Gateway {
 pub struct GatewaySpec {
     /// Its zone.
     pub zone: Option<String>,
-    /// Its Kubernetes node.
+    /// Its Kubernetes node, as `node` in its gateway.yaml. Default: its name.
     pub node: Option<String>,
     /// Its address for other gateways.
     #[schemars(with = "Option<Address>")]

@@ -6,6 +6,7 @@ mod slots;
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
+use vipgate_dataplane::policy::spec::BackendState;
 
 use super::*;
 
@@ -63,25 +64,31 @@ struct Request {
     candidates: Vec<GatewayId>,
     shared: bool,
     requires_zone: bool,
+    local: LocalBackends,
 }
+
+/// Gateways with backends on their nodes, ascending, with the best state of these.
+type LocalBackends = Vec<(GatewayId, BackendState)>;
 
 impl Request {
     /// A VIP in a group of its own, with its number as its turn.
     fn single(number: u8, candidates: Vec<GatewayId>) -> Self {
         let vip = vip(number, false);
-        Self { vip, turn: number.into(), group: vip.to_string(), candidates, shared: false, requires_zone: false }
+        let (turn, group) = (number.into(), vip.to_string());
+        Self { vip, turn, group, candidates, shared: false, requires_zone: false, local: Vec::new() }
     }
 }
 
 fn assignment(gateways: &Gateways<'_>, requests: &[Request]) -> Assignment {
     let vip_requests =
-        requests.iter().map(|Request { vip, turn, group, candidates, shared, requires_zone }| VipRequest {
+        requests.iter().map(|Request { vip, turn, group, candidates, shared, requires_zone, local }| VipRequest {
             vip: *vip,
             turn: *turn,
             group,
             candidates: Candidates { name: "some".into(), ids: candidates.as_slice().into() },
             shared: *shared,
             requires_zone: *requires_zone,
+            local,
         });
     gateways.assign(&vip_requests.collect::<Vec<_>>())
 }
@@ -108,17 +115,25 @@ fn some_of(count: usize) -> impl Strategy<Value = Vec<GatewayId>> {
     prop::sample::subsequence((0..count).collect::<Vec<_>>(), 0..=count)
 }
 
-/// VIPs in groups, each with its own candidates.
+fn local_backends(gateways: usize) -> impl Strategy<Value = LocalBackends> {
+    let states = vec![BackendState::Ready, BackendState::Terminating, BackendState::NotReady];
+    let of_each = prop::collection::vec(prop::option::of(prop::sample::select(states)), gateways);
+    of_each.prop_map(|all| all.into_iter().enumerate().filter_map(|(id, state)| Some((id, state?))).collect())
+}
+
+/// VIPs in groups, each with its own candidates, some with local backends.
 fn random_requests(gateways: usize) -> impl Strategy<Value = Vec<Request>> {
-    let one = (any::<u8>(), any::<bool>(), "[a-d]", some_of(gateways), prop::bool::weighted(0.2));
+    let local = prop_oneof![2 => Just(LocalBackends::new()), 1 => local_backends(gateways)];
+    let one = (any::<u8>(), any::<bool>(), "[a-d]", some_of(gateways), prop::bool::weighted(0.2), local);
     prop::collection::vec(one, 0..24).prop_map(|all| {
-        let request = |(turn, (number, v6, group, candidates, shared))| Request {
+        let request = |(turn, (number, v6, group, candidates, shared, local))| Request {
             vip: vip(number, v6),
             turn,
             group,
             candidates,
             shared,
             requires_zone: false,
+            local,
         };
         let mut requests: Vec<_> = all.into_iter().enumerate().map(request).collect();
         requests.sort_by_key(|it| it.vip);
@@ -137,8 +152,9 @@ fn capacities(gateways: usize, max: usize) -> impl Strategy<Value = Vec<usize>> 
     prop::collection::vec(prop_oneof![3 => 1..=max, 1 => Just(UNLIMITED)], gateways)
 }
 
-/// The owner of each VIP that one gateway owns, by definition: in its turn the candidate with capacity and the fewest
-/// VIPs of its group and family, and of these the one with the highest score.
+/// The owner of each VIP that one gateway owns, by definition: in its turn, of the candidates with capacity those with
+/// the best backends, of these the ones with the fewest VIPs of its group and family, and of these the one with the
+/// highest score.
 fn owners_by_definition(gateways: &Gateways<'_>, requests: &[Request]) -> BTreeMap<IpAddr, Option<GatewayId>> {
     let mut owners: Vec<(&Request, GatewayId)> = Vec::new();
     let mut all = BTreeMap::new();
@@ -154,6 +170,10 @@ fn owners_by_definition(gateways: &Gateways<'_>, requests: &[Request]) -> BTreeM
             owners.extend(eligible.into_iter().map(|id| (it, id)));
             continue;
         }
+        let state = |id: GatewayId| it.local.iter().find(|(of, _)| *of == id).map(|(_, state)| *state);
+        let states = [Some(BackendState::Ready), Some(BackendState::Terminating), Some(BackendState::NotReady), None];
+        let best = states.into_iter().find(|best| eligible.iter().any(|id| state(*id) == *best));
+        eligible.retain(|id| Some(state(*id)) == best);
         let fewest = eligible.iter().map(|id| in_group(*id)).min();
         let best = eligible.into_iter().filter(|id| Some(in_group(*id)) == fewest);
         let owner = best.max_by_key(|id| score(gateways, *id, it.vip));
@@ -278,6 +298,23 @@ proptest! {
         prop_assert_eq!(after.first(), first);
     }
 
+    /// Without limits and groups: a VIP moves only if its gateway loses a backend, or another one gets one.
+    #[test]
+    fn backends_that_end_elsewhere_move_no_vip(
+        number in any::<u8>(), local in local_backends(NAMES.len()), gone in 0..NAMES.len(),
+    ) {
+        let gateways = gateways(&[UNLIMITED; NAMES.len()]);
+        let order = |local| order_of(&gateways, Request { local, ..Request::single(number, all_of(&gateways)) });
+        let rest = local.iter().filter(|(id, _)| *id != gone).copied().collect();
+        let (before, after) = (order(local), order(rest));
+        prop_assert!(*before[0] == *NAMES[gone] || before[0] == after[0], "{:?} {:?}", before, after);
+        let others = |order: &[Arc<str>]| -> Vec<Arc<str>> {
+            order.iter().filter(|name| ***name != *NAMES[gone]).cloned().collect()
+        };
+        let (before, after) = (others(&before), others(&after));
+        prop_assert!(before.iter().zip(&after).all(|(a, b)| a == b), "{:?} {:?}", before, after);
+    }
+
     /// The numbers of a group's VIPs per gateway differ by at most one, for each family. Groups don't affect each
     /// other.
     #[test]
@@ -336,6 +373,37 @@ fn a_group_is_spread_over_gateways_with_capacity_when_others_are_full() {
 }
 
 #[test]
+fn gateways_with_local_backends_come_first_also_as_backups() {
+    let gateways = gateways(&[UNLIMITED; 5]);
+    let local = vec![(0, BackendState::NotReady), (2, BackendState::Ready), (3, BackendState::Terminating)];
+    for number in 0..20 {
+        let order = order_of(&gateways, Request { local: local.clone(), ..Request::single(number, all_of(&gateways)) });
+        assert_eq!(order[..3].iter().map(|name| &**name).collect::<Vec<_>>(), ["gw-c", "gw-d", "gw-a"]);
+        let local = vec![(1, BackendState::Ready)];
+        let order = order_of(&gateways, Request { local, ..Request::single(number, vec![0, 2, 4]) });
+        assert_eq!(order, order_of(&gateways, Request::single(number, vec![0, 2, 4])), "it is no candidate");
+    }
+}
+
+/// Backends decide among the gateways with capacity, in the VIP's turn.
+#[test]
+fn a_full_gateway_gets_no_vip_for_its_backends() {
+    let with_local = |number: u8, id: GatewayId| Request {
+        local: vec![(id, BackendState::Ready)],
+        ..Request::single(number, vec![0, 1])
+    };
+    let full = gateways(&[1, UNLIMITED]);
+    let (older, younger) = (with_local(1, 0), with_local(2, 0));
+    assert_eq!(assignment(&full, &[older.clone(), younger]).owners, [vec![0], vec![1]]);
+    let has_none = Request { local: vec![], candidates: vec![0], ..with_local(2, 0) };
+    assert_eq!(assignment(&full, &[older, has_none]).owners, [vec![0], vec![]], "the younger one gives way");
+    // Those of one group are together where the only backends are.
+    let unlimited = gateways(&[UNLIMITED; 2]);
+    let grouped = [1, 2, 3].map(|number| Request { group: "g".into(), ..with_local(number, 1) });
+    assert_eq!(assignment(&unlimited, &grouped).owners, [vec![1], vec![1], vec![1]]);
+}
+
+#[test]
 fn the_nearest_gateway_is_on_the_node_then_in_the_zone() {
     let (z1, z2) = (Some("z1"), Some("z2"));
     let all = vec![
@@ -376,6 +444,7 @@ fn the_capacity_of_one_family_is_nothing_to_the_other() {
         candidates: candidates.clone(),
         shared: false,
         requires_zone: false,
+        local: &[],
     };
     let requests: Vec<VipRequest<'_>> = vips.iter().enumerate().map(request).collect();
     assert_eq!(gateways.assign(&requests).owners, [vec![0], vec![0], vec![], vec![0]]);

@@ -1,14 +1,18 @@
 //! Owners of VIPs: each VIP in turn gets the candidate with the highest score among those that own the fewest VIPs of
-//! its group.
+//! its group; if clients reach only backends on its owner's node, among those with the best of such backends.
 //!
 //! VIPs get their turn by age: what is added later displaces nothing that was there before. So a new VIP moves no other
-//! one, and a gateway that is added takes few VIPs besides those that it has the highest score for.
+//! one, and a gateway that is added takes few VIPs besides those that it has the highest score for. Backends that
+//! change move their own VIPs, and younger ones only by the capacity that these take or free.
 
+use std::cmp::Reverse;
 use std::net::IpAddr;
 
 use foldhash::{HashMap, HashMapExt};
+use vipgate_dataplane::policy::spec::BackendState;
 
 use super::{Candidates, Capacity, GatewayId, Gateways, MAX_BACKUPS, address_key};
+use crate::compiler::placement::preference;
 
 /// A VIP to assign.
 #[derive(Debug)]
@@ -24,6 +28,16 @@ pub(in crate::compiler) struct VipRequest<'a> {
     pub(in crate::compiler) shared: bool,
     /// Whether its backups have to be in the zone of its owner.
     pub(in crate::compiler) requires_zone: bool,
+    /// Gateways on whose nodes it has backends, ascending, with the best state of these; empty: it doesn't matter.
+    pub(in crate::compiler) local: &'a [(GatewayId, BackendState)],
+}
+
+impl VipRequest<'_> {
+    /// How far a gateway is preferred for the backends on its node; `None`: it has none.
+    fn local_preference(&self, id: GatewayId) -> Option<u8> {
+        let at = self.local.binary_search_by_key(&id, |(gateway, _)| *gateway).ok()?;
+        self.local.get(at).map(|(_, state)| preference(*state))
+    }
 }
 
 /// Owners of all VIPs, in the order of the requests.
@@ -60,8 +74,10 @@ impl Gateways<'_> {
                 continue;
             }
             let in_group = |id: GatewayId| (request.group, request.vip.is_ipv4(), id);
-            let rank =
-                |id: GatewayId| (!capacity[id].fits(request.vip), owned.get(&in_group(id)).copied().unwrap_or(0));
+            let rank = |id: GatewayId| {
+                let owned = owned.get(&in_group(id)).copied().unwrap_or(0);
+                (!capacity[id].fits(request.vip), Reverse(request.local_preference(id)), owned)
+            };
             // Of all candidates, those in the zone and those that have capacity in the end may be backups.
             let count = if is_limited || request.requires_zone { self.all.len() } else { 1 + MAX_BACKUPS };
             let order = self.order(candidates.map(|id| (rank(id), id)), address_key(request.vip), count);

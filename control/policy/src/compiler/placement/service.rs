@@ -1,7 +1,7 @@
 //! Inbound Services of all gateways, and the eligible backends per gateway: kube-proxy's rules for traffic policies,
 //! topology hints and terminating endpoints.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -103,8 +103,7 @@ impl PlacedService {
     }
 
     fn candidates(&self, family: Family) -> impl Iterator<Item = &PlacedBackend> + Clone {
-        let of_family = move |it: &&PlacedBackend| Family::of(it.address) == family && it.accepts_sessions();
-        self.backends.iter().filter(of_family)
+        candidates(&self.backends, family)
     }
 
     /// Number of addresses on the gateway's node that accept new sessions, of the family that has more. As in
@@ -118,6 +117,36 @@ impl PlacedService {
         let count = Family::ALL.map(addresses).into_iter().max().unwrap_or(0);
         u32::try_from(count).unwrap_or(u32::MAX)
     }
+}
+
+/// Those of a family that can get new sessions.
+fn candidates(backends: &[PlacedBackend], family: Family) -> impl Iterator<Item = &PlacedBackend> + Clone {
+    backends.iter().filter(move |it| Family::of(it.address) == family && it.accepts_sessions())
+}
+
+/// How far backends in a state are preferred for new sessions; those that aren't ready get none.
+pub(in crate::compiler) fn preference(state: BackendState) -> u8 {
+    match state {
+        BackendState::Ready => 2,
+        BackendState::Terminating => 1,
+        BackendState::NotReady => 0,
+    }
+}
+
+/// The best state of a node's candidates: with traffic policy `Local` those in it get the sessions.
+fn local_state<'a>(on_node: impl Iterator<Item = &'a PlacedBackend>) -> Option<BackendState> {
+    on_node.map(|backend| backend.state).max_by_key(|state| preference(*state))
+}
+
+/// The best state of the candidates of a family on each node.
+pub(in crate::compiler) fn local_states(backends: &[PlacedBackend], family: Family) -> BTreeMap<&str, BackendState> {
+    let mut nodes: BTreeMap<&str, Vec<&PlacedBackend>> = BTreeMap::new();
+    for backend in candidates(backends, family) {
+        if let Some(node) = &backend.node {
+            nodes.entry(node).or_default().push(backend);
+        }
+    }
+    nodes.into_iter().filter_map(|(node, on_node)| Some((node, local_state(on_node.into_iter())?))).collect()
 }
 
 impl PlacedBackend {
@@ -167,6 +196,7 @@ impl Criteria {
     /// The rules of kube-proxy's `CategorizeEndpoints`. Hints apply only if all ready backends have them, so that no
     /// backend is excluded while the controller is still writing hints.
     fn new<'a>(candidates: impl Iterator<Item = &'a PlacedBackend> + Clone, gateway: &GatewayLocality) -> Self {
+        let local = local_state(candidates.clone().filter(|backend| backend.is_on(gateway)));
         let ready = candidates.filter(|backend| backend.state == BackendState::Ready);
         let all = |has: fn(&Hints) -> bool| ready.clone().all(|it| it.hints.as_deref().is_some_and(has));
         let cluster = if ready.clone().next().is_none() {
@@ -181,8 +211,8 @@ impl Criteria {
         } else {
             Criterion::Ready
         };
-        let has_local = ready.clone().any(|backend| backend.is_on(gateway));
-        Self { cluster, local: if has_local { Criterion::Ready } else { Criterion::Terminating } }
+        let has_ready = local == Some(BackendState::Ready);
+        Self { cluster, local: if has_ready { Criterion::Ready } else { Criterion::Terminating } }
     }
 
     fn matches(&self, backend: &PlacedBackend, scope: Scope, gateway: &GatewayLocality) -> bool {

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use vipgate_dataplane::policy::spec::{BackendSpec, BackendState, HealthSpec, Scope, ServicePortSpec};
 
-use super::{GatewayLocality, PlacedBackend, PlacedService};
+use super::{GatewayLocality, PlacedBackend, PlacedService, local_states};
 use crate::compiler::Cluster;
-use crate::manifest::Hints;
+use crate::manifest::{Family, Hints};
 
 const READY: BackendState = BackendState::Ready;
 const TERMINATING: BackendState = BackendState::Terminating;
@@ -178,6 +178,10 @@ proptest! {
         prop_assert_eq!(pods.is_empty(), backends.iter().find(is_usable).is_none());
         let is_local = |it: &PlacedBackend| it.node.as_deref() == Some("n1");
         prop_assert_eq!(external.is_empty(), !backends.iter().filter(is_usable).any(is_local));
+        // Owners of VIPs are chosen by what their clients get.
+        let states = local_states(&backends, Family::V4);
+        prop_assert_eq!(external.is_empty(), states.get("n1").is_none_or(|state| *state == NOT_READY));
+        prop_assert!(external.iter().all(|last| Some(&backends[usize::from(*last) - 1].state) == states.get("n1")));
         for last in external.iter().chain(&pods) {
             prop_assert!(is_usable(&&backends[usize::from(*last) - 1]));
         }

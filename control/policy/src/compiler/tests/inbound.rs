@@ -5,7 +5,7 @@ use vipgate_dataplane::policy::spec::{BackendState, Scope};
 use super::*;
 
 /// A dual-stack Service `a/s` with two ports, one of them with a named target port; `spec` has additional fields.
-fn web(annotations: &str, spec: &str) -> String {
+pub(super) fn web(annotations: &str, spec: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Service\nmetadata: {{name: s, namespace: a, annotations: {{{annotations}}}}}\n\
          spec: {{type: LoadBalancer, ports: [{{name: http, port: 80, targetPort: web}}, \
@@ -15,7 +15,7 @@ fn web(annotations: &str, spec: &str) -> String {
 }
 
 /// An endpoint slice of `a/s` in 5 lines; `ports` includes the key.
-fn endpoint_slice(name: &str, family: &str, ports: &str, endpoints: &str) -> String {
+pub(super) fn endpoint_slice(name: &str, family: &str, ports: &str, endpoints: &str) -> String {
     format!(
         "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
          metadata: {{name: {name}, namespace: a, labels: {{kubernetes.io/service-name: s}}}}\n\
@@ -26,7 +26,7 @@ fn endpoint_slice(name: &str, family: &str, ports: &str, endpoints: &str) -> Str
     .replace("]}\n", "]\n")
 }
 
-const PORTS: &str = "ports: [{name: http, port: 8080}, {name: dns, port: 5353, protocol: UDP}]\n";
+pub(super) const PORTS: &str = "ports: [{name: http, port: 8080}, {name: dns, port: 5353, protocol: UDP}]\n";
 
 /// `address name ports weight state node zone` of every backend.
 fn backends(service: &PlacedService) -> Vec<String> {

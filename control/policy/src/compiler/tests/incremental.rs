@@ -60,7 +60,32 @@ fn relabeled_slice() -> impl Strategy<Value = String> {
     })
 }
 
-/// Gateways, and policies whose VIPs and endpoints are placed on them by shard maps.
+/// A Service with L2 VIPs whose owners have local backends, or its slice.
+fn local_document() -> impl Strategy<Value = String> {
+    let select = prop::sample::select;
+    let policies = vec!["Local", "Local", "Local", "Cluster"];
+    let services = (select(policies), prop::bool::ANY).prop_map(|(policy, egress)| local_service(policy, egress));
+    let places = vec![", nodeName: n1", ", nodeName: n2", ", nodeName: n3", ""];
+    let states =
+        vec!["", "", ", conditions: {ready: false}", ", conditions: {ready: false, serving: true, terminating: true}"];
+    let addresses = vec!["10.0.0.7", "fd00::7", "203.0.113.1"];
+    let slices = (select(addresses), select(places), select(states))
+        .prop_map(|(address, place, state)| local_slice(address, &format!("{place}{state}")));
+    prop_oneof![1 => services, 3 => slices]
+}
+
+fn local_service(policy: &str, egress: bool) -> String {
+    service("l", if egress { EGRESS } else { "" }, 82, &["198.51.100.7", "2001:db8:7::7"])
+        .replace("LoadBalancer,", &format!("LoadBalancer, externalTrafficPolicy: {policy},"))
+}
+
+/// The slice of that Service, with an endpoint that has these fields.
+fn local_slice(address: &str, fields: &str) -> String {
+    slice("l", &[address]).replace("], targetRef", &format!("]{fields}, targetRef"))
+}
+
+/// Gateways, and policies whose VIPs and endpoints are placed on them by shard maps; and L2 VIPs that follow their
+/// backend.
 fn first_documents() -> Vec<String> {
     let at =
         |document: String, node: &str| document.replace("], targetRef", &format!("], nodeName: {node}, targetRef"));
@@ -77,6 +102,9 @@ fn first_documents() -> Vec<String> {
         policy("p", "", "{serviceRef: {name: s}, zoneAffinity: Prefer}"),
         pod("a", "x", "app: web", "10.0.0.4").replace("containers", "nodeName: n2, containers"),
         policy("r", "", "{selectors: [{podSelector: {}}], addresses: [203.0.113.2], zoneAffinity: Require}"),
+        gateway_with("gw-4", "node: n2"),
+        local_service("Local", true),
+        local_slice("10.0.0.7", ", nodeName: n1"),
     ]
 }
 
@@ -193,12 +221,13 @@ fn edit() -> impl Strategy<Value = (usize, Option<String>)> {
         2 => shared_document(),
         3 => placing_policy(),
         3 => placed_endpoints(),
+        2 => local_document(),
     ];
     (0..24_usize, prop::option::weighted(0.8, document))
 }
 
 /// What the changes reach: kinds of objects, and parts and differences of placements.
-const CLASSES: [&str; 53] = [
+const CLASSES: [&str; 54] = [
     "agents",
     "node of flannel",
     "agent without pods",
@@ -233,6 +262,7 @@ const CLASSES: [&str; 53] = [
     "Services differ",
     "cluster differs",
     "only slices differ",
+    "only slices differ, and a VIP moves",
     "slice replaced in place",
     "slice of another Service",
     "several gateways",
@@ -315,6 +345,8 @@ fn an_incremental_compilation_equals_a_new_one() {
                 count_nodes(coverage, &before.placement, &compiled.placement);
                 let is_slices = !kinds.is_empty() && kinds.iter().all(|kind| *kind == Kind::EndpointSlice);
                 coverage.add("only slices differ", u64::from(is_slices));
+                let moves = before.placement.vips != compiled.placement.vips;
+                coverage.add("only slices differ, and a VIP moves", u64::from(is_slices && moves));
                 before = compiled;
             }
             Ok(())
@@ -342,6 +374,55 @@ fn a_slice_that_precedes_its_duplicate_takes_it_out_of_force() {
         let new = compile_for(Tenancy::Strict, list.iter().map(|object| &***object));
         assert_eq!(compiled.placement.endpoints.len(), endpoints);
         assert_eq!((&compiled.placement, &compiled.diagnostics), (&new.placement, &new.diagnostics));
+    }
+}
+
+#[test]
+fn a_vip_follows_the_local_backends_of_its_service_whatever_concerns_them() {
+    let api_server = |address: &str| slice("kubernetes", &[address]).replace("namespace: a", "namespace: default");
+    let with = |local: &str, other: String| {
+        let gateways = [gateway_with("gw-1", "node: n1"), gateway_with("gw-2", "node: n2")];
+        // Where pods are known, an address that is a host's is no backend of another one's.
+        let own = [local_service("Local", true), local.to_owned(), other, pod("a", "x", "", "10.0.0.9")];
+        [&gateways[..], &own].concat()
+    };
+    let at = |node: &str| local_slice("10.0.0.7", &format!(", nodeName: {node}"));
+    let both = local_slice("10.0.0.7", ", nodeName: n1")
+        .replace("endpoints: [", "endpoints: [{addresses: [10.0.0.8], nodeName: n2, conditions: {ready: false}}, ");
+    let cidr = |cidr: &str| {
+        let kind = "apiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {name: c}\n";
+        format!("{kind}spec: {{cidrs: [{cidr}]}}\n")
+    };
+    let elsewhere = api_server("10.9.0.1");
+    let steps = [
+        (with(&at("n1"), elsewhere.clone()), "gw-1", "its slice"),
+        (with(&at("n2"), elsewhere.clone()), "gw-2", "another node"),
+        (with(&at("n1"), elsewhere.clone()), "gw-1", "back"),
+        (with(&both, elsewhere.clone()), "gw-1", "one more, which isn't ready"),
+        (with(&both, api_server("10.0.0.7")), "gw-2", "the ready one is the API server's host"),
+        (with(&both, elsewhere), "gw-1", "and isn't"),
+        (with(&both, cidr("10.0.0.7/32")), "gw-2", "the ready one is in a prefix of the cluster"),
+        (with(&both, cidr("10.9.0.0/16")), "gw-1", "and isn't"),
+    ];
+    let mut compiler = Compiler::new(Tenancy::Strict);
+    let mut before: Vec<(String, Arc<Object>)> = Vec::new();
+    for (documents, home, what) in steps {
+        // What is the same is the same allocation, as in the store.
+        let known = |text: &String| before.iter().find(|(known, _)| known == text).map(|(_, object)| object.clone());
+        let parsed = |text: String| {
+            let object = known(&text).unwrap_or_else(|| Arc::new(objects(&text).pop().unwrap()));
+            (text, object)
+        };
+        let all: Vec<(String, Arc<Object>)> = documents.into_iter().map(parsed).collect();
+        before = all;
+        let compiled = compiler.compile(before.iter().map(|(_, object)| object));
+        let new = compile_for(Tenancy::Strict, before.iter().map(|(_, object)| &**object));
+        assert_eq!(compiled.placement, new.placement, "{what}");
+        assert_eq!(compiled.diagnostics, new.diagnostics, "{what}");
+        let vip = compiled.placement.vips.get(&ip("198.51.100.7")).unwrap();
+        assert_eq!(&*vip.shards[0].gateway, home, "{what}");
+        let endpoint = compiled.placement.endpoints.get(&ip("10.0.0.7"));
+        assert!(endpoint.is_none_or(|endpoint| endpoint.gateway.as_deref() == Some(home)), "{what}");
     }
 }
 

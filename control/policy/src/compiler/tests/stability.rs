@@ -165,6 +165,50 @@ fn check_added(
     Ok(())
 }
 
+/// Backends of one Service: VIPs of others stay, if gateways have room; its own go to a gateway with a backend.
+#[test]
+fn a_backend_moves_only_vips_of_its_service_and_these_to_backends() {
+    let classes = [
+        "a VIP moves to the added backend",
+        "a VIP of its Service stays",
+        "a VIP of another one stays",
+        "at a backend",
+        "no gateway at a backend",
+    ];
+    let inputs = (worlds(), any::<prop::sample::Index>(), prop::collection::vec(any::<bool>(), 6));
+    property(config(), &inputs, &classes, |(mut world, at, are_local), coverage| {
+        let at = at.index(world.tenants.len());
+        world.sites.iter_mut().for_each(|site| site.max_addresses = None);
+        world.tenants.iter_mut().zip(&are_local).for_each(|(tenant, is_local)| tenant.is_local = *is_local);
+        let before = world.placement();
+        let (id, added) = (world.tenants[at].id, world.tenants[at].pods);
+        world.tenants[at].pods += 1;
+        let after = world.placement();
+        for (old, new) in both(&before.vips, &after.vips, |vip| vip.address) {
+            let tenant = world.tenant_of(new);
+            let (old, new) = (block_orders(&before, old), block_orders(&after, new));
+            let home = world.site(&new[0][0]);
+            if old.iter().map(|order| &order[0]).ne(new.iter().map(|order| &order[0])) {
+                prop_assert!(tenant.id == id && tenant.follows_backends(), "{:?} {:?}", tenant, new);
+                // Several of a group are spread anew.
+                prop_assert!(tenant.vips > 1 || home.is_on_node_of(added), "{:?} {:?}", tenant, home);
+                coverage.count("a VIP moves to the added backend");
+            } else {
+                let whose = if tenant.id == id { "its Service" } else { "another one" };
+                coverage.count(format!("a VIP of {whose} stays"));
+            }
+            if tenant.follows_backends() {
+                let is_at_backend = |site: &worlds::Site| (0..tenant.pods).any(|number| site.is_on_node_of(number));
+                let mut eligible = world.sites.iter().filter(|site| tenant.may_use(site));
+                let has_any = eligible.any(is_at_backend);
+                prop_assert_eq!(is_at_backend(home), has_any, "{:?} {:?}", tenant, home);
+                coverage.count(if has_any { "at a backend" } else { "no gateway at a backend" });
+            }
+        }
+        Ok(())
+    });
+}
+
 #[test]
 fn what_is_added_moves_nothing_else() {
     let classes = [
@@ -174,14 +218,19 @@ fn what_is_added_moves_nothing_else() {
         "Pod",
         "Pool",
         "with limits",
+        "with local backends",
         "a VIP stays",
         "an endpoint with a slot stays",
         "an endpoint stays",
         "an endpoint moves to the added VIP",
     ];
-    let inputs = (worlds(), any::<prop::sample::Index>(), Change::any());
-    property(config(), &inputs, &classes, |(mut world, at, change), coverage| {
+    let inputs = (worlds(), any::<prop::sample::Index>(), Change::any(), any::<bool>());
+    property(config(), &inputs, &classes, |(mut world, at, change, is_local), coverage| {
         let at = at.index(world.tenants.len());
+        // A pod that is added is a backend, which may move VIPs: that is the test above.
+        let is_local = is_local && !matches!(change, Change::Pod);
+        world.tenants.iter_mut().for_each(|tenant| tenant.is_local = is_local);
+        coverage.add("with local backends", u64::from(is_local));
         if matches!(change, Change::Vip) {
             without_limits_unless_last(&mut world, at);
         }

@@ -47,6 +47,8 @@ pub(super) struct Tenant {
     pub(super) pods: usize,
     pub(super) affinity: &'static str,
     gateways: &'static str,
+    /// Whether clients reach only backends on the owner's node.
+    pub(super) is_local: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -89,7 +91,7 @@ pub(super) fn tenant(id: usize) -> impl Strategy<Value = Tenant> {
     all.prop_map(move |(kind, bgp, is_dual_stack, vips, pods, affinity, gateways)| {
         let is_annotated = kind == Kind::AnnotatedService;
         let (affinity, gateways) = if is_annotated { ("None", "") } else { (affinity, gateways) };
-        Tenant { id, kind, bgp, is_dual_stack, vips, pods, affinity, gateways }
+        Tenant { id, kind, bgp, is_dual_stack, vips, pods, affinity, gateways, is_local: false }
     })
 }
 
@@ -107,6 +109,11 @@ impl Site {
         let fields: String = [node, zone, limit].into_iter().flatten().collect();
         gateway(self.name, if self.is_gold() { "tier: gold" } else { "" })
             .replace("spec: {", &format!("spec: {{{fields}"))
+    }
+
+    /// Whether it is on the node of the pods with this number.
+    pub(super) fn is_on_node_of(&self, number: usize) -> bool {
+        self.node == Some(number % NODE_ZONES.len())
     }
 
     fn is_gold(&self) -> bool {
@@ -155,7 +162,9 @@ impl Tenant {
         let place = format!("zoneAffinity: {affinity}{gateways}");
         if matches!(kind, Kind::AnnotatedService | Kind::ServiceWithPolicy) {
             let extra = format!("{created}{}", if *kind == Kind::AnnotatedService { EGRESS } else { "" });
-            documents.push(service(&name, &extra, 80, &addresses.iter().map(String::as_str).collect::<Vec<_>>()));
+            let service = service(&name, &extra, 80, &addresses.iter().map(String::as_str).collect::<Vec<_>>());
+            let fields = if self.is_local { "LoadBalancer, externalTrafficPolicy: Local," } else { "LoadBalancer," };
+            documents.push(service.replace("LoadBalancer,", fields));
             for pods in [v4, v6].iter().filter(|pods| !pods.is_empty()) {
                 documents.push(slice(&name, &pods.iter().map(String::as_str).collect::<Vec<_>>()));
             }
@@ -175,6 +184,11 @@ impl Tenant {
         let policy = if *kind == Kind::OfCluster { cluster_policy } else { policy };
         documents.push(policy(&name, &created, &format!("{{{selectors}{vips}, {place}}}")));
         documents
+    }
+
+    /// Whether the owners of its VIPs are those with local backends.
+    pub(super) fn follows_backends(&self) -> bool {
+        self.is_local && !self.bgp && matches!(self.kind, Kind::AnnotatedService | Kind::ServiceWithPolicy)
     }
 
     /// Whether a gateway may have its VIPs.

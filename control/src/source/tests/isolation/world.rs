@@ -154,8 +154,11 @@ impl World {
     }
 
     fn add_nodes(&mut self, dice: &mut Dice) {
-        for (name, address) in GATEWAYS.into_iter().take(self.setting.gateways) {
+        for (at, (name, address)) in GATEWAYS.into_iter().take(self.setting.gateways).enumerate() {
             let mut spec = json!({"peerAddress": address});
+            if let Some((node, _)) = NODES.get(at) {
+                spec["node"] = (*node).into();
+            }
             if dice.one_in(4) {
                 spec["maxAddresses"] = 6.into();
             }
