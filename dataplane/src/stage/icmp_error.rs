@@ -1,17 +1,18 @@
 //! ICMP errors: each belongs to the session of the packet that it quotes, and is translated together with the quote
 //! (RFC 5508 sections 4 and 5). It changes nothing in the session: the receiving host decides what the error means.
+//! It is forwarded to the gateway that owns the session, as the session's packets are.
 //!
 //! On an inside interface its sender may be any router between the gateway and the pods. Without a session, an error
 //! from there leaves only if its receiver may see the addresses that it quotes.
 
 use crate::flow::direction::Direction;
 use crate::flow::drop_reason::DropReason;
-use crate::flow::ids::{GatewayId, Owner, Slot};
+use crate::flow::ids::{FrontendId, GatewayId, Owner, Slot};
 use crate::flow::tuple::Tuple;
 use crate::flow::verdict::Verdict;
 use crate::io::Received;
 use crate::io::batch::Batch;
-use crate::policy::compiled::Policy;
+use crate::policy::compiled::{Policy, Vip};
 use crate::policy::network::NextHop;
 use crate::policy::spec::Role;
 use crate::replication::owner;
@@ -186,8 +187,8 @@ fn find_session<A: HeaderRewrite + IcmpErrorFamily>(
         if !may_be_translated(&key, &context.snapshot.policy) {
             return Err(drop(DropReason::NoSession));
         }
-        return match other_owner(&key, received, context) {
-            // Any gateway may have the session of a client of a shared VIP: without one here, translate statelessly.
+        return match other_owner(&key, received, head.sides, context) {
+            // Another gateway may have the session of a client of a shared VIP, if policy alone shows its translation.
             Untranslated::Verdict(Verdict::Drop(DropReason::NoSession))
                 if is_shared_service(&key, &context.snapshot.policy) =>
             {
@@ -201,7 +202,7 @@ fn find_session<A: HeaderRewrite + IcmpErrorFamily>(
         if let (true, Owner::Other(to)) = (entry.is_standby(), owner::owner(entry, &context.snapshot.policy)) {
             return Err(Untranslated::ForwardToOwner(to));
         }
-        return Err(other_owner(&key, received, context));
+        return Err(other_owner(&key, received, head.sides, context));
     }
     if !entry.flags().may_come_from(head.sides) {
         return Err(drop(DropReason::SpoofedSource));
@@ -221,7 +222,8 @@ fn is_shared_service<A: PacketFamily>(key: &Tuple<A>, policy: &Policy) -> bool {
 }
 
 /// Translates an error about a backend's packet to a client, like a packet of that client without a session: see
-/// [`super::stateless_reply`].
+/// [`super::stateless_reply`]. Only if any gateway may have the session. Otherwise the owner of the client's flow has
+/// it, or there is none, and its translation isn't guessed.
 fn translate_stateless<A: HeaderRewrite + IcmpErrorFamily>(
     batch: &mut Batch,
     i: usize,
@@ -229,12 +231,13 @@ fn translate_stateless<A: HeaderRewrite + IcmpErrorFamily>(
     context: &Context<'_>,
 ) {
     let key = quote.tuple.reversed();
-    let sides = batch.headers[i].sides;
-    let frontend = context.snapshot.policy.frontend(&key.receiver());
-    let Some(to) = frontend.and_then(|frontend| load_balance::translate_stateless(&key, frontend, sides, context))
-    else {
-        return batch.decide(i, Verdict::Drop(DropReason::NoSession));
-    };
+    let (sides, policy) = (batch.headers[i].sides, &context.snapshot.policy);
+    let target = policy.frontend(&key.receiver()).and_then(|frontend| {
+        load_balance::stateless_backend(&key, frontend, sides, context)
+            .filter(|target| policy.reply_shows_frontend(frontend, &key.sender(), target.address))
+    });
+    let Some(target) = target else { return batch.decide(i, Verdict::Drop(DropReason::NoSession)) };
+    let to = target.dnat(&key);
     let entry = Entry::new(key, to, Direction::Inbound, Flags::default());
     if let Some(hop) = route::stateless_next_hop(batch, i, to.destination, context.snapshot) {
         translate(batch, i, &entry, hop, quote, context);
@@ -250,11 +253,19 @@ enum Untranslated {
 }
 
 /// The other gateway that would have the session: the owner of the VIP's port, of a client's flow, or of the pod.
-fn owner_gateway<A: PacketFamily>(key: &Tuple<A>, is_from_peer: bool, policy: &Policy) -> Option<GatewayId> {
+fn owner_gateway<A: PacketFamily>(
+    key: &Tuple<A>,
+    received: &Received,
+    sides: u8,
+    context: &Context<'_>,
+) -> Option<GatewayId> {
+    let policy = &context.snapshot.policy;
     let owner = match policy.vip(key.destination) {
-        Some(vip) if policy.frontend(&key.receiver()).is_some() => vip.shards.owner(),
-        Some(vip) => vip.shards.owner_of_port(key.destination_port),
-        None => match policy.owner_of_reply(key, is_from_peer) {
+        Some(vip) => match policy.frontend(&key.receiver()) {
+            Some(frontend) => owner_of_client(key, (vip, frontend), sides, context),
+            None => vip.shards.owner_of_port(key.destination_port),
+        },
+        None => match policy.owner_of_reply(key, received.is_from_peer()) {
             Some(gateway) => return Some(gateway),
             None => policy.owner_of(policy.endpoint(key.source)?.1),
         },
@@ -265,9 +276,25 @@ fn owner_gateway<A: PacketFamily>(key: &Tuple<A>, is_from_peer: bool, policy: &P
     }
 }
 
+/// The gateway that owns a client's flow to a frontend, as for the client's packets: one that owns nothing of the VIP
+/// takes none of its clients. If no backend takes new sessions, that of an older one isn't known: it is unspecified.
+fn owner_of_client<A: PacketFamily>(
+    key: &Tuple<A>,
+    (vip, frontend): (&Vip, FrontendId),
+    sides: u8,
+    context: &Context<'_>,
+) -> Owner {
+    if vip.shards.owner() != Owner::This {
+        return vip.shards.owner();
+    }
+    let target = load_balance::stateless_backend(key, frontend, sides, context);
+    let backend = target.map(|target| target.address).unwrap_or_default();
+    context.snapshot.policy.owner_of_client((vip, frontend), &key.sender(), backend)
+}
+
 /// The other gateway or worker that may have the session; otherwise a drop.
-fn other_owner<A: PacketFamily>(key: &Tuple<A>, received: &Received, context: &Context<'_>) -> Untranslated {
-    if let Some(gateway) = owner_gateway(key, received.is_from_peer(), &context.snapshot.policy) {
+fn other_owner<A: PacketFamily>(key: &Tuple<A>, received: &Received, sides: u8, context: &Context<'_>) -> Untranslated {
+    if let Some(gateway) = owner_gateway(key, received, sides, context) {
         return Untranslated::ForwardToOwner(gateway);
     }
     let flows = context.flows;

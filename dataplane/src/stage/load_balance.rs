@@ -111,26 +111,25 @@ fn is_group_vip<A: PacketFamily>(batch: &Batch, i: usize, context: &Context<'_>)
     vip.is_some_and(|vip| !vip.shards.is_standalone())
 }
 
-/// The translation of a client's packet without a session: to the backend that a new session of this client would get.
-/// `None` if there is none, or the client's address is not allowed.
-pub fn translate_stateless<A: PacketFamily>(
+/// The backend of a client's packet without a session: the one that a new session of this client would get. `None` if
+/// there is none, or the client's address is not allowed.
+pub fn stateless_backend<'a, A: PacketFamily>(
     origin: &Tuple<A>,
     id: FrontendId,
     sides: u8,
-    context: &Context<'_>,
-) -> Option<Tuple<A>> {
+    context: &Context<'a>,
+) -> Option<&'a Backend<A>> {
     let (service, frontend) = frontend::<A>(id, context)?;
     let outside = is_outside(sides);
     if outside && !A::part(service).admits(origin.source) {
         return None;
     }
     let select = |hash| frontend.backends.get(usize::from(frontend.table(outside).select(hash, 0)?));
-    let target = match service.spec.affinity {
+    match service.spec.affinity {
         Some(_) => last_backend(origin, outside, service, frontend, context)
             .or_else(|| select(maglev::client_hash(origin.source))),
         None => select(maglev::session_hash(origin)),
-    };
-    Some(target?.dnat(origin))
+    }
 }
 
 /// Prefetches the buckets and entries that the new sessions of the batch will be written to, so that cache misses

@@ -40,7 +40,10 @@ pub fn direction(batch: &Batch, i: usize) -> Direction {
 pub fn translated<A: PacketFamily>(batch: &Batch, i: usize, context: &Context<'_>) -> Option<Tuple<A>> {
     let (tuple, frontend) = (&A::tuples(batch)[i], batch.frontends[i]);
     match direction(batch, i) {
-        Direction::Inbound => load_balance::translate_stateless(tuple, frontend, batch.headers[i].sides, context),
+        Direction::Inbound => {
+            let target = load_balance::stateless_backend(tuple, frontend, batch.headers[i].sides, context)?;
+            Some(target.dnat(tuple))
+        }
         _ => as_frontend(tuple, frontend, context),
     }
 }

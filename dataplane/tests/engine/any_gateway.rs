@@ -1,7 +1,7 @@
 //! Whichever gateway of a group, and whichever queue there, a packet arrives at: a client's flow reaches one backend and gets
-//! its replies from the frontend that it has called, and what a pod asks is answered to that pod. The rule is the test's own: it
-//! remembers who has asked whom. When members come and go, a packet may be lost until the client has sent another one;
-//! nothing ever leaves with another address or port.
+//! its replies from the frontend that it has called, a router's ICMP errors about these reach the backend, and what a pod asks
+//! is answered to that pod. The rule is the test's own: it remembers who has asked whom. When members come and go, a packet may
+//! be lost until the client has sent another one; nothing ever leaves with another address or port.
 
 use std::net::SocketAddr;
 
@@ -11,11 +11,13 @@ use proptest::test_runner::TestCaseResult;
 use vipgate_coverage::{Coverage, property};
 use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::policy::spec::{ClusterSpec, ServicePortSpec, ServiceSpec};
+use vipgate_dataplane::wire::icmp_error::IcmpError;
 use vipgate_testkit::cluster::{Cluster, MemberState};
 use vipgate_testkit::services::{backend, both_pods, service};
 use vipgate_testkit::*;
 
 use crate::batch_boundaries::config;
+use crate::icmp::{error_about, quoted};
 
 /// Frontends with one backend port each: of one and of several frontends, of TCP and UDP, at VIPs of all gateways and of one.
 const FRONTENDS: [(&str, Protocol); 7] = [
@@ -33,7 +35,7 @@ const PODS: [&str; 4] = ["10.244.1.5", "10.244.1.6", "fd00:244:1::5", "fd00:244:
 /// A port of the pods that nobody calls, and the served ports.
 const POD_PORTS: [(u16, Protocol); 3] = [(4000, Protocol::Udp), (5353, Protocol::Udp), (4000, Protocol::Tcp)];
 
-const CLASSES: [&str; 12] = [
+const CLASSES: [&str; 16] = [
     "opened",
     "client again",
     "reply",
@@ -43,6 +45,10 @@ const CLASSES: [&str; 12] = [
     "own question from a served port",
     "answer",
     "called without the VIP",
+    "IPv4 error about a reply",
+    "IPv6 error about a reply",
+    "error about a reply of a shared backend",
+    "error about a reply via its owner",
     "member gone",
     "member back",
     "tunneled",
@@ -63,6 +69,8 @@ enum Step {
     Answer(Index),
     /// A pod replies to an excluded client that has called its own address.
     ReplyWithoutVip(Index),
+    /// A router outside reports on a reply to a client.
+    Error(Index),
     Replicate,
     Member(Index),
 }
@@ -79,6 +87,7 @@ fn steps() -> impl Strategy<Value = Vec<Arrival>> {
         4 => (index(), index()).prop_map(|(pod, port)| Step::Ask { pod, port }),
         4 => index().prop_map(Step::Answer),
         1 => index().prop_map(Step::ReplyWithoutVip),
+        3 => index().prop_map(Step::Error),
         1 => Just(Step::Replicate),
         1 => index().prop_map(Step::Member),
     ];
@@ -93,7 +102,8 @@ struct Flow {
     backend: SocketAddr,
     /// Packets so far.
     packets: u32,
-    /// How often members had changed at its last packet.
+    /// How often members had changed when it was opened, and at its last packet.
+    opened: u32,
     members: u32,
     /// Whether its session was lost with a gateway, and its backend's packet has opened one of the pod's own: the two
     /// have nothing to do with each other then.
@@ -176,6 +186,7 @@ impl Run<'_> {
             Step::Ask { pod, port } => self.pod_asks(pod, port, at),
             Step::Answer(which) => self.remote_answers(which, at),
             Step::ReplyWithoutVip(pod) => self.pod_replies_without_vip(pod, at),
+            Step::Error(which) => self.router_reports(which, at),
             Step::Replicate => {
                 self.cluster.replicate();
                 Ok(())
@@ -193,7 +204,9 @@ impl Run<'_> {
         let clients: Vec<&str> = CLIENTS.into_iter().filter(|it| ip(it).is_ipv4() == frontend.is_ipv4()).collect();
         self.next_port += 1;
         let client = SocketAddr::new(ip(clients[client.index(clients.len())]), self.next_port);
-        self.flows.push(Flow { protocol, client, frontend, backend: frontend, packets: 0, members: 0, is_lost: false });
+        let (backend, opened) = (frontend, self.members);
+        let flow = Flow { protocol, client, frontend, backend, packets: 0, opened, members: opened, is_lost: false };
+        self.flows.push(flow);
         self.coverage.count("opened");
         self.send_of_client(self.flows.len() - 1, at)
     }
@@ -232,7 +245,7 @@ impl Run<'_> {
             return Ok(());
         }
         let number = which.index(self.flows.len());
-        let Flow { protocol, client, frontend, backend, packets, members, is_lost } = self.flows[number];
+        let Flow { protocol, client, frontend, backend, packets, members, is_lost, .. } = self.flows[number];
         if is_lost {
             return Ok(());
         }
@@ -306,6 +319,40 @@ impl Run<'_> {
         let seen: Vec<_> = sent.iter().map(|(out, bytes)| (*out, ends(bytes))).collect();
         prop_assert_eq!(seen, [(OUTSIDE, (pod, client))], "{:?}", self.cluster.drops());
         self.coverage.count("called without the VIP");
+        Ok(())
+    }
+
+    fn router_reports(&mut self, which: Index, at: (Index, Index)) -> TestCaseResult {
+        if self.flows.is_empty() {
+            return Ok(());
+        }
+        let number = which.index(self.flows.len());
+        let Flow { protocol, client, frontend, backend, opened, is_lost, .. } = self.flows[number];
+        if is_lost {
+            return Ok(());
+        }
+        let reply = match protocol {
+            Protocol::Tcp => tcp(frontend, client, "PA", 5001, 1001),
+            _ => packet(protocol, frontend, client),
+        };
+        let (router, class) = if client.is_ipv4() {
+            ("203.0.113.77", "IPv4 error about a reply")
+        } else {
+            ("2001:db8:77::1", "IPv6 error about a reply")
+        };
+        let tunneled = self.cluster.tunneled;
+        let sent = self.receive(at, OUTSIDE, &error_about(&reply, router, IcmpError::HostUnreachable, false));
+        // Its session may have been lost, though the client's segments reach the backend.
+        if opened != self.members && sent.is_empty() {
+            return Ok(());
+        }
+        prop_assert_eq!(sent.len(), 1, "about {} to {}: {:?}", frontend, client, self.cluster.drops());
+        let (source, destination, quote) = quoted(&sent[0].1);
+        prop_assert_eq!((sent[0].0, source, destination), (INSIDE, ip(router), backend.ip()));
+        prop_assert_eq!(ends(&quote), (backend, client), "the backend's packet");
+        self.coverage.count(class);
+        self.coverage.add("error about a reply of a shared backend", (frontend.ip() == ip("192.0.2.11")).into());
+        self.coverage.add("error about a reply via its owner", (self.cluster.tunneled > tunneled).into());
         Ok(())
     }
 

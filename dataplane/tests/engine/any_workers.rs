@@ -1,6 +1,6 @@
 //! The number of workers, and the queue of each packet, don't affect the output: the same scenario, packet by packet, with one
 //! worker and with two or three, where every packet arrives on a queue drawn for it. Clients that policy excludes, pods
-//! without a policy, frontends that share pods and ports, and a backend outside are among them.
+//! without a policy, frontends that share pods and ports, a backend outside and one without a policy are among them.
 
 use proptest::prelude::*;
 use vipgate_coverage::{Coverage, property};

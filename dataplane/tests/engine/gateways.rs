@@ -1,11 +1,17 @@
 //! Several gateways with shared VIPs: a packet at any gateway reaches its owner.
 
+use std::net::SocketAddr;
+
 use vipgate_dataplane::flow::direction::Direction;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::flow::ids::InterfaceId;
-use vipgate_dataplane::policy::spec::PolicySet;
+use vipgate_dataplane::policy::spec::{BackendSpec, PolicySet, ServicePortSpec, ServiceSpec};
+use vipgate_dataplane::wire::icmp_error::IcmpError;
 use vipgate_testkit::cluster::*;
+use vipgate_testkit::services::service;
 use vipgate_testkit::*;
+
+use crate::icmp::{error_about, quoted};
 
 #[test]
 fn a_reply_at_any_gateway_reaches_the_pod_via_its_owner() {
@@ -247,6 +253,85 @@ fn an_icmp_error_at_any_gateway_reaches_the_pod() {
         assert_eq!(received[30..34], [10, 244, 1, 5], "at {number}");
     }
     cluster.assert_delta(&["egress 1, reply 3, peer_in 2, created 1", "peer_out 1", "peer_out 1"]);
+}
+
+/// A client, its VIP, and a router outside that reports on replies, in each address family.
+const ERROR_ENDS: [(&str, &str, &str); 2] = [
+    ("198.51.100.10:40000", "192.0.2.10", "203.0.113.77"),
+    ("[2001:db8:51::10]:40000", "2001:db8::10", "2001:db8:77::1"),
+];
+
+/// The Service `api` with a second TCP port in front of the same target port.
+fn with_second_port(backends: &[BackendSpec]) -> ServiceSpec {
+    let mut api = service(backends);
+    api.ports.push(ServicePortSpec { name: "alternative".into(), protocol: 6, port: 81 });
+    api.backends.iter_mut().for_each(|backend| backend.ports.push(8080));
+    api
+}
+
+#[test]
+fn an_icmp_error_about_a_clients_flow_reaches_its_backend_via_its_owner() {
+    use vipgate_testkit::services::*;
+    for (client, vip, router) in ERROR_ENDS {
+        for (protocol, port) in [(Protocol::Udp, 53), (Protocol::Tcp, 80), (Protocol::Tcp, 81)] {
+            let mut cluster = three_gateways();
+            cluster.change_policy(|set| set.services = vec![with_second_port(&both_pods())]);
+            let frontend = SocketAddr::new(ip(vip), port);
+            let sent = cluster.receive(0, OUTSIDE, &packet(protocol, at(client), frontend));
+            assert_eq!(sent.len(), 1, "{:?}", cluster.drops());
+            let (owner, _, request) = &sent[0];
+            let (owner, backend) = (*owner, ends(request).1);
+            let reply = cluster.receive(owner, INSIDE, &reply_to(request, protocol));
+            let reply = expect_one(reply, owner, OUTSIDE, &cluster);
+            // New sessions get another backend; this one keeps its own.
+            let pods = ["10.244.1.5", "10.244.1.6", "fd00:244:1::5", "fd00:244:1::6"];
+            let gone = backend.ip();
+            let changed = pods.map(|pod| if ip(pod) == gone { terminating(pod) } else { services::backend(pod) });
+            cluster.change_policy(|set| set.services = vec![with_second_port(&changed)]);
+            for number in 0..3 {
+                let error = error_about(&reply, router, IcmpError::HostUnreachable, false);
+                let sent = cluster.receive(number, OUTSIDE, &error);
+                let (source, destination, quote) = quoted(&expect_one(sent, owner, INSIDE, &cluster));
+                assert_eq!((source, destination), (ip(router), backend.ip()), "{protocol:?} at {number}");
+                assert_eq!(ends(&quote), (backend, at(client)), "{protocol:?} at {number}");
+            }
+            let is_forwarded = owner != 0;
+            let of_owner = format!("inbound 4, service_reply 1, peer_in {}, created 1", 2 + u32::from(is_forwarded));
+            let expected = [0, 1, 2].map(|number| match number {
+                _ if number == owner => of_owner.as_str(),
+                0 => "peer_out 2",
+                _ => "peer_out 1",
+            });
+            cluster.assert_delta(&expected);
+        }
+    }
+}
+
+#[test]
+fn an_icmp_error_about_a_clients_flow_without_a_session_is_translated_only_if_policy_shows_how() {
+    use vipgate_testkit::services::*;
+    for (client, vip, router) in ERROR_ENDS {
+        let mut cluster = three_gateways();
+        cluster.skip_counter_check();
+        cluster.change_policy(|set| set.services = vec![service(&both_pods())]);
+        let [udp, tcp] = [53, 80].map(|port| SocketAddr::new(ip(vip), port));
+        let error = |protocol, frontend| {
+            error_about(&packet(protocol, frontend, at(client)), router, IcmpError::HostUnreachable, false)
+        };
+        for number in 0..3 {
+            assert_eq!(cluster.receive(number, OUTSIDE, &error(Protocol::Udp, udp)), vec![]);
+        }
+        assert_eq!(cluster.drops(), [(DropReason::NoSession, 3)].into());
+        assert_eq!(cluster.tunneled, 2, "dropped at its owner");
+        let first = cluster.receive(0, OUTSIDE, &packet(Protocol::Tcp, at(client), tcp));
+        let backend = ends(&expect_one(first, 0, INSIDE, &cluster)).1;
+        for number in 0..3 {
+            let sent = cluster.receive(number, OUTSIDE, &error(Protocol::Tcp, tcp));
+            let (_, destination, quote) = quoted(&expect_one(sent, number, INSIDE, &cluster));
+            assert_eq!((destination, ends(&quote)), (backend.ip(), (backend, at(client))), "at {number}");
+        }
+        assert_eq!(cluster.tunneled, 2, "any gateway translates what policy shows");
+    }
 }
 
 mod random_failures {

@@ -326,18 +326,18 @@ fn an_icmp_error_without_a_session_reaches_a_backend_only_in_a_gateway_group() {
     use vipgate_testkit::services::{backend, service};
     let api = service(&[backend("10.244.1.5")]);
     let mut alone = Gateway::with_service(&Setup::default(), &api);
-    assert_eq!(alone.receive(0, OUTSIDE, &error_about_a_reply(Protocol::Udp, 53)), vec![]);
+    assert_eq!(alone.receive(0, OUTSIDE, &error_about_a_reply(Protocol::Tcp, 80)), vec![]);
     alone.assert_delta("drop no_session 1");
     let mut cluster = Cluster::new(2, &Setup::default());
     let set = PolicySet { services: vec![api], ..shared_policy(2) };
     cluster.gateways.iter_mut().for_each(|gateway| gateway.set_policy(&set));
     for number in 0..2 {
-        let sent = cluster.receive(number, OUTSIDE, &error_about_a_reply(Protocol::Udp, 53));
+        let sent = cluster.receive(number, OUTSIDE, &error_about_a_reply(Protocol::Tcp, 80));
         let (source, destination, quote) = quoted(&expect_one(sent, number, INSIDE, &cluster));
         assert_eq!((source, destination), (ip("203.0.113.77"), ip("10.244.1.5")));
-        assert_eq!(ends(&quote), (at("10.244.1.5:5353"), services::client(4000)));
+        assert_eq!(ends(&quote), (at("10.244.1.5:8080"), services::client(4000)));
         // No Service has this port.
-        assert_eq!(cluster.receive(number, OUTSIDE, &error_about_a_reply(Protocol::Udp, 54)), vec![]);
+        assert_eq!(cluster.receive(number, OUTSIDE, &error_about_a_reply(Protocol::Tcp, 54)), vec![]);
     }
     cluster.assert_delta(&["inbound 1, peer_in 1, drop no_session 2", "inbound 1, peer_out 1"]);
 }

@@ -19,7 +19,7 @@ use vipgate_testkit::*;
 
 use super::script::{
     Action, BACKENDS, GatewayEvent, OUTSIDE_BACKEND, PacketId, PolicyVariant, QUARANTINE_MS, REPLY_DIRECTION,
-    taggable_packet, write_tag,
+    UNCOVERED_BACKEND, taggable_packet, write_tag,
 };
 use crate::fragments::udp_fragments;
 use crate::icmp::error_about;
@@ -129,7 +129,11 @@ fn policy_of(change: PolicyVariant, world: World) -> PolicySet {
         set.policies[0].excluded = ["198.51.100.11/32", "2001:db8:51::11/128"].map(|net| net.parse().unwrap()).into();
         let pods = ["10.244.0.0/16", "fd00:244::/32"].map(|net| net.parse().unwrap()).into();
         set.cluster = ClusterSpec { pods, others: vec![], drop_uncovered: true };
-        set.services = vec![second_frontend(&api), outside_backend(&api)];
+        set.services = vec![
+            second_frontend(&api),
+            only_backend(&api, "Service tenant/outer", (90, OUTSIDE_BACKEND)),
+            only_backend(&api, "Service tenant/bare", (91, UNCOVERED_BACKEND)),
+        ];
     }
     match change {
         PolicyVariant::Whole => {}
@@ -158,11 +162,11 @@ fn second_frontend(api: &ServiceSpec) -> ServiceSpec {
     ServiceSpec { name: "Service tenant/web".into(), vips: vec![ip("192.0.2.11")], ports, backends, ..api.clone() }
 }
 
-/// A Service with a backend that isn't a pod.
-fn outside_backend(api: &ServiceSpec) -> ServiceSpec {
-    let ports = vec![ServicePortSpec { name: "".into(), protocol: 6, port: 90 }];
-    let backends = vec![BackendSpec { ports: vec![9090], ..backend(OUTSIDE_BACKEND) }];
-    ServiceSpec { name: "Service tenant/outer".into(), vips: vec![ip("192.0.2.11")], ports, backends, ..api.clone() }
+/// A Service with one port and one backend.
+fn only_backend(api: &ServiceSpec, name: &str, (port, address): (u16, &str)) -> ServiceSpec {
+    let ports = vec![ServicePortSpec { name: "".into(), protocol: 6, port }];
+    let backends = vec![BackendSpec { ports: vec![9090], ..backend(address) }];
+    ServiceSpec { name: name.into(), vips: vec![ip("192.0.2.11")], ports, backends, ..api.clone() }
 }
 
 /// Gives the VIPs private addresses, if the gateway is in a cloud.

@@ -215,7 +215,10 @@ const CLIENTS: [&str; 2] = ["198.51.100.10", "198.51.100.11"];
 const CLIENTS_V6: [&str; 2] = ["2001:db8:51::10", "2001:db8:51::11"];
 /// The backend that isn't a pod.
 pub(crate) const OUTSIDE_BACKEND: &str = "198.51.100.50";
-const FRONTENDS: [&str; 5] = ["192.0.2.10:80", "192.0.2.10:53", "192.0.2.11:80", "192.0.2.11:81", "192.0.2.11:90"];
+/// The backend that is a pod without a policy.
+pub(crate) const UNCOVERED_BACKEND: &str = "10.244.1.7";
+const FRONTENDS: [&str; 6] =
+    ["192.0.2.10:80", "192.0.2.10:53", "192.0.2.11:80", "192.0.2.11:81", "192.0.2.11:90", "192.0.2.11:91"];
 const FRONTENDS_V6: [&str; 2] = ["[2001:db8::10]:80", "[2001:db8::10]:53"];
 
 fn step_beside_services() -> impl Strategy<Value = Step> {
