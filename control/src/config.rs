@@ -14,6 +14,7 @@ mod services;
 pub(crate) mod units;
 mod validate;
 
+use std::io;
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
@@ -43,12 +44,28 @@ trait Validate {
     fn validate(&self, report: &mut validate::Report<'_>);
 }
 
+/// Why a configuration can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The file can't be read.
+    #[error("{diagnostics}")]
+    Unreadable {
+        /// The message.
+        diagnostics: Diagnostics,
+        /// The I/O error.
+        source: io::Error,
+    },
+    /// It has another content.
+    #[error(transparent)]
+    Invalid(#[from] Diagnostics),
+}
+
 impl Config {
     /// Reads a `gateway.yaml`.
     ///
     /// # Errors
-    /// All errors in the file.
-    pub fn load(path: &Path) -> Result<Self, Diagnostics> {
+    /// That it can't be read, or all errors in the file.
+    pub fn load(path: &Path) -> Result<Self, LoadError> {
         load(path)
     }
 
@@ -73,8 +90,8 @@ impl PolicydConfig {
     /// Reads a `policyd.yaml`.
     ///
     /// # Errors
-    /// All errors in the file.
-    pub fn load(path: &Path) -> Result<Self, Diagnostics> {
+    /// That it can't be read, or all errors in the file.
+    pub fn load(path: &Path) -> Result<Self, LoadError> {
         load(path)
     }
 
@@ -99,8 +116,8 @@ impl NodeConfig {
     /// Reads a `node.yaml`.
     ///
     /// # Errors
-    /// All errors in the file.
-    pub fn load(path: &Path) -> Result<Self, Diagnostics> {
+    /// That it can't be read, or all errors in the file.
+    pub fn load(path: &Path) -> Result<Self, LoadError> {
         load(path)
     }
 
@@ -121,11 +138,15 @@ impl NodeConfig {
     }
 }
 
-fn load<T: DeserializeOwned + Validate>(path: &Path) -> Result<T, Diagnostics> {
+fn load<T: DeserializeOwned + Validate>(path: &Path) -> Result<T, LoadError> {
     let name = path.display().to_string();
     match named_text(path) {
-        Ok(text) => parse(&Source::new(&name, text)),
-        Err(error) => Err(Diagnostic::for_file(&name, Code::Unreadable, format!("can't be read: {error}")).into()),
+        Ok(text) => Ok(parse(&Source::new(&name, text))?),
+        Err(source) => {
+            let reason = format!("can't be read: {source}");
+            let diagnostics = Diagnostic::for_file(&name, Code::Unreadable, reason).into();
+            Err(LoadError::Unreadable { diagnostics, source })
+        }
     }
 }
 

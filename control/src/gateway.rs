@@ -36,14 +36,14 @@ use self::session_store::StoredSessions;
 use crate::command_error::CommandError;
 use crate::config::Config;
 use crate::listener::raise_descriptor_limit;
-use crate::{kernel, logging, output, privileges};
+use crate::{blocking_threads, kernel, logging, output, privileges};
 
 /// Runs a gateway until SIGTERM or SIGINT.
 ///
 /// # Errors
 /// When the configuration or policy is invalid, or a resource can't be acquired.
 pub fn run(path: &Path) -> Result<(), CommandError> {
-    let config = Config::load(path).map_err(CommandError::usage)?;
+    let config = Config::load(path).map_err(CommandError::input)?;
     logging::start(config.log);
     raise_descriptor_limit();
     privileges::restrict_gateway(config.privileges);
@@ -63,6 +63,7 @@ fn runtime() -> Result<Runtime, CommandError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .thread_name("control-io")
+        .thread_keep_alive(blocking_threads::KEEP_ALIVE)
         .on_thread_start(privileges::restrict_helper)
         .build();
     runtime.map_err(|error| CommandError::runtime(error).context("cannot start the control thread"))
@@ -90,7 +91,7 @@ pub fn withdraw() -> Result<(), CommandError> {
 /// When the configuration is invalid, an interface isn't in this network namespace, a gateway runs, or the kernel
 /// rejects a request.
 pub fn detach(path: &Path) -> Result<(), CommandError> {
-    let config = Config::load(path).map_err(CommandError::usage)?;
+    let config = Config::load(path).map_err(CommandError::input)?;
     let nics = detachable_interfaces(&config)?;
     // Until the end: a gateway that is started meanwhile waits.
     let _locks = InterfaceLocks::acquire(&nics).map_err(|error| nothing_removed(&error))?;

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod admin;
+mod blocking_threads;
 pub(crate) mod certificates;
 pub mod check;
 pub mod cli;

@@ -42,7 +42,7 @@ use crate::command_error::CommandError;
 use crate::config::NodeConfig;
 use crate::listener::ConnectionLimiter;
 use crate::metrics::{Monitored, NotReady};
-use crate::{listener, logging, metrics, systemd};
+use crate::{blocking_threads, listener, logging, metrics, systemd};
 
 /// Generated messages and services of the admin API.
 #[expect(missing_docs, unused_qualifications, clippy::pedantic, reason = "generated; the .proto file has the comments")]
@@ -77,12 +77,14 @@ pub(crate) struct Published {
 /// # Errors
 /// When its configuration is invalid, or the kernel can't be programmed.
 pub fn run(path: &Path) -> Result<(), CommandError> {
-    let config = NodeConfig::load(path).map_err(CommandError::usage)?;
+    let config = NodeConfig::load(path).map_err(CommandError::input)?;
     logging::start(config.log);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
+        .thread_keep_alive(blocking_threads::KEEP_ALIVE)
         .build()
         .map_err(|error| CommandError::runtime(error).context("cannot start the runtime"))?;
+    blocking_threads::start(runtime.handle());
     runtime.block_on(run_agent(config))
 }
 
@@ -91,7 +93,7 @@ pub fn run(path: &Path) -> Result<(), CommandError> {
 /// # Errors
 /// When the configuration is invalid, an agent runs, or the kernel refuses.
 pub async fn detach(path: &Path) -> Result<(), CommandError> {
-    let config = NodeConfig::load(path).map_err(CommandError::usage)?;
+    let config = NodeConfig::load(path).map_err(CommandError::input)?;
     // It would put everything back.
     if tokio::net::UnixStream::connect(&config.admin.socket).await.is_ok() {
         let reason = "an agent runs here: stop it first, such as by deleting its DaemonSet";
@@ -107,7 +109,7 @@ pub async fn detach(path: &Path) -> Result<(), CommandError> {
 /// # Errors
 /// When the configuration is invalid, or has no `pod_cidrs`.
 pub fn boot_table(path: &Path) -> Result<String, CommandError> {
-    let config = NodeConfig::load(path).map_err(CommandError::usage)?;
+    let config = NodeConfig::load(path).map_err(CommandError::input)?;
     if config.pod_cidrs.is_empty() {
         let reason = "`pod_cidrs` is empty: whose packets are to stay isn't known";
         return Err(CommandError::usage(reason).context(path.display()));

@@ -70,7 +70,7 @@ use crate::source::store::{ManifestStore, RecordMode};
 use crate::source::{SourceEvent, etcd, files};
 use crate::xds::proto::policy_status_server::PolicyStatusServer;
 use crate::xds::tls::ClientCertificates;
-use crate::{logging, metrics, privileges, systemd};
+use crate::{blocking_threads, logging, metrics, privileges, systemd};
 
 /// Capacity of the queue of source events; when it is full, the source waits.
 const EVENT_QUEUE: usize = 256;
@@ -94,16 +94,18 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 /// # Errors
 /// When its configuration is invalid or a resource it needs is unavailable.
 pub fn run(path: &Path) -> Result<(), CommandError> {
-    let config = PolicydConfig::load(path).map_err(CommandError::usage)?;
+    let config = PolicydConfig::load(path).map_err(CommandError::input)?;
     logging::start(config.log);
     raise_descriptor_limit();
     privileges::restrict_server(config.privileges);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .thread_name("policyd")
+        .thread_keep_alive(blocking_threads::KEEP_ALIVE)
         .on_thread_start(privileges::drop_capabilities)
         .build()
         .map_err(|error| CommandError::runtime(error).context("cannot start threads"))?;
+    blocking_threads::start(runtime.handle());
     let outcome = runtime.block_on(run_server(config));
     // Tasks that are left hold no state worth saving.
     runtime.shutdown_background();
@@ -129,7 +131,7 @@ fn address_record(config: &PolicydConfig) -> Result<(RecordMode, Option<RecordSt
         (PolicydSource::Files(_), None) => RecordStorage::Memory,
         (PolicydSource::Files(_), Some(directory)) => {
             let opened = RecordStorage::file(directory.join("addresses"));
-            opened.map_err(|error| CommandError::usage(error).context("state"))?
+            opened.map_err(|error| CommandError::input(error).context("state"))?
         }
     };
     Ok((RecordMode::Kept, Some(storage)))
@@ -142,7 +144,7 @@ fn identification(config: &PolicydConfig) -> Result<Identification, CommandError
     let verifier = node_agents::token_verifier(config);
     let presence = if verifier.is_some() { ClientCertificates::Optional } else { ClientCertificates::Required };
     let certificates = config.tls.clone().map(|files| Certificates::read(files, presence)).transpose();
-    let certificates = certificates.map_err(|error| CommandError::usage(error).context("tls"))?;
+    let certificates = certificates.map_err(|error| CommandError::input(error).context("tls"))?;
     Ok((verifier, certificates.map(Arc::new)))
 }
 

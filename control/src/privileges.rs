@@ -87,14 +87,24 @@ pub fn drop_capabilities() {
 }
 
 /// Runs a closure on a thread without capabilities, so that threads started by it have none.
-pub fn run_unprivileged<T: Send>(run: impl FnOnce() -> T + Send) -> T {
+///
+/// # Errors
+/// Those of the closure, or when the kernel refuses the thread.
+pub fn run_unprivileged<T: Send, E: From<io::Error> + Send>(run: impl FnOnce() -> Result<T, E> + Send) -> Result<T, E> {
+    run_unprivileged_on(thread::Builder::new(), run)
+}
+
+fn run_unprivileged_on<T: Send, E: From<io::Error> + Send>(
+    thread: thread::Builder,
+    run: impl FnOnce() -> Result<T, E> + Send,
+) -> Result<T, E> {
     thread::scope(|scope| {
         let unprivileged = || {
             drop_capabilities();
             run()
         };
-        match scope.spawn(unprivileged).join() {
-            Ok(value) => value,
+        match thread.spawn_scoped(scope, unprivileged)?.join() {
+            Ok(outcome) => outcome,
             Err(panic) => std::panic::resume_unwind(panic),
         }
     })
@@ -114,5 +124,22 @@ fn filter(privileges: Privileges, calls: Profile) {
 fn log_failure<E: std::fmt::Display>(what: &str, result: Result<(), E>) {
     if let Err(error) = result {
         tracing::warn!(event = "privileges_kept", what, %error, "this thread keeps more privileges than it needs");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_thread_is_an_error() {
+        let run = |stack_size| {
+            let thread = thread::Builder::new().stack_size(stack_size);
+            run_unprivileged_on(thread, || io::Result::Ok(Capabilities::current().to_string()))
+        };
+        assert_eq!(run(1 << 20).unwrap(), Capabilities::NONE.to_string());
+        // More than the address space has.
+        run(1 << 60).unwrap_err();
+        run_unprivileged(|| io::Result::<()>::Err(io::ErrorKind::Other.into())).unwrap_err();
     }
 }

@@ -39,6 +39,9 @@ pub struct SourceUpdate {
     pub unavailable: Vec<UnavailablePath>,
     /// Number of the update, of a source that counts them; else 0.
     pub revision: u64,
+    /// Whether something can't be read now for a reason that may pass, such as too few file descriptors. It will be read
+    /// again soon.
+    pub has_failed_reads: bool,
 }
 
 impl SourceUpdate {

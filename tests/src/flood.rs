@@ -8,6 +8,7 @@ use std::str::FromStr;
 
 pub use packets::{FloodTarget, Ip, PacketWriter, Random};
 pub use source::send;
+pub(crate) use source::{flush, open};
 
 /// Kind of a flood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

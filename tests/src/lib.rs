@@ -19,6 +19,7 @@ pub mod etcd;
 pub mod failing_calls;
 pub mod fake_cloud;
 pub mod flood;
+pub mod frames;
 pub mod iperf3;
 pub mod kubernetes;
 pub mod mtu;

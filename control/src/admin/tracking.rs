@@ -27,6 +27,7 @@ pub(super) fn program(attachment: Option<ProgramAttachment>) -> String {
         Attachment::Attached => "attached".to_owned(),
         Attachment::Missing => "missing".to_owned(),
         Attachment::Replaced { id } => format!("another program, id {id}"),
+        Attachment::Unknown => "unknown".to_owned(),
     })
 }
 

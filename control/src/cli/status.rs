@@ -259,6 +259,7 @@ fn program(state: &str, detached: u64) -> String {
         "" => "-",
         "attached" => "attached",
         "missing" => "MISSING",
+        "unknown" => "UNKNOWN",
         other => return format!("REPLACED by {other}{times}"),
     };
     format!("{what}{times}")
@@ -392,6 +393,7 @@ cluster   uncovered packets are dropped if they are from
         assert_eq!(program("", 0), "-");
         assert_eq!(program("attached", 1), "attached, DETACHED once");
         assert_eq!(program("missing", 2), "MISSING, DETACHED 2 times");
+        assert_eq!(program("unknown", 0), "UNKNOWN");
         assert_eq!(program("another program, id 7", 0), "REPLACED by another program, id 7");
     }
 

@@ -265,6 +265,11 @@ fn invalid_interfaces_and_policy_sources_are_errors() {
     }
     let missing = Config::load(Path::new("/nonexistent/g.yaml")).unwrap_err().to_string();
     assert!(missing.starts_with("/nonexistent/g.yaml: can't be read: "), "{missing}");
+    // The kernel's error stays known: whether it is worth another start.
+    let Err(LoadError::Unreadable { source, .. }) = NodeConfig::load(Path::new("/")) else {
+        panic!("it is a directory")
+    };
+    assert_eq!(source.kind(), io::ErrorKind::IsADirectory);
 }
 
 #[test]

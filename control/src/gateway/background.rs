@@ -10,7 +10,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinHandle;
 
 use crate::command_error::CommandError;
-use crate::privileges;
+use crate::{blocking_threads, privileges};
 
 /// Threads for tasks that may run some hundred milliseconds between two awaits: enough for two such tasks at once.
 const THREADS: usize = 2;
@@ -26,9 +26,12 @@ impl BackgroundRuntime {
             .worker_threads(THREADS)
             .enable_all()
             .thread_name("background")
+            .thread_keep_alive(blocking_threads::KEEP_ALIVE)
             .on_thread_start(privileges::restrict_helper);
         let failed = |error: io::Error| CommandError::runtime(error).context("cannot start background threads");
-        Ok(Self(Some(builder.build().map_err(failed)?)))
+        let runtime = builder.build().map_err(failed)?;
+        blocking_threads::start(runtime.handle());
+        Ok(Self(Some(runtime)))
     }
 
     /// Spawns a task on the runtime. Tasks that it spawns and sockets that it opens belong to the runtime, too.

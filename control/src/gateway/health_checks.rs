@@ -7,6 +7,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
@@ -82,14 +83,18 @@ fn wanted(policy: &Policy) -> BTreeMap<u16, Arc<str>> {
 }
 
 fn listen(port: u16) -> io::Result<TcpListener> {
-    // Dual-stack, where the kernel has IPv6.
-    let any = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
-    let listener = std::net::TcpListener::bind(any).or_else(|error| match error.kind() {
-        io::ErrorKind::AddrInUse => Err(error),
-        _ => std::net::TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)),
-    })?;
+    let listener = bind(port, std::net::TcpListener::bind)?;
     listener.set_nonblocking(true)?;
     TcpListener::from_std(listener)
+}
+
+/// Binds the port dual-stack, or for IPv4 alone where the kernel has no IPv6. Another error may pass, and a listener
+/// stays as it was bound.
+fn bind<T>(port: u16, open: impl Fn(SocketAddr) -> io::Result<T>) -> io::Result<T> {
+    open((Ipv6Addr::UNSPECIFIED, port).into()).or_else(|error| match Errno::from_io_error(&error) {
+        Some(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL) => open((Ipv4Addr::UNSPECIFIED, port).into()),
+        _ => Err(error),
+    })
 }
 
 async fn serve(listener: TcpListener, port: u16, state: Arc<GatewayState>) {
@@ -120,4 +125,29 @@ async fn respond(mut stream: TcpStream, port: u16, state: &GatewayState) -> io::
     let Some(response) = service.and_then(|service| service.health_response()) else { return Ok(()) };
     stream.write_all(response).await?;
     stream.shutdown().await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The address that is bound if the kernel refuses IPv6 with this error.
+    fn bound(refusal: Option<Errno>) -> io::Result<SocketAddr> {
+        bind(80, |address| match refusal {
+            Some(error) if address.is_ipv6() => Err(error.into()),
+            _ => Ok(address),
+        })
+    }
+
+    #[test]
+    fn a_port_is_bound_for_ipv4_alone_only_where_the_kernel_has_no_ipv6() {
+        let (v4, v6): (SocketAddr, SocketAddr) = ("0.0.0.0:80".parse().unwrap(), "[::]:80".parse().unwrap());
+        assert_eq!(bound(None).unwrap(), v6);
+        for error in [Errno::AFNOSUPPORT, Errno::ADDRNOTAVAIL] {
+            assert_eq!(bound(Some(error)).unwrap(), v4);
+        }
+        for error in [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS, Errno::ADDRINUSE, Errno::ACCESS] {
+            assert_eq!(Errno::from_io_error(&bound(Some(error)).unwrap_err()), Some(error));
+        }
+    }
 }

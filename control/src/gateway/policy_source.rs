@@ -43,8 +43,8 @@ impl PolicySubscription {
         self.client = Some(client);
     }
 
-    /// A subscription to files, and their current policy, unless they are empty. The files are read again when they
-    /// change, if they are watched, or on request.
+    /// A subscription to files, and their current policy, unless they are empty or one can't be read at the moment. The
+    /// files are read again when they change, if they are watched, or on request.
     pub(crate) async fn files(
         files: WatchedFiles,
         locality: GatewayLocality,
@@ -191,3 +191,6 @@ impl FileSource {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,11 +4,11 @@
 use std::io;
 use std::path::Path;
 
+use crate::command_error::CommandError;
 use crate::config::Config;
-use crate::gateway::session_store::{SECRET, path_beside};
+use crate::gateway::session_store::{SECRET, path_beside, read_left};
 use crate::membership::Secret;
 use crate::replaced_file::replace;
-use crate::text_file::read_regular;
 
 /// Readable by root only.
 const MODE: u32 = 0o600;
@@ -25,10 +25,16 @@ pub(super) fn generate() -> Result<Secret, getrandom::Error> {
 
 /// Writes the secret of this process for the next one, and returns that of the previous process. If it can't be
 /// written, the next process has to wait for the lease to expire.
-pub(super) fn exchange(config: &Config, own: &Secret) -> Option<Secret> {
-    let path = path_beside(config, SECRET)?;
-    let previous = read_regular(&path).ok().and_then(|bytes| Secret::from_slice(&bytes));
-    if let Err(error) = write(&path, own) {
+///
+/// # Errors
+/// When that of the previous process can't be read for the moment.
+pub(super) fn exchange(config: &Config, own: &Secret) -> Result<Option<Secret>, CommandError> {
+    path_beside(config, SECRET).map_or(Ok(None), |path| exchange_at(&path, own))
+}
+
+fn exchange_at(path: &Path, own: &Secret) -> Result<Option<Secret>, CommandError> {
+    let previous = read_left(path)?.and_then(|bytes| Secret::from_slice(&bytes));
+    if let Err(error) = write(path, own) {
         let file = path.display();
         tracing::warn!(
             event = "state_lost",
@@ -37,7 +43,7 @@ pub(super) fn exchange(config: &Config, own: &Secret) -> Option<Secret> {
             "cannot store the process secret: after a restart this gateway may wait until its lease expires"
         );
     }
-    previous
+    Ok(previous)
 }
 
 fn write(path: &Path, secret: &Secret) -> io::Result<()> {
@@ -47,9 +53,26 @@ fn write(path: &Path, secret: &Secret) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
 
     use super::*;
+    use crate::text_file::read_regular;
+
+    #[test]
+    fn only_a_secret_that_cannot_be_read_for_the_moment_is_not_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("gw-a.secret");
+        let secrets = [(); 3].map(|()| generate().unwrap());
+        assert_eq!(exchange_at(&path, &secrets[0]).unwrap(), None);
+        assert_eq!(exchange_at(&path, &secrets[1]).unwrap().as_ref(), Some(&secrets[0]));
+        fs::write(&path, "something else").unwrap();
+        assert_eq!(exchange_at(&path, &secrets[2]).unwrap(), None);
+        fs::remove_file(&path).unwrap();
+        // Nothing is mapped at address 0: reading fails with EIO.
+        symlink("/proc/self/mem", &path).unwrap();
+        exchange_at(&path, &secrets[0]).unwrap_err();
+        assert!(fs::symlink_metadata(&path).unwrap().is_symlink());
+    }
 
     #[test]
     fn the_next_process_can_read_the_secret_and_only_root_has_permission() {

@@ -34,7 +34,7 @@ use crate::gateway::steering_tables;
 use crate::gateway::steering_tables::PreviousTables;
 use crate::source::ingest::join_result;
 use crate::state::{GatewayState, PolicyStatus};
-use crate::xds::client::{ClientEvent, Effect, Rejection};
+use crate::xds::client::{ClientEvent, Rejection};
 use crate::xds::resource::{CLUSTER, Key, Kind};
 use crate::xds::store::PolicyUpdate;
 
@@ -194,9 +194,7 @@ impl Reconciler {
             ClientEvent::Update(update, reply) => {
                 let is_single = update.update_count == 1;
                 match self.accept(*update) {
-                    Ok(effect) => {
-                        let result =
-                            if matches!(effect, Effect::InForce) { JobResult::Policy } else { JobResult::Capture };
+                    Ok((result, effect)) => {
                         // If the connection has closed, the server sends the update again.
                         let _ = reply.send(Ok(effect));
                         return result;
@@ -215,12 +213,13 @@ impl Reconciler {
         JobResult::Policy
     }
 
-    /// Publishes an update whose additions are captured, then stops capturing what it removes.
+    /// Publishes an update whose additions are captured, then stops capturing what it removes. Returns whether the maps
+    /// have taken that, so whether it is in force.
     fn publish(
         &mut self,
         PolicyUpdate { update_count: updates, change, peers }: PolicyUpdate,
         before: PreviousTables,
-    ) -> Result<(), Rejection> {
+    ) -> Result<bool, Rejection> {
         let status = self.state.policy.load_full();
         let previous: BTreeSet<IpAddr> = own_vips(&self.state).collect();
         let snapshot = self.builder.with_change(&change).map_err(|error| rejection(&error))?;
@@ -228,7 +227,7 @@ impl Reconciler {
         self.report_vips_at_tunnel_endpoints(&compiled);
         self.publisher.publish(snapshot);
         self.state.compiled.store(compiled.clone());
-        self.release(&before.difference(&change, &self.builder));
+        let is_released = self.release(&before.difference(&change, &self.builder));
         tracing::debug!(
             event = "policy_change",
             policies = change.policies.len(),
@@ -254,7 +253,7 @@ impl Reconciler {
         }));
         self.state.placement.apply(&change);
         self.announce(Some(&previous));
-        Ok(())
+        Ok(is_released)
     }
 
     fn report_vips_at_tunnel_endpoints(&self, policy: &Policy) {

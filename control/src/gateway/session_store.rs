@@ -5,12 +5,13 @@ mod directory;
 mod migrate;
 
 use std::fs::{File, TryLockError};
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
+use rustix::io::Errno;
 use vipgate_dataplane::flow::time::Tick;
 use vipgate_dataplane::flow::tuple::HashKey;
 use vipgate_dataplane::session::Sessions;
@@ -21,9 +22,10 @@ use vipgate_mem::{Region, RegionError, RegionLock, StorageError};
 
 pub(super) use self::directory::prepare;
 use self::migrate::{MigrationOutcome, MigrationTarget};
-use crate::command_error::CommandError;
+use crate::command_error::{CommandError, may_pass};
 use crate::config::Config;
 use crate::output;
+use crate::text_file::read_regular;
 
 /// Suffix of the file beside the session tables with the record of addresses of pools.
 pub(super) const ADDRESSES: &str = ".addresses";
@@ -46,13 +48,21 @@ pub(super) struct Origin {
     pub(super) inode: u64,
 }
 
+/// The directory of the session tables, which no other process has locked.
+#[derive(Debug)]
+struct LockedDirectory {
+    device: u64,
+    inode: u64,
+    _lock: File,
+}
+
 /// The session store of this gateway. Holds the file locks until it is dropped.
 #[derive(Debug)]
 pub(super) struct SessionStore {
     /// `None`: sessions end with the process.
     directory: Option<PathBuf>,
-    /// The directory, locked; `None`: it couldn't be.
-    lock: Option<File>,
+    /// The directory, locked; `None`: another process holds the lock, or the file system has none.
+    lock: Option<LockedDirectory>,
     boot: [u8; 16],
     workers: u32,
     locks: Vec<RegionLock>,
@@ -66,7 +76,9 @@ impl SessionStore {
     /// The store in the directory that [`prepare`] has made.
     pub(super) fn open(config: &Config, workers: usize) -> Result<Self, CommandError> {
         let (directory, locks, in_memory) = (state_dir(config), Vec::new(), Vec::new());
-        let lock = directory.as_deref().and_then(|directory| lock_directory(directory, LOCK_TIMEOUT));
+        let lock = directory.as_deref().map(|directory| lock_directory(directory, LOCK_TIMEOUT)).transpose();
+        let refused = |error| CommandError::runtime(error).context("sessions.state: cannot lock the directory");
+        let lock = lock.map_err(refused)?.flatten();
         Ok(Self { directory, lock, boot: boot_id()?, workers: workers as u32, locks, in_use: false, in_memory })
     }
 
@@ -102,8 +114,8 @@ impl SessionStore {
 
     /// The origin of files that this process writes beside the tables; `None`: it isn't known to be alone there.
     pub(super) fn origin(&self) -> Option<Origin> {
-        let directory = self.lock.as_ref().filter(|_| !self.in_use)?.metadata().ok()?;
-        Some(Origin { boot: self.boot, device: directory.dev(), inode: directory.ino() })
+        let LockedDirectory { device, inode, .. } = *self.lock.as_ref().filter(|_| !self.in_use)?;
+        Some(Origin { boot: self.boot, device, inode })
     }
 
     /// Whether another process holds the files, so it is still running.
@@ -129,7 +141,7 @@ impl SessionStore {
                 return in_memory(&request);
             }
             Err(error @ RegionError::NoSpace { .. }) => return without_space(&error, &request),
-            Err(error) => return Err(CommandError::usage(error).context("sessions.state")),
+            Err(error) => return Err(CommandError::input(error).context("sessions.state")),
         };
         let lock = region.lock();
         let identity = Identity { worker, workers: self.workers, capacity, boot: self.boot };
@@ -198,7 +210,7 @@ impl StoredSessions {
         let Some(directory) = state_dir(config).filter(|directory| directory.exists()) else { return Ok(None) };
         match directory::check(config) {
             Ok(()) => {}
-            Err(error) if error.is_of_configuration() => {
+            Err(error) if error.is_fatal() => {
                 return Err(CommandError::runtime(error).context("sessions.state"));
             }
             Err(error) => {
@@ -206,10 +218,10 @@ impl StoredSessions {
                 return Ok(None);
             }
         }
-        fs::read_dir(&directory).map_err(|error| cannot_remove(&directory, error))?;
-        let locks = all_files(&directory).iter().map(|file| lock_region(file)).collect::<Result<Vec<_>, _>>().map_err(
-            |error| CommandError::runtime(format!("sessions.state: {error}: is this gateway already running?")),
-        )?;
+        let files = all_files(&directory).map_err(|error| cannot_remove(&directory, error))?;
+        let locks = files.iter().map(|file| lock_region(file)).collect::<Result<Vec<_>, _>>().map_err(|error| {
+            CommandError::runtime(format!("sessions.state: {error}: is this gateway already running?"))
+        })?;
         Ok(Some(Self { directory, _locks: locks }))
     }
 
@@ -229,7 +241,7 @@ impl StoredSessions {
     }
 }
 
-fn cannot_remove(directory: &Path, error: std::io::Error) -> CommandError {
+fn cannot_remove(directory: &Path, error: io::Error) -> CommandError {
     CommandError::runtime(error).context(format_args!("sessions.state: cannot remove {}", directory.display()))
 }
 
@@ -253,20 +265,30 @@ fn worker_file(directory: &Path, worker: u32) -> PathBuf {
     directory.join(format!("worker-{worker}"))
 }
 
-/// All files below a directory.
-fn all_files(directory: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    let files = entries.flat_map(|entry| match entry.file_type() {
-        Ok(kind) if kind.is_dir() => all_files(&entry.path()),
-        _ => vec![entry.path()],
-    });
-    files.collect()
+/// All files below a directory; none if another process has removed it.
+fn all_files(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(files),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            files.extend(all_files(&entry.path())?);
+        } else {
+            files.push(entry.path());
+        }
+    }
+    Ok(files)
 }
 
 /// Removes the files of workers that no longer exist, except those in use.
 fn remove_unused_files(directory: &Path, workers: u32) {
     let own: Vec<_> = (0..workers).map(|worker| worker_file(directory, worker)).collect();
-    for file in migrate::worker_files(directory).into_iter().filter(|file| !own.contains(file)) {
+    // They take space only: the next start removes what this one doesn't find.
+    let files = migrate::worker_files(directory).unwrap_or_default();
+    for file in files.into_iter().filter(|file| !own.contains(file)) {
         let removed = Region::open(&file)
             .map_err(|error| error.to_string())
             .and_then(|_lock| fs::remove_file(&file).map_err(|error| error.to_string()));
@@ -296,15 +318,43 @@ fn lock_region(path: &Path) -> Result<Region, RegionError> {
 
 /// Opens and locks a directory; waits for a process that is exiting. `None`: another one holds the lock, or this file
 /// system has none.
-fn lock_directory(path: &Path, timeout: Duration) -> Option<File> {
+///
+/// # Errors
+/// When the kernel refuses.
+fn lock_directory(path: &Path, timeout: Duration) -> io::Result<Option<LockedDirectory>> {
     let start = Instant::now();
-    let directory = File::open(path).ok()?;
+    let directory = File::open(path)?;
+    let found = directory.metadata()?;
     loop {
         match directory.try_lock() {
-            Ok(()) => return Some(directory),
+            Ok(()) => {
+                return Ok(Some(LockedDirectory { device: found.dev(), inode: found.ino(), _lock: directory }));
+            }
             Err(TryLockError::WouldBlock) if start.elapsed() < timeout => thread::sleep(Duration::from_millis(5)),
-            Err(_) => return None,
+            Err(TryLockError::WouldBlock) => return Ok(None),
+            Err(TryLockError::Error(error)) if has_no_locks(&error) => return Ok(None),
+            Err(TryLockError::Error(error)) => return Err(error),
         }
+    }
+}
+
+/// Whether a file system locks no directories. That of NFS needs write access, which a directory has for nobody.
+fn has_no_locks(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::BADF | Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP))
+}
+
+/// Reads a file that the previous process has left beside its session tables; `None`: there is none. One that can't be
+/// read for the moment must not be taken for that, since it would be overwritten.
+///
+/// # Errors
+/// When it can't be read, and that may pass.
+pub(super) fn read_left(path: &Path) -> Result<Option<Vec<u8>>, CommandError> {
+    match read_regular(path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if may_pass(&error) => {
+            Err(CommandError::runtime(error).context(format_args!("sessions.state: cannot read {}", path.display())))
+        }
+        Err(_) => Ok(None),
     }
 }
 

@@ -17,6 +17,7 @@ mod workers;
 
 use std::sync::Arc;
 
+use tokio::runtime::Handle;
 use vipgate_dataplane::policy::build::Builder;
 use vipgate_dataplane::policy::publish::Publisher;
 use vipgate_dataplane::worker::command::Command;
@@ -36,8 +37,8 @@ use crate::gateway::servers::Servers;
 use crate::gateway::{control, group as membership, session_store};
 use crate::kernel::{Advertiser, Network, Resolver, ResolverLimits};
 use crate::natlog::NatLog;
-use crate::privileges;
 use crate::state::GatewayState;
+use crate::{blocking_threads, privileges};
 
 /// Starts a gateway; `None`: stopped by a signal before the initial policy.
 pub(super) async fn start(config: Config) -> Result<Option<ControlLoop>, CommandError> {
@@ -78,6 +79,7 @@ impl Startup {
         session_store::prepare(&mut config)?;
         // Before any other thread starts: threads inherit the CPU affinity.
         super::workers::avoid_worker_cores(&cores);
+        blocking_threads::start(&Handle::current());
         let background = BackgroundRuntime::start()?;
         let source = source::open(&config, &background).await?;
         let network = network::open(&config).await?;

@@ -15,12 +15,11 @@ use prost::Message;
 use tokio::sync::watch;
 
 use crate::command_error::CommandError;
-use crate::gateway::session_store::Origin;
+use crate::gateway::session_store::{Origin, read_left};
 use crate::membership::MembershipView;
 use crate::membership::succession::{Claim, KnownSuccessor};
 use crate::peer::{Fingerprint, Identities, Identity, TunnelSecret};
 use crate::replaced_file::replace;
-use crate::text_file::read_regular;
 use crate::xds::proto;
 
 /// Readable by root only.
@@ -164,7 +163,7 @@ impl Stored {
 /// isn't this one, nothing is inherited. `incarnation` is this process.
 ///
 /// # Errors
-/// When no keys can be generated.
+/// When no keys can be generated, or the file can't be read for the moment.
 pub(super) fn inherit(
     file: Option<(PathBuf, Origin)>,
     name: &str,
@@ -173,8 +172,10 @@ pub(super) fn inherit(
     let no_random = |error| CommandError::runtime(error).context("cannot get random bytes from the kernel");
     let own = Identity::generate().map_err(CommandError::runtime)?;
     let tunnel_secret = TunnelSecret::generate().map_err(no_random)?;
-    let former = file.as_ref().and_then(|(path, origin)| read(path).filter(|stored| stored.is_of(origin)));
-    let former = former.unwrap_or_default();
+    let former = match &file {
+        Some((path, origin)) => read(path)?.filter(|stored| stored.is_of(origin)).unwrap_or_default(),
+        None => Stored::default(),
+    };
     let membership = former.membership();
     let claim = Claim::new(incarnation, former.processes.clone());
     let mut next = Stored { keys: former.keys.clone(), ..Stored::default() };
@@ -204,8 +205,8 @@ pub(super) fn inherit(
     })
 }
 
-fn read(path: &Path) -> Option<Stored> {
-    Stored::decode(&*read_regular(path).ok()?).ok()
+fn read(path: &Path) -> Result<Option<Stored>, CommandError> {
+    Ok(read_left(path)?.and_then(|bytes| Stored::decode(&*bytes).ok()))
 }
 
 /// Writes the file. If that fails, the next process may have to wait for the policy server.

@@ -24,7 +24,7 @@ use self::xdp::XdpMonitor;
 use crate::config::Health;
 use crate::kernel::{LinkReport, LinkState, LinkStatus, Network, NextHopState, NextHopStatus, ProbeConfig, Prober};
 use crate::state::fault::{self, Fault};
-use crate::state::tracking::TrackingStatus;
+use crate::state::tracking::{Attachment, TrackingStatus};
 
 /// Tracks interfaces, their programs and receive queues, and next hops.
 pub(super) struct Tracking {
@@ -46,8 +46,8 @@ pub(super) struct Tracking {
 pub(super) struct AttachedInterface {
     pub(super) nic: Nic,
     pub(super) mode: Mode,
-    /// Whether it has the tc guard.
-    pub(super) has_guard: bool,
+    /// The tc guard as the start has left it; `None`: it has none.
+    pub(super) guard: Option<Attachment>,
 }
 
 /// Parameters of tracking.

@@ -39,7 +39,10 @@ const TEMPLATE_INTERVAL: Duration = Duration::from_mins(1);
 /// Timeout for connecting to the collector, and for a write.
 const IO_TIMEOUT: Duration = Duration::from_secs(5);
 /// Minimum and maximum delay before reconnecting; doubles each time.
-const BACKOFF: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
+const BACKOFF: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(4)];
+/// Time after which a collector that is back has records again, also if the last attempt before has timed out.
+const RECOVERY: Duration = Duration::from_secs(10);
+const _: () = assert!(BACKOFF[1].as_secs() + IO_TIMEOUT.as_secs() < RECOVERY.as_secs());
 
 /// A queued record, with its time.
 #[derive(Clone, Debug)]

@@ -1,6 +1,7 @@
 //! The agents of nodes: the secret of their tunnels' MAC addresses, from its file, and who verifies their tokens.
 
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use vipgate_policy::compiler::{NodeAgents, TunnelSecret};
@@ -13,13 +14,22 @@ use crate::text_file::read_regular;
 /// Minimum length of the secret, bytes: 128 bits, if they are random.
 const MIN_SECRET_BYTES: usize = 16;
 
+/// Why the secret can't be used.
+#[derive(Debug, thiserror::Error)]
+enum SecretError {
+    #[error("{}: can't be read: {source}", .path.display())]
+    Unreadable { path: PathBuf, source: io::Error },
+    #[error("{}: has {bytes} bytes, and needs at least {} random ones", .path.display(), MIN_SECRET_BYTES)]
+    TooShort { path: PathBuf, bytes: usize },
+}
+
 /// The options of the compiler.
 ///
 /// # Errors
 /// The secret can't be read, or is too short.
 pub(super) fn options(config: &NodeAgentsConfig) -> Result<NodeAgents, CommandError> {
     let secret = config.tunnel_secret.as_deref().map(read_secret).transpose();
-    let secret = secret.map_err(|reason| CommandError::usage(reason).context("node_agents.tunnel_secret"))?;
+    let secret = secret.map_err(|error| CommandError::input(error).context("node_agents.tunnel_secret"))?;
     Ok(config.options(secret))
 }
 
@@ -30,20 +40,19 @@ pub(super) fn token_verifier(config: &PolicydConfig) -> Option<Arc<TokenVerifier
     Some(Arc::new(TokenVerifier::new(tokens, source.clone())))
 }
 
-fn read_secret(path: &Path) -> Result<TunnelSecret, String> {
-    let failed = |reason: String| format!("{}: {reason}", path.display());
-    let bytes = read_regular(path).map_err(|error| failed(format!("can't be read: {error}")))?;
+fn read_secret(path: &Path) -> Result<TunnelSecret, SecretError> {
+    let bytes = read_regular(path).map_err(|source| SecretError::Unreadable { path: path.into(), source })?;
     // An editor's newline at the end must not tell servers apart.
     let secret = bytes.trim_ascii_end();
     if secret.len() < MIN_SECRET_BYTES {
-        let reason = format!("has {} bytes, and needs at least {MIN_SECRET_BYTES} random ones", secret.len());
-        return Err(failed(reason));
+        return Err(SecretError::TooShort { path: path.into(), bytes: secret.len() });
     }
     Ok(TunnelSecret::new(secret))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::error::Error as _;
     use std::fs;
 
     use super::*;
@@ -58,7 +67,10 @@ mod tests {
         };
         assert_eq!(read("0123456789abcdef").unwrap(), read("0123456789abcdef\n").unwrap());
         assert_ne!(read("0123456789abcdef").unwrap(), read("0123456789abcdeg").unwrap());
-        assert!(read("0123456789abcde\n").unwrap_err().ends_with("has 15 bytes, and needs at least 16 random ones"));
-        assert!(read_secret(&directory.path().join("none")).unwrap_err().contains("can't be read"));
+        let short = read("0123456789abcde\n").unwrap_err().to_string();
+        assert!(short.ends_with("has 15 bytes, and needs at least 16 random ones"), "{short}");
+        let missing = read_secret(&directory.path().join("none")).unwrap_err();
+        // With its cause, which decides on the exit code.
+        assert!(missing.to_string().contains("can't be read") && missing.source().is_some(), "{missing}");
     }
 }

@@ -10,11 +10,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use notify::event::{AccessKind, AccessMode, ModifyKind};
-use notify::{Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher};
+use notify::{Config, Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
 use crate::privileges;
+use crate::source::backoff::delay_after;
 use crate::source::manifest_files::Walk;
 
 /// Wait without events while a file is being written or something was created or removed: the writer is done.
@@ -26,6 +27,10 @@ const COMPLETE_INTERVAL: Duration = Duration::from_millis(10);
 const DEBOUNCE_TIMEOUT: Duration = Duration::from_millis(200);
 /// Interval of scans without events.
 const RESCAN_INTERVAL: Duration = Duration::from_secs(5);
+/// The same after failed reads, at first.
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
+/// How often notifications are started without getting their thread: each time a file descriptor is lost.
+const MAX_REFUSED_THREADS: u32 = 8;
 /// Maximum number of files that are read one by one; of more, all are.
 const MAX_SUSPECTS: usize = 256;
 
@@ -42,9 +47,16 @@ pub enum Suspects {
 #[derive(Debug)]
 pub struct FileWatcher {
     events: Arc<Events>,
+    /// `None`: not started yet.
     watcher: Option<RecommendedWatcher>,
+    /// How often it has got no thread.
+    refused_threads: u32,
     watched: BTreeSet<PathBuf>,
     rescan_interval: Duration,
+    /// When to read again what couldn't be read.
+    retry_at: Option<Instant>,
+    /// Scans with failed reads, in a row.
+    failures: u32,
 }
 
 /// Events since the last call of [`FileWatcher::next`].
@@ -64,21 +76,39 @@ struct Pending {
 }
 
 impl FileWatcher {
-    /// A watcher without directories. If inotify is not available (the kernel limits instances and watches), it polls
+    /// A watcher without directories. While inotify is not available (the kernel limits instances and watches), it polls
     /// every few seconds.
     pub fn new() -> Self {
-        let events = Arc::<Events>::default();
-        let receiver = events.clone();
+        let mut watcher = Self {
+            events: Arc::default(),
+            watcher: None,
+            refused_threads: 0,
+            watched: BTreeSet::new(),
+            rescan_interval: RESCAN_INTERVAL,
+            retry_at: None,
+            failures: 0,
+        };
+        if let Err(error) = watcher.start() {
+            tracing::warn!(%error, "no file notifications yet: policy files are polled every {RESCAN_INTERVAL:?}");
+        }
+        watcher
+    }
+
+    /// Starts notifications.
+    fn start(&mut self) -> notify::Result<()> {
+        let receiver = self.events.clone();
         // The watcher's thread starts without capabilities.
-        let watcher = privileges::run_unprivileged(|| notify::recommended_watcher(move |event| receiver.add(&event)));
-        let watcher = watcher.inspect_err(|error| {
-            tracing::warn!(%error, "no file notifications: policy files are polled every {RESCAN_INTERVAL:?}");
-        });
-        Self { events, watcher: watcher.ok(), watched: BTreeSet::new(), rescan_interval: RESCAN_INTERVAL }
+        let watcher = privileges::run_unprivileged(|| notify::recommended_watcher(move |event| receiver.add(&event)))?;
+        self.watcher = Some(running(watcher).inspect_err(|_| self.refused_threads += 1)?);
+        Ok(())
     }
 
     /// Watches exactly these directories. Returns whether one of them is new: what was written to it before is no event.
     pub fn watch(&mut self, directories: &BTreeSet<PathBuf>) -> bool {
+        let is_missing = self.watcher.is_none() && self.refused_threads < MAX_REFUSED_THREADS;
+        if is_missing && self.start().is_ok() {
+            tracing::info!("file notifications have started");
+        }
         let Some(watcher) = &mut self.watcher else { return false };
         for removed in self.watched.difference(directories) {
             // Fails if the directory was deleted: the kernel has removed its watch already.
@@ -99,14 +129,28 @@ impl FileWatcher {
         self.events.arrived.notify_one();
     }
 
+    /// Notes whether reads have failed, of a scan or of single files. Then the next scan is due soon, also while events
+    /// arrive, and later each time that it fails.
+    pub fn note_reads(&mut self, have_failed: bool, is_scan: bool) {
+        if is_scan {
+            self.retry_at = None;
+            self.failures = if have_failed { self.failures.saturating_add(1) } else { 0 };
+        }
+        if have_failed && self.retry_at.is_none() {
+            let delays = (RETRY_INTERVAL, self.rescan_interval);
+            self.retry_at = Some(Instant::now() + delay_after(self.failures.saturating_sub(1), delays));
+        }
+    }
+
     /// Waits for events and the end of writing, or until the next scan is due. Cancel safe.
     pub async fn next(&mut self) -> Suspects {
-        if !self.events.pending().is_empty()
-            || tokio::time::timeout(self.rescan_interval, self.events.arrived.notified()).await.is_ok()
-        {
+        let rescan_at = Instant::now() + self.rescan_interval;
+        let scan_at = self.retry_at.map_or(rescan_at, |retry_at| retry_at.min(rescan_at));
+        if !self.events.pending().is_empty() || timeout_at(scan_at, self.events.arrived.notified()).await.is_ok() {
             self.wait_until_quiet().await;
         }
-        self.events.take()
+        let suspects = self.events.take();
+        if self.retry_at.is_some_and(|retry_at| retry_at <= Instant::now()) { Suspects::All } else { suspects }
     }
 
     async fn wait_until_quiet(&self) {
@@ -116,6 +160,17 @@ impl FileWatcher {
             if timeout_at(quiet, self.events.arrived.notified()).await.is_err() {
                 return;
             }
+        }
+    }
+}
+
+/// A watcher that has its thread. Without one, any other call panics, even the drop.
+fn running<W: Watcher>(mut watcher: W) -> notify::Result<W> {
+    match watcher.configure(Config::default()) {
+        Ok(_) => Ok(watcher),
+        Err(error) => {
+            std::mem::forget(watcher);
+            Err(error)
         }
     }
 }

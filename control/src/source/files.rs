@@ -16,10 +16,10 @@ use vipgate_policy::fingerprint::Fingerprint;
 
 use self::layout::{Layout, Suspect};
 use super::{EntryError, SourceEvent, SourceUpdate, UnavailablePath};
+use crate::command_error::may_pass;
 use crate::source::file_watcher::{FileWatcher, Suspects, watch_directories};
 use crate::source::ingest::join_result;
 use crate::source::manifest_files::{Content, ContentCache, FileStamp, Walk, walk};
-use crate::text_file::regular_text;
 
 /// Watches files and directories until the receiver is dropped.
 pub async fn watch_paths(paths: Vec<PathBuf>, events: mpsc::Sender<SourceEvent>) {
@@ -70,6 +70,7 @@ impl WatchedFiles {
     pub async fn read(&mut self) -> SourceUpdate {
         let (update, directories) = self.on_blocking_thread(|reader| (reader.read(), reader.directories())).await;
         self.watch(&directories, !update.full && !update.is_empty());
+        self.note_reads(&update, true);
         update
     }
 
@@ -80,19 +81,28 @@ impl WatchedFiles {
             Suspects::Files(files) => reader.read_only(&files),
         };
         let read = self.on_blocking_thread(|reader| {
-            let before = reader.unavailable.clone();
+            let (before, had_failed_reads) = (reader.unavailable.clone(), reader.has_failed_reads);
             let (update, directories) = match is_partial(reader) {
                 Some(update) => (update, None),
                 None => (reader.read(), Some(reader.directories())),
             };
-            let differs = update.full || !update.is_empty() || reader.unavailable != before;
+            let is_changed = !update.is_empty() || update.has_failed_reads != had_failed_reads;
+            let differs = update.full || is_changed || reader.unavailable != before;
             (update, directories, differs)
         });
         let (update, directories, differs) = read.await;
-        if let Some(directories) = directories {
-            self.watch(&directories, !update.full && differs);
+        if let Some(directories) = &directories {
+            self.watch(directories, !update.full && differs);
         }
+        self.note_reads(&update, directories.is_some());
         differs.then_some(update)
+    }
+
+    /// Has what couldn't be read now read again soon.
+    fn note_reads(&mut self, update: &SourceUpdate, is_scan: bool) {
+        if let Some(watcher) = &mut self.watcher {
+            watcher.note_reads(update.has_failed_reads, is_scan);
+        }
     }
 
     /// Watches the directories that the last scan found.
@@ -133,6 +143,8 @@ pub struct FileReader {
     /// Where single files are; `None`: a change needs a scan of everything.
     layout: Option<Layout>,
     has_read: bool,
+    /// Whether a read has failed since the last scan began, for a reason that may pass.
+    has_failed_reads: bool,
 }
 
 impl FileReader {
@@ -149,6 +161,7 @@ impl FileReader {
     /// Reads everything; returns the differences from the previous read.
     pub fn read(&mut self) -> SourceUpdate {
         let found = walk(&self.paths);
+        self.has_failed_reads = found.errors.iter().any(|(_, error)| may_pass(error));
         let mut now: BTreeMap<Arc<str>, Option<u64>> = BTreeMap::new();
         let mut changed = Vec::new();
         for (path, stamp) in found.files.iter().zip(&found.stamps) {
@@ -174,7 +187,8 @@ impl FileReader {
         self.directories = watch_directories(&self.paths, &found);
         self.layout = if unavailable.is_empty() { Layout::new(&self.paths, found) } else { None };
         let whole = !std::mem::replace(&mut self.has_read, true);
-        SourceUpdate { full: whole, changed, removed, unavailable, revision: 0 }
+        let has_failed_reads = self.has_failed_reads;
+        SourceUpdate { full: whole, changed, removed, unavailable, revision: 0, has_failed_reads }
     }
 
     /// Reads these files only; returns the differences from the previous read. `None`: more than these files may have
@@ -204,6 +218,7 @@ impl FileReader {
             }
         }
         self.layout = Some(layout);
+        update.has_failed_reads = self.has_failed_reads;
         Some(update)
     }
 
@@ -216,25 +231,24 @@ impl FileReader {
         changed: &mut Vec<(Arc<str>, Result<String, EntryError>)>,
     ) -> u64 {
         let reported = self.reported.get(name).copied().flatten();
-        let mut report = |fingerprint: u64, text: &mut dyn FnMut() -> Result<String, EntryError>| {
-            if reported != Some(fingerprint) {
-                changed.push((name.clone(), text()));
-            }
-            fingerprint
-        };
         // The cache rereads a file only when its metadata has changed.
-        match self.contents.read(path, stamp) {
-            Ok(Content::Read(fingerprint, mut bytes)) => report(fingerprint, &mut || {
-                String::from_utf8(std::mem::take(&mut bytes)).map_err(|error| EntryError::NotUtf8(error.utf8_error()))
-            }),
-            Ok(Content::Unchanged(fingerprint)) => {
-                report(fingerprint, &mut || regular_text(path).map_err(EntryError::from))
+        let (fingerprint, content) = match self.contents.read(path, stamp, reported) {
+            Ok(Content::Unchanged(fingerprint)) => return fingerprint,
+            Ok(Content::Read(fingerprint, _)) if reported == Some(fingerprint) => return fingerprint,
+            Ok(Content::Read(fingerprint, bytes)) => {
+                let text = String::from_utf8(bytes).map_err(|error| EntryError::NotUtf8(error.utf8_error()));
+                (fingerprint, text)
             }
             Err(error) => {
+                self.has_failed_reads |= may_pass(&error);
                 let error = EntryError::from(error);
-                report(Fingerprint::of(error.to_string().as_bytes()), &mut || Err(error.clone()))
+                (Fingerprint::of(error.to_string().as_bytes()), Err(error))
             }
+        };
+        if reported != Some(fingerprint) {
+            changed.push((name.clone(), content));
         }
+        fingerprint
     }
 
     /// The paths that could not be read.

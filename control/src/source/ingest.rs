@@ -22,6 +22,8 @@ const MAX_LISTED_REASONS: usize = 5;
 /// Records that follow from each other at once: what policies gave up, what others are to have then, and what other
 /// servers write meanwhile.
 const MAX_RECORDS: usize = 4;
+/// How long a first policy waits for what couldn't be read, and is read again meanwhile.
+const FAILED_READS_TIMEOUT: Duration = Duration::from_secs(15);
 /// How often the wall clock is looked at, which can be set meanwhile.
 const CLOCK_INTERVAL: Duration = Duration::from_mins(1);
 
@@ -58,6 +60,8 @@ pub struct SourceHealth {
     pub since: SystemTime,
     /// Whether it waits for a first policy: there is none, and an empty one wasn't accepted.
     pub waiting: bool,
+    /// Whether there are manifests meanwhile, but others couldn't be read.
+    pub has_failed_reads: bool,
 }
 
 impl SourceHealth {
@@ -68,7 +72,11 @@ impl SourceHealth {
 
     /// Why a gateway or policy server waits for a first policy; `None`: it doesn't.
     pub fn waiting_reason(&self) -> Option<String> {
-        let advice = "it needs a manifest, `vipgate policy accept-empty`, or `allow_empty: true`";
+        let advice = if self.has_failed_reads {
+            "it is read again in a moment"
+        } else {
+            "it needs a manifest, `vipgate policy accept-empty`, or `allow_empty: true`"
+        };
         self.waiting.then(|| format!("the source has no policy yet: {}; {advice}", self.summary()))
     }
 
@@ -89,7 +97,8 @@ impl SourceHealth {
 
 impl SourceStatus {
     fn new(name: String) -> Self {
-        let health = SourceHealth { reasons: vec!["not read yet".to_owned()], since: SystemTime::now(), waiting: true };
+        let (reasons, since) = (vec!["not read yet".to_owned()], SystemTime::now());
+        let health = SourceHealth { reasons, since, waiting: true, has_failed_reads: false };
         Self {
             name,
             unreachable: ArcSwapOption::empty(),
@@ -104,11 +113,12 @@ impl SourceStatus {
         let lost = self.unreachable.load_full().map(|lost| lost.to_string());
         let reasons: Vec<String> = lost.into_iter().chain(compiled.unhealthy.iter().cloned()).collect();
         let waiting = compiled.placement.is_none();
-        if reasons == before.reasons && waiting == before.waiting {
+        let has_failed_reads = waiting && compiled.objects > 0;
+        if reasons == before.reasons && (waiting, has_failed_reads) == (before.waiting, before.has_failed_reads) {
             return;
         }
         let since = if reasons.is_empty() == before.is_healthy() { before.since } else { SystemTime::now() };
-        let now = SourceHealth { reasons, since, waiting };
+        let now = SourceHealth { reasons, since, waiting, has_failed_reads };
         if let Some(reason) = now.waiting_reason() {
             tracing::warn!(event = "source_empty", source = self.name, "{reason}");
         } else if now.is_healthy() {
@@ -140,12 +150,14 @@ pub struct SourceIngester {
     status: Arc<SourceStatus>,
     /// Stores the record of addresses of pools, where it is beside the source.
     recorder: Option<Recorder>,
+    began: tokio::time::Instant,
 }
 
 impl SourceIngester {
     /// Creates the ingester of a source with this name.
     pub fn new(name: String, store: ManifestStore) -> Self {
-        Self { store, status: Arc::new(SourceStatus::new(name)), recorder: None }
+        let began = tokio::time::Instant::now();
+        Self { store, status: Arc::new(SourceStatus::new(name)), recorder: None, began }
     }
 
     /// Sets where the record of addresses of pools is stored. Default: nowhere.
@@ -210,18 +222,20 @@ impl SourceIngester {
         self.recorder.as_ref().is_none_or(Recorder::is_loaded)
     }
 
-    /// Waits until a compilation is due without an event: a quarantine ends that a policy waits for, or what couldn't be
-    /// recorded is to be tried again.
+    /// Waits until a compilation is due without an event: a quarantine ends that a policy waits for, what couldn't be
+    /// recorded is to be tried again, or the first policy waits no longer for what couldn't be read.
     pub(crate) fn due(&self) -> impl Future<Output = ()> + use<> {
+        let without_reads_at = self.store.awaits_failed_reads().then(|| self.began + FAILED_READS_TIMEOUT);
         let retry_at = self.recorder.as_ref().and_then(Recorder::retry_at);
+        let next_at = retry_at.into_iter().chain(without_reads_at).min();
         let waits_until = self.status.compiled.load().waits_until;
         async move {
             loop {
-                let retry = retry_at.map(|at| at.saturating_duration_since(tokio::time::Instant::now()));
+                let next = next_at.map(|at| at.saturating_duration_since(tokio::time::Instant::now()));
                 let quarantine = waits_until.map(|end| Timestamp::now().duration_until(end));
                 // One that has passed is negative.
                 let quarantine = quarantine.map(|left| Duration::try_from(left).unwrap_or_default());
-                match [retry, quarantine].into_iter().flatten().min() {
+                match [next, quarantine].into_iter().flatten().min() {
                     None => std::future::pending().await,
                     Some(left) if left.is_zero() => return,
                     Some(left) => tokio::time::sleep(left.min(CLOCK_INTERVAL)).await,
@@ -268,10 +282,14 @@ impl SourceIngester {
     async fn compile_once(&mut self, updates: Vec<SourceUpdate>) -> (CompileOutcome, Duration) {
         let mut store = std::mem::take(&mut self.store);
         let is_reachable = self.status.unreachable.load().is_none();
+        let waits_for_reads = self.began.elapsed() < FAILED_READS_TIMEOUT;
         let work = tokio::task::spawn_blocking(move || {
             let start = Instant::now();
             for update in updates {
                 store.update(update);
+            }
+            if !waits_for_reads {
+                store.accept_failed_reads();
             }
             store.set_now(record_time());
             store.set_reachable(is_reachable);
@@ -346,6 +364,8 @@ fn log_changes(before: &CompileOutcome, now: &CompileOutcome) {
 mod tests {
     use std::fmt::Write as _;
 
+    use tokio::time::timeout;
+
     use super::*;
 
     /// `count` Services, each with the same invalid field, so that there are many diagnostics to compare.
@@ -376,5 +396,48 @@ mod tests {
             let worked = crate::stalls::thread_cpu_time().saturating_sub(worked);
             assert!(worked < took / 10, "this thread worked for {worked:?} of {took:?}");
         }
+    }
+
+    /// How long a test checks that nothing is due.
+    const SHORT: Duration = Duration::from_millis(100);
+
+    /// A source whose second file can't be read at the moment.
+    async fn partly_read() -> SourceIngester {
+        let mut intake = SourceIngester::new("a test".to_owned(), ManifestStore::default());
+        let failed = Err(std::io::Error::other("too many open files").into());
+        let changed = vec![("x.yaml".into(), Ok(manifests(1, "80"))), ("y.yaml".into(), failed)];
+        let update = SourceUpdate { full: true, changed, has_failed_reads: true, ..SourceUpdate::default() };
+        intake.ingest([SourceEvent::Update(update)]).await.unwrap();
+        let (status, reason) = (intake.status(), intake.status().health.load().waiting_reason().unwrap());
+        assert!(status.compiled.load().placement.is_none(), "it would take from gateways what is in y.yaml");
+        let because = "y.yaml: can't be read: too many open files; it is read again in a moment";
+        assert_eq!(reason, format!("the source has no policy yet: {because}"));
+        assert!(timeout(SHORT, intake.due()).await.is_err(), "it waits");
+        intake
+    }
+
+    /// The number of VIPs in force.
+    fn vips(intake: &SourceIngester) -> Option<usize> {
+        intake.status().compiled.load().placement.as_ref().map(|placement| placement.vips.iter().count())
+    }
+
+    #[tokio::test]
+    async fn a_first_policy_waits_for_a_file_until_it_can_be_read() {
+        let mut intake = partly_read().await;
+        let changed = vec![("y.yaml".into(), Ok(manifests(2, "80")))];
+        // The first Service is the other file's, too.
+        let update = SourceUpdate { changed, ..SourceUpdate::default() };
+        intake.ingest([SourceEvent::Update(update)]).await.unwrap();
+        assert_eq!((vips(&intake), intake.status().health.load().waiting), (Some(2), false));
+    }
+
+    #[tokio::test]
+    async fn a_first_policy_waits_not_for_ever_for_a_file_that_cannot_be_read() {
+        let mut intake = partly_read().await;
+        intake.began -= FAILED_READS_TIMEOUT;
+        timeout(SHORT, intake.due()).await.expect("it is due");
+        intake.recompile().await;
+        assert_eq!(vips(&intake), Some(1));
+        assert!(!intake.status().health.load().is_healthy(), "y.yaml is still reported");
     }
 }

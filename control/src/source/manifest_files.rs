@@ -144,14 +144,14 @@ impl FileStamp {
 /// Above the coarsest timestamps of common file systems: FAT has 2 s.
 const MAX_TIMESTAMP_GRANULARITY: Duration = Duration::from_secs(3);
 
-/// Cache of fingerprints by file: a file with an unchanged stamp isn't read again.
+/// Cache of fingerprints by file: a file with an unchanged stamp isn't read again, if its content is known.
 #[derive(Debug, Default)]
 pub struct ContentCache(HashMap<PathBuf, (FileStamp, u64)>);
 
 /// Content of a file, as far as it was read.
 #[derive(Debug)]
 pub enum Content {
-    /// Unchanged: its fingerprint.
+    /// The known one: its fingerprint.
     Unchanged(u64),
     /// Read: its fingerprint and bytes.
     Read(u64, Vec<u8>),
@@ -167,13 +167,15 @@ impl Content {
 }
 
 impl ContentCache {
-    /// The current content of a file, whose metadata was read just before.
+    /// The current content of a file, whose metadata was read just before; `known`: the fingerprint of what the caller has.
     ///
     /// # Errors
     /// If it can't be read.
-    pub(super) fn read(&mut self, path: &Path, stamp: FileStamp) -> io::Result<Content> {
+    pub(super) fn read(&mut self, path: &Path, stamp: FileStamp, known: Option<u64>) -> io::Result<Content> {
         match self.0.get(path) {
-            Some((cached, fingerprint)) if *cached == stamp => return Ok(Content::Unchanged(*fingerprint)),
+            Some((cached, fingerprint)) if *cached == stamp && known == Some(*fingerprint) => {
+                return Ok(Content::Unchanged(*fingerprint));
+            }
             _ => {}
         }
         let now = SystemTime::now();
@@ -289,7 +291,7 @@ mod tests {
         assert_eq!(failures, [(&pipe, "it is a pipe, not a regular file".to_owned())]);
         assert_eq!(walk(std::slice::from_ref(&pipe)).files.len(), 1, "a listed pipe is found");
         let stamp = FileStamp::of(&pipe.metadata().unwrap());
-        assert!(ContentCache::default().read(&pipe, stamp).is_err(), "the cache reads regular files only");
+        assert!(ContentCache::default().read(&pipe, stamp, None).is_err(), "the cache reads regular files only");
     }
 
     #[test]
@@ -308,20 +310,23 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.yaml");
         let mut contents = ContentCache::default();
-        let read =
-            |contents: &mut ContentCache| contents.read(&path, FileStamp::of(&path.metadata().unwrap())).unwrap();
+        let read = |contents: &mut ContentCache, known| {
+            contents.read(&path, FileStamp::of(&path.metadata().unwrap()), known).unwrap()
+        };
         write(&path, "1").unwrap();
-        assert!(matches!(read(&mut contents), Content::Read(..)));
-        assert!(matches!(read(&mut contents), Content::Read(..)), "modified too recently");
+        let known = Some(read(&mut contents, None).fingerprint());
+        assert!(matches!(read(&mut contents, known), Content::Read(..)), "modified too recently");
         let old = SystemTime::now() - Duration::from_mins(1);
         std::fs::File::options().write(true).open(&path).unwrap().set_modified(old).unwrap();
-        let first = read(&mut contents);
-        assert!(matches!(read(&mut contents), Content::Unchanged(again) if again == first.fingerprint()));
+        let first = read(&mut contents, known);
+        assert!(matches!(first, Content::Read(..)), "another time");
+        assert!(matches!(read(&mut contents, known), Content::Unchanged(again) if again == first.fingerprint()));
+        assert!(matches!(read(&mut contents, None), Content::Read(..)), "the caller doesn't have it");
         // Same length and mtime, but another ctime.
         std::thread::sleep(Duration::from_millis(20));
         write(&path, "2").unwrap();
         std::fs::File::options().write(true).open(&path).unwrap().set_modified(old).unwrap();
-        let second = read(&mut contents);
+        let second = read(&mut contents, known);
         assert!(matches!(second, Content::Read(..)) && second.fingerprint() != first.fingerprint());
         contents.retain(&[]);
         assert!(contents.0.is_empty());

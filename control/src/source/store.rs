@@ -8,6 +8,8 @@
 //! does a source that had objects and now has none, until it has some again or the empty source is accepted. An entry
 //! that is removed while others remain is a removal. An object that moves to another entry is never retained by the old
 //! one.
+//!
+//! At a start there is no last good version yet: a first policy waits for what can't be read at the moment.
 
 mod cloud_objects;
 mod entries;
@@ -190,7 +192,7 @@ impl ManifestStore {
 
     /// Applies an update.
     pub fn update(&mut self, update: SourceUpdate) {
-        let SourceUpdate { full, changed, removed: gone, unavailable, revision } = update;
+        let SourceUpdate { full, changed, removed: gone, unavailable, revision, has_failed_reads } = update;
         self.revision = revision;
         self.accepted.retain(|place| unavailable.iter().any(|it| it.path == *place));
         let named: BTreeSet<&Arc<str>> = changed.iter().map(|(name, _)| name).collect();
@@ -227,7 +229,19 @@ impl ManifestStore {
         self.remove_gone();
         let is_readable = self.unavailable.iter().all(|it| it.is_missing)
             && self.entries.irregular().all(|(_, entry)| entry.presence != Presence::Unreadable);
-        self.initialized |= !self.entries.objects().is_empty() || self.allow_empty && is_readable;
+        let has_policy = !self.entries.objects().is_empty() || self.allow_empty && is_readable;
+        // What was never read has no last good version: a first policy without it would take its objects from gateways.
+        self.initialized |= has_policy && !has_failed_reads;
+    }
+
+    /// Whether the first policy waits for what couldn't be read, although there are objects.
+    pub fn awaits_failed_reads(&self) -> bool {
+        !self.initialized && !self.entries.objects().is_empty()
+    }
+
+    /// Takes what could be read as the first policy.
+    pub fn accept_failed_reads(&mut self) {
+        self.initialized |= !self.entries.objects().is_empty();
     }
 
     /// Sets what cloud providers have, by pool. A pool that isn't named keeps what it has: its provider may not be reachable.

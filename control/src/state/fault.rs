@@ -44,6 +44,16 @@ pub enum Fault {
         /// ID of that program.
         id: u32,
     },
+    /// Whether an interface has its XDP program is unknown.
+    XdpUnknown {
+        /// Interface name.
+        interface: String,
+    },
+    /// Whether an interface has its tc guard is unknown.
+    GuardUnknown {
+        /// Interface name.
+        interface: String,
+    },
     /// Receive queues of an interface have no socket, or sockets have no queue.
     QueuesChanged {
         /// Interface name.
@@ -84,9 +94,13 @@ pub enum RouteScope {
 
 impl Fault {
     /// Whether the gateway is unable to forward. Without the tc guard it isn't: moving its sessions would help nobody.
+    /// Nor while a program can't be queried: most likely it is attached, and traffic takes its way.
     pub fn prevents_forwarding(&self) -> bool {
         match self {
-            Self::GuardDetached { .. } | Self::GuardReplaced { .. } => false,
+            Self::GuardDetached { .. }
+            | Self::GuardReplaced { .. }
+            | Self::XdpUnknown { .. }
+            | Self::GuardUnknown { .. } => false,
             Self::Interface { .. }
             | Self::XdpDetached { .. }
             | Self::XdpReplaced { .. }
@@ -113,6 +127,8 @@ impl fmt::Display for Fault {
             Self::GuardReplaced { interface, id } => {
                 write!(f, "interface {interface} has another program in place of its tc guard, id {id}")
             }
+            Self::XdpUnknown { interface } => write!(f, "the XDP program of interface {interface} can't be queried"),
+            Self::GuardUnknown { interface } => write!(f, "the tc guard of interface {interface} can't be queried"),
             Self::QueuesChanged { interface, queues: ReceiveQueues { bound, current, .. } } => {
                 write!(f, "the receive queues of interface {interface} have changed from {bound} to {current}")
             }
@@ -170,11 +186,13 @@ fn attachment_faults(attachment: &InterfaceAttachment) -> impl Iterator<Item = F
         Attachment::Attached => None,
         Attachment::Missing => Some(Fault::XdpDetached { interface: interface() }),
         Attachment::Replaced { id } => Some(Fault::XdpReplaced { interface: interface(), id }),
+        Attachment::Unknown => Some(Fault::XdpUnknown { interface: interface() }),
     };
     let guard = match attachment.guard.unwrap_or_default().state {
         Attachment::Attached => None,
         Attachment::Missing => Some(Fault::GuardDetached { interface: interface() }),
         Attachment::Replaced { id } => Some(Fault::GuardReplaced { interface: interface(), id }),
+        Attachment::Unknown => Some(Fault::GuardUnknown { interface: interface() }),
     };
     let queues = attachment.queues;
     let changed = queues.is_changed().then(|| Fault::QueuesChanged { interface: interface(), queues });
@@ -262,6 +280,8 @@ mod tests {
         assert_eq!(faults(Attachment::Missing), [("interface if0 has lost its XDP program".to_owned(), false)]);
         let replaced = "interface if0 has another XDP program, id 7".to_owned();
         assert_eq!(faults(Attachment::Replaced { id: 7 }), [(replaced, false)]);
+        let unknown = "the XDP program of interface if0 can't be queried".to_owned();
+        assert_eq!(faults(Attachment::Unknown), [(unknown, true)], "it forwards as before");
     }
 
     #[test]
@@ -275,6 +295,8 @@ mod tests {
         assert_eq!(faults(Attachment::Missing), [("interface if0 has lost its tc guard".to_owned(), true)]);
         let replaced = "interface if0 has another program in place of its tc guard, id 7".to_owned();
         assert_eq!(faults(Attachment::Replaced { id: 7 }), [(replaced, true)]);
+        let unknown = "the tc guard of interface if0 can't be queried".to_owned();
+        assert_eq!(faults(Attachment::Unknown), [(unknown, true)]);
     }
 
     #[test]

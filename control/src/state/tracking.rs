@@ -84,6 +84,8 @@ pub enum Attachment {
         /// Its program ID.
         id: u32,
     },
+    /// The kernel hasn't answered the question for a while.
+    Unknown,
 }
 
 /// Status of a program's attachment.
@@ -120,7 +122,7 @@ pub struct InterfaceAttachment {
     pub interface: String,
     /// The steering program.
     pub xdp: ProgramAttachment,
-    /// The tc guard; `None`: there is none, with `on_exit: pass`, or because it couldn't be installed at the start.
+    /// The tc guard; `None`: there is none, with `on_exit: pass`, or because the kernel doesn't support it.
     pub guard: Option<ProgramAttachment>,
     /// The receive queues.
     pub queues: ReceiveQueues,

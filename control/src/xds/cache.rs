@@ -47,6 +47,19 @@ pub enum CacheError {
     InUse(PathBuf),
 }
 
+impl CacheError {
+    /// The same without the path.
+    fn into_io(self) -> io::Error {
+        match self {
+            Self::Io { source, .. } => source,
+            Self::InUse(_) => {
+                let reason = "is in use by another process: each gateway needs its own";
+                io::Error::new(ErrorKind::ResourceBusy, reason)
+            }
+        }
+    }
+}
+
 /// The content of a cache when it was opened.
 #[derive(Debug, PartialEq, Eq)]
 pub enum CacheContents {
@@ -110,11 +123,23 @@ impl Cache {
     /// # Errors
     /// If it can't be locked or read.
     pub fn open(path: &Path) -> Result<(Self, CacheContents), CacheError> {
+        Self::open_within(path, LOCK_TIMEOUT)
+    }
+
+    /// Opens a cache that couldn't be opened before, without waiting for the lock. Its content isn't used.
+    ///
+    /// # Errors
+    /// As [`Self::open`], without the path.
+    pub(super) fn open_later(path: &Path) -> io::Result<Self> {
+        Self::open_within(path, Duration::ZERO).map(|(cache, _)| cache).map_err(CacheError::into_io)
+    }
+
+    fn open_within(path: &Path, timeout: Duration) -> Result<(Self, CacheContents), CacheError> {
         let failed = |source| CacheError::Io { path: path.to_owned(), source };
         if let Some(directory) = path.parent() {
             fs::create_dir_all(directory).map_err(failed)?;
         }
-        let lock = lock(path)?;
+        let lock = lock(path, timeout)?;
         let contents = read(path).map_err(failed)?;
         Ok((Self { path: path.to_owned(), _lock: lock }, contents))
     }
@@ -189,14 +214,14 @@ fn decode(bytes: &[u8]) -> Result<BTreeMap<Key, StoredResource>, CacheDamage> {
     Ok(resources)
 }
 
-/// Locks a cache for this process, waiting up to [`LOCK_TIMEOUT`].
-fn lock(path: &Path) -> Result<File, CacheError> {
+/// Locks a cache for this process.
+fn lock(path: &Path, timeout: Duration) -> Result<File, CacheError> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(".lock");
     let failed = |source| CacheError::Io { path: PathBuf::from(&beside), source };
     let file = OpenOptions::new().write(true).create(true).truncate(false).mode(MODE).open(&beside);
     let file = file.map_err(failed)?;
-    let deadline = Instant::now() + LOCK_TIMEOUT;
+    let deadline = Instant::now() + timeout;
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(file),

@@ -21,6 +21,7 @@ use tokio::time::timeout;
 use vipgate_policy::compiler::GatewayLocality;
 
 pub use self::coalesce::COALESCE_INTERVAL;
+use self::connect::CONNECT_TIMEOUT;
 pub use self::connect::error_chain;
 pub(crate) use self::connect::open_channel;
 pub(crate) use self::logged_errors::LoggedErrors;
@@ -28,13 +29,16 @@ pub(crate) use self::stream::describe_status;
 pub(crate) use self::target::{Target, TargetList};
 use super::cache::{Cache, CacheContents};
 use crate::config::PolicyServer;
-use crate::xds::client::cache_writer::{CacheWriter, Confirmation};
+use crate::xds::client::cache_writer::{CacheWriter, Confirmation, store_at};
 use crate::xds::client::held::HeldUpdates;
 use crate::xds::resource::Key;
 use crate::xds::store::{PolicyUpdate, ResourceStore, StoredResource};
 
 /// Reconnect backoff: first and maximum delay.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(4));
+/// Time after which a server that is back is connected, also if the last attempt before has timed out.
+const RECOVERY: Duration = Duration::from_secs(10);
+const _: () = assert!(BACKOFF.1.as_secs() + CONNECT_TIMEOUT.as_secs() < RECOVERY.as_secs());
 /// The same after a response that is too large: the next one will be as large, and as expensive for both sides.
 const BACKOFF_TOO_LARGE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_mins(2));
 /// A connection that lasted longer resets the backoff.
@@ -143,8 +147,9 @@ pub struct Client {
     store: ResourceStore,
     /// To the writer of the cache.
     confirmations: mpsc::UnboundedSender<Confirmation>,
-    /// Until the client runs. `None`: the cache can't be opened; the gateway works without it and reports the error.
-    cache: Option<(CacheWriter, Cache)>,
+    /// Until the client runs. The cache is missing if it couldn't be opened yet: the gateway works without it and reports
+    /// the error, and the writer opens it.
+    cache: Option<(CacheWriter, Option<Cache>)>,
     status: Arc<ArcSwap<ServerStatus>>,
     events: mpsc::Sender<ClientEvent>,
     held: HeldUpdates,
@@ -176,7 +181,7 @@ impl Client {
             server,
             store: ResourceStore::default(),
             confirmations,
-            cache: cache.map(|cache| (writer, cache)),
+            cache: Some((writer, cache)),
             status,
             events,
             held: HeldUpdates::default(),
@@ -230,13 +235,11 @@ impl Client {
     /// Connects, runs the stream and reconnects until the receiver of the events is dropped. Then writes what the cache
     /// lacks.
     pub async fn run(mut self) {
-        let writer = self.cache.take().map(|(writer, cache)| {
-            // The lock is held until the last write has ended, even if that is after the client's end.
-            let store = move |content: Option<Vec<u8>>, confirmed_at| cache.store(content.as_deref(), confirmed_at);
-            tokio::spawn(writer.run(Arc::new(store)))
-        });
+        let path = self.server.cache.clone();
+        let file = path.display().to_string();
+        // The lock is held until the last write has ended, even if that is after the client's end.
+        let writer = self.cache.take().map(|(writer, cache)| tokio::spawn(writer.run(store_at(path, cache))));
         self.follow().await;
-        let file = self.server.cache.display().to_string();
         // The writer ends with the sender.
         drop(self);
         let Some(writer) = writer else { return };
@@ -341,7 +344,7 @@ fn open_cache(path: &Path) -> (Option<Cache>, CacheContents, Option<String>) {
             tracing::error!(
                 event = "policy_cache_failed",
                 error,
-                "no policy cache: a restart without the policy server would lose the policy"
+                "no policy cache yet: a restart without the policy server would lose the policy"
             );
             (None, CacheContents::Empty, Some(error))
         }

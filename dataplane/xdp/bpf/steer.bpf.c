@@ -14,6 +14,8 @@
 //   to an endpoint, from a destination excluded by policy   -> socket: untranslated reply
 //   from a pod prefix on an inside interface, not covered
 //   by policy, to outside of the cluster                    -> socket, except as for endpoints
+//   ICMP error from an inside interface that quotes an
+//   address of one of these, to a host that must not see it -> socket: a router's, about a translated packet
 //   anything else, frames of VLANs among it                 -> kernel
 //
 // Priority tags (VLAN ID 0) change nothing of this: Linux removes them and forwards what is behind. For the socket they
@@ -247,6 +249,20 @@ static __always_inline int is_dhcp_or_nd6(const __u8 *l3, void *end)
 	return l3[6] == IPPROTO_UDP && ports[0] == bpf_htons(547) && ports[1] == bpf_htons(546);
 }
 
+#define ICMP_HEADER 8
+
+// ICMP errors: unreachable, source quench, redirect, time exceeded, parameter problem; in ICMPv6 the lower half of the
+// types. (Redirects of ICMPv6 have link-local scope.)
+static __always_inline int is_error4(__u8 kind)
+{
+	return kind == 3 || kind == 4 || kind == 5 || kind == 11 || kind == 12;
+}
+
+static __always_inline int is_error6(__u8 kind)
+{
+	return kind < 128;
+}
+
 static __always_inline int has_ports(__u8 protocol)
 {
 	return protocol == IPPROTO_TCP || protocol == IPPROTO_UDP || protocol == IPPROTO_SCTP;
@@ -262,7 +278,7 @@ static __always_inline int may_be_reply4(const __u8 *l3, void *end)
 	if ((fragment & bpf_htons(0x3fff)) || l3[0] != 0x45 || l3 + 24 > (__u8 *)end)
 		return 1;
 	if (l3[9] == IPPROTO_ICMP)
-		return l3[20] == 3 || l3[20] == 11 || l3[20] == 12;
+		return is_error4(l3[20]);
 	if (!has_ports(l3[9]))
 		return 0;
 	__builtin_memcpy(&key.address, l3 + 12, 4);
@@ -277,7 +293,7 @@ static __always_inline int may_be_reply6(const __u8 *l3, void *end)
 	if (l3 + 44 > (__u8 *)end)
 		return 1;
 	if (l3[6] == IPPROTO_ICMPV6)
-		return l3[40] < 128;
+		return is_error6(l3[40]);
 	// Fragments and other extension headers.
 	if (l3[6] == IPPROTO_FRAGMENT || l3[6] == IPPROTO_HOPOPTS || l3[6] == IPPROTO_ROUTING || l3[6] == IPPROTO_DSTOPTS)
 		return 1;
@@ -326,11 +342,12 @@ static __always_inline __u32 interface_id(__u32 ifindex)
 	return INTERFACES;
 }
 
+// An unknown interface counts as inside: a recreated one, whose ifindex couldn't be written to the map.
 static __always_inline int is_inside(__u32 ifindex)
 {
 	__u32 id = interface_id(ifindex);
 	__u32 *inside = bpf_map_lookup_elem(&inside_flags, &id);
-	return inside && *inside;
+	return !inside || *inside;
 }
 
 static __always_inline struct prefix *cluster_prefix4(__u32 address)
@@ -386,6 +403,123 @@ static __always_inline enum verdict other6(const struct v6 *source, const struct
 	return from && (from->flags & PODS) ? CAPTURE : PASS;
 }
 
+// What becomes of an ICMP error from inside that quotes an address. If its receiver must not see that, userspace
+// decides: it has the session of the quoted packet, or drops the error.
+static __always_inline enum verdict quoted4(__u32 address, __u32 destination)
+{
+	struct host *host = bpf_map_lookup_elem(&hosts4, &address);
+	struct prefix *cluster = cluster_prefix4(destination);
+	if (roles(host) & BACKEND)
+		return CAPTURE;
+	if (host && (host->roles & ENDPOINT)) {
+		struct cidr4 key = {.length = 64, .policy = host->policy, .address = destination};
+		if (host->policy == NO_POLICY)
+			return HOLD;
+		return is_translated(bpf_map_lookup_elem(&cidrs4, &key), cluster) ? CAPTURE : PASS;
+	}
+	if (!(current_flags() & UNCOVERED) || is_in_cluster(cluster))
+		return PASS;
+	struct prefix *own = cluster_prefix4(address);
+	return own && (own->flags & PODS) ? CAPTURE : PASS;
+}
+
+static __always_inline enum verdict quoted6(const struct v6 *address, const struct v6 *destination)
+{
+	struct host *host = bpf_map_lookup_elem(&hosts6, address);
+	struct prefix *cluster = cluster_prefix6(destination);
+	if (roles(host) & BACKEND)
+		return CAPTURE;
+	if (host && (host->roles & ENDPOINT)) {
+		struct cidr6 key = {.length = 160, .policy = host->policy, .address = *destination};
+		if (host->policy == NO_POLICY)
+			return HOLD;
+		return is_translated(bpf_map_lookup_elem(&cidrs6, &key), cluster) ? CAPTURE : PASS;
+	}
+	if (!(current_flags() & UNCOVERED) || is_in_cluster(cluster))
+		return PASS;
+	struct prefix *own = cluster_prefix6(address);
+	return own && (own->flags & PODS) ? CAPTURE : PASS;
+}
+
+// What an ICMP error quotes: nothing, if it is no error; no whole header of its address family; or the addresses of
+// one.
+enum quote { NO_ERROR, NO_HEADER, QUOTED };
+
+// Behind any options. A later fragment has no quote.
+static __always_inline enum quote quote4(const __u8 *l3, void *end, __u32 quoted[2])
+{
+	__u64 header = (l3[0] & 15) * 4;
+	const __u8 *message = l3 + header;
+	__u16 fragment;
+	__builtin_memcpy(&fragment, l3 + 6, 2);
+	if (l3[9] != IPPROTO_ICMP || (fragment & bpf_htons(0x1fff)) || header < 20)
+		return NO_ERROR;
+	if (message + 1 > (const __u8 *)end || !is_error4(message[0]))
+		return NO_ERROR;
+	if (message + ICMP_HEADER + 20 > (const __u8 *)end || message[ICMP_HEADER] >> 4 != 4)
+		return NO_HEADER;
+	__builtin_memcpy(quoted, message + ICMP_HEADER + 12, 8);
+	return QUOTED;
+}
+
+// Behind at most two extension headers of eight bytes each: routers send errors without any.
+static __always_inline enum quote quote6(const __u8 *l3, void *end, struct v6 quoted[2])
+{
+	__u8 next = l3[6];
+	__u64 at = 40;
+#pragma unroll
+	for (int headers = 0; headers < 2; headers++) {
+		const __u8 *header = l3 + at;
+		__u16 fragment;
+		if (next == IPPROTO_ICMPV6)
+			break;
+		if (next != IPPROTO_HOPOPTS && next != IPPROTO_ROUTING && next != IPPROTO_DSTOPTS && next != IPPROTO_FRAGMENT)
+			return NO_ERROR;
+		if (header + 8 > (const __u8 *)end)
+			return NO_ERROR;
+		__builtin_memcpy(&fragment, header + 2, 2);
+		if (next == IPPROTO_FRAGMENT ? (fragment & bpf_htons(0xfff8)) != 0 : header[1] != 0)
+			return NO_ERROR;
+		next = header[0];
+		at += 8;
+	}
+	const __u8 *message = l3 + at;
+	if (next != IPPROTO_ICMPV6 || message + 1 > (const __u8 *)end || !is_error6(message[0]))
+		return NO_ERROR;
+	if (message + ICMP_HEADER + 40 > (const __u8 *)end || message[ICMP_HEADER] >> 4 != 6)
+		return NO_HEADER;
+	__builtin_memcpy(quoted, message + ICMP_HEADER + 8, 32);
+	return QUOTED;
+}
+
+// A packet that no other rule matches: captured or held if it is an ICMP error from inside that quotes an address which
+// its receiver must not see. The receiver has sent the quoted packet, so it knows its source. Userspace drops an error
+// without a whole quoted header.
+static __always_inline enum verdict error4(const __u8 *l3, void *end, __u32 destination, __u32 ifindex)
+{
+	__u32 quoted[2] = {};
+	enum quote quote = quote4(l3, end, quoted);
+	if (quote == NO_ERROR || !is_inside(ifindex))
+		return PASS;
+	if (quote == NO_HEADER)
+		return CAPTURE;
+	enum verdict of_source = quoted[0] == destination ? PASS : quoted4(quoted[0], destination);
+	return of_source == PASS ? quoted4(quoted[1], destination) : of_source;
+}
+
+static __always_inline enum verdict error6(const __u8 *l3, void *end, const struct v6 *destination, __u32 ifindex)
+{
+	struct v6 quoted[2] = {};
+	enum quote quote = quote6(l3, end, quoted);
+	if (quote == NO_ERROR || !is_inside(ifindex))
+		return PASS;
+	if (quote == NO_HEADER)
+		return CAPTURE;
+	int is_sender = quoted[0].high == destination->high && quoted[0].low == destination->low;
+	enum verdict of_source = is_sender ? PASS : quoted6(&quoted[0], destination);
+	return of_source == PASS ? quoted6(&quoted[1], destination) : of_source;
+}
+
 // What an endpoint or a backend sends.
 static __always_inline enum verdict from_inside(const struct host *from, int may_be_reply)
 {
@@ -415,7 +549,10 @@ static __always_inline enum verdict captures4(const __u8 *l3, void *end, __u32 i
 		if (!is_translated(bpf_map_lookup_elem(&cidrs4, &key), cluster_prefix4(source)))
 			return !(roles(from) & LOCAL);
 	}
-	return is_on_link4(destination) || (roles(to) & LOCAL) ? PASS : other4(source, destination, ifindex);
+	if (is_on_link4(destination) || (roles(to) & LOCAL))
+		return PASS;
+	enum verdict verdict = other4(source, destination, ifindex);
+	return verdict == PASS ? error4(l3, end, destination, ifindex) : verdict;
 }
 
 static __always_inline enum verdict captures6(const __u8 *l3, void *end, __u32 ifindex)
@@ -441,7 +578,10 @@ static __always_inline enum verdict captures6(const __u8 *l3, void *end, __u32 i
 		if (!is_translated(bpf_map_lookup_elem(&cidrs6, &key), cluster_prefix6(&source)))
 			return !(roles(from) & LOCAL);
 	}
-	return is_on_link6(&destination) || (roles(to) & LOCAL) ? PASS : other6(&source, &destination, ifindex);
+	if (is_on_link6(&destination) || (roles(to) & LOCAL))
+		return PASS;
+	enum verdict verdict = other6(&source, &destination, ifindex);
+	return verdict == PASS ? error6(l3, end, &destination, ifindex) : verdict;
 }
 
 // Whether the EtherType of a header is that of a priority tag.
@@ -553,7 +693,8 @@ int vipgate_steer(struct xdp_md *ctx)
 // tc guard: a classifier at the ingress of the kernel's stack. Packets captured by the XDP program never reach it. If
 // that program is detached or replaced, the guard drops the same packets, from the same maps, so that the kernel
 // doesn't forward them untranslated.
-#define HEADERS 128 // more bytes than `captures` reads
+#define HEADERS 128 // at least as many bytes as `captures` reads: Ethernet, two tags, IPv6 and 16 bytes of extension
+                    // headers, ICMP, a quoted IPv6 header: 126; over IPv4, with options, 110
 SEC("classifier")
 int vipgate_guard(struct __sk_buff *skb)
 {

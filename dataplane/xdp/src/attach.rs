@@ -4,7 +4,8 @@
 //! `vipgate detach` removes it. Its XSKMAP is empty after the process has exited, so captured packets are dropped.
 //! `on_exit: pass` attaches by a BPF link, which the kernel removes when the process exits for any reason.
 
-use std::io;
+use std::error::Error;
+use std::{io, iter};
 
 use aya::programs::XdpMode;
 use thiserror::Error;
@@ -102,16 +103,34 @@ fn attach_one(
         ModePreference::Auto if nic.native_xdp => &[Mode::Native, Mode::Generic],
         ModePreference::Auto | ModePreference::Generic => &[Mode::Generic],
     };
+    let attached = attach_in_first_supported(nic, modes, |mode| match on_exit {
+        OnExit::Drop => attach_by_netlink(steering, nic, mode, previous.as_ref()),
+        OnExit::Pass => attach_by_link(steering, nic, mode, previous.as_ref()),
+    });
+    match attached {
+        Ok(mode) => Ok((mode, previous)),
+        Err(error) => {
+            restore_detached(nic, previous);
+            Err(error)
+        }
+    }
+}
+
+/// Attaches the program in the first of these modes that is supported. Other errors end the search: they may be gone
+/// after a restart, and in generic mode the gateway would be slower for as long as it runs.
+fn attach_in_first_supported(
+    nic: &Nic,
+    modes: &[Mode],
+    mut attach: impl FnMut(Mode) -> Result<Attempt, AttachError>,
+) -> Result<Mode, AttachError> {
+    let refused =
+        |reason| AttachError::Refused { interface: nic.name.clone(), what: "attach the steering program", reason };
     let mut failure = String::new();
     for &mode in modes {
-        let attempt = match on_exit {
-            OnExit::Drop => attach_by_netlink(steering, nic, mode, previous.as_ref())?,
-            OnExit::Pass => attach_by_link(steering, nic, mode, previous.as_ref())?,
-        };
-        match attempt {
-            Attempt::Attached => return Ok((mode, previous)),
-            Attempt::Refused(reason) => {
-                if (preference, mode) == (ModePreference::Auto, Mode::Native) {
+        match attach(mode)? {
+            Attempt::Attached => return Ok(mode),
+            Attempt::Unsupported(reason) => {
+                if modes.last() != Some(&mode) {
                     tracing::warn!(
                         interface = nic.name,
                         reason,
@@ -120,31 +139,51 @@ fn attach_one(
                 }
                 failure = format!("{reason} ({} mode)", mode.name());
             }
+            Attempt::Failed(reason) => return Err(refused(format!("{reason} ({} mode)", mode.name()))),
         }
     }
-    // Restores a program that was detached for another mode, so that the interface stays closed.
+    Err(refused(failure))
+}
+
+/// Restores a program that was detached for another mode, so that the interface stays closed.
+fn restore_detached(nic: &Nic, previous: Option<AttachedProgram>) {
     if let Some(previous) = previous.filter(|_| matches!(program::find(nic.ifindex), Ok(None)))
         && let Err(error) = program::reattach(nic.ifindex, &previous)
     {
         tracing::warn!(interface = nic.name, %error, "cannot restore the previous XDP program");
     }
-    Err(AttachError::Refused { interface: nic.name.clone(), what: "attach the steering program", reason: failure })
 }
 
+/// Errors with which the kernel or a driver says that it doesn't support a mode, at this MTU and with these queues:
+/// veth returns `ENOSPC` for too few queues.
+const UNSUPPORTED: [i32; 5] = [libc::EOPNOTSUPP, libc::EINVAL, libc::ERANGE, libc::E2BIG, libc::ENOSPC];
+
 /// Outcome of attaching in one mode.
+#[derive(Debug)]
 enum Attempt {
     Attached,
-    /// The kernel refuses this mode, for this reason; it may accept another one.
-    Refused(String),
+    /// The kernel doesn't support this mode, for this reason; it may support another one.
+    Unsupported(String),
+    /// It fails for this reason, whatever the mode.
+    Failed(String),
 }
 
 impl Attempt {
-    fn of<T, E>(result: Result<T, E>, reason: impl FnOnce(&E) -> String) -> Self {
+    fn of<T, E: Error + 'static>(result: Result<T, E>, reason: impl FnOnce(&E) -> String) -> Self {
         match result {
             Ok(_) => Self::Attached,
-            Err(error) => Self::Refused(reason(&error)),
+            Err(error) if raw_os_error(&error).is_some_and(|number| UNSUPPORTED.contains(&number)) => {
+                Self::Unsupported(reason(&error))
+            }
+            Err(error) => Self::Failed(reason(&error)),
         }
     }
+}
+
+/// The kernel's error number in an error or its sources.
+fn raw_os_error(error: &(dyn Error + 'static)) -> Option<i32> {
+    let chain = iter::successors(Some(error), |&error| error.source());
+    chain.filter_map(|error| error.downcast_ref::<io::Error>()).find_map(io::Error::raw_os_error)
 }
 
 /// Attaches the program for longer than the lifetime of the process.
@@ -208,7 +247,7 @@ pub fn reattach(steering: &mut Steering, nic: &Nic, mode: Mode, on_exit: OnExit)
     };
     match attempt {
         Attempt::Attached => Ok(()),
-        Attempt::Refused(reason) => {
+        Attempt::Unsupported(reason) | Attempt::Failed(reason) => {
             Err(AttachError::Refused { interface: nic.name.clone(), what: "reattach the steering program", reason })
         }
     }
@@ -268,8 +307,68 @@ fn with_hint(error: &io::Error) -> String {
         }
         Some(libc::EBUSY) => "; another process has attached an XDP program: is another gateway running?",
         Some(libc::EOPNOTSUPP) => "; the driver doesn't support XDP: set `xdp.mode: generic`",
-        Some(libc::ERANGE | libc::EINVAL) => "; the MTU may be too large for XDP, or there are too few queues",
+        Some(libc::ERANGE | libc::EINVAL | libc::ENOSPC) => {
+            "; the MTU may be too large for XDP, or there are too few queues"
+        }
+        Some(libc::ENOMEM) => "; if it stays so, the driver may lack queues for all cores: set `xdp.mode: generic`",
         _ => "",
     };
     format!("{error}{hint}")
+}
+
+#[cfg(test)]
+mod tests {
+    use aya::programs::ProgramError;
+    use aya::sys::SyscallError;
+
+    use super::*;
+
+    /// Attaches where native mode fails with this error; returns the outcome and the modes that were tried.
+    fn attach_where_native_fails(error: i32) -> (Result<Mode, String>, Vec<Mode>) {
+        let nic = Nic { name: "gw-in".to_owned(), ifindex: 2, queues: 1, native_xdp: true, zero_copy: false };
+        let mut tried = Vec::new();
+        let outcome = attach_in_first_supported(&nic, &[Mode::Native, Mode::Generic], |mode| {
+            tried.push(mode);
+            let result = match mode {
+                Mode::Native => Err(io::Error::from_raw_os_error(error)),
+                Mode::Generic => Ok(()),
+            };
+            Ok(Attempt::of(result, with_hint))
+        });
+        (outcome.map_err(|error| error.to_string()), tried)
+    }
+
+    #[test]
+    fn generic_mode_is_used_only_where_native_mode_is_not_supported() {
+        for error in [libc::EOPNOTSUPP, libc::EINVAL, libc::ERANGE, libc::E2BIG, libc::ENOSPC] {
+            assert_eq!(attach_where_native_fails(error), (Ok(Mode::Generic), vec![Mode::Native, Mode::Generic]));
+        }
+        for error in [libc::ENOMEM, libc::ENOBUFS, libc::EINTR, libc::EMFILE, libc::EBUSY, libc::EPERM] {
+            let (outcome, tried) = attach_where_native_fails(error);
+            let message = outcome.unwrap_err();
+            assert!(message.contains("cannot attach") && message.ends_with("(native mode)"), "{message}");
+            assert_eq!(tried, [Mode::Native], "{message}");
+        }
+    }
+
+    #[test]
+    fn the_errors_of_the_last_mode_and_of_other_calls_are_returned() {
+        let nic = Nic { name: "gw-in".to_owned(), ifindex: 2, queues: 1, native_xdp: true, zero_copy: false };
+        let unsupported = |_| Ok(Attempt::Unsupported("no".to_owned()));
+        let error = attach_in_first_supported(&nic, &[Mode::Native, Mode::Generic], unsupported).unwrap_err();
+        assert_eq!(error.to_string(), "interface gw-in: cannot attach the steering program: no (generic mode)");
+        let other = |_| Err(failed(&nic, "change the XDP mode", &io::Error::from_raw_os_error(libc::ENOBUFS)));
+        let error = attach_in_first_supported(&nic, &[Mode::Native, Mode::Generic], other).unwrap_err();
+        assert!(error.to_string().contains("cannot change the XDP mode"), "{error}");
+    }
+
+    #[test]
+    fn the_error_of_a_bpf_link_is_that_of_its_call() {
+        for (number, is_unsupported) in [(libc::EOPNOTSUPP, true), (libc::ENOMEM, false)] {
+            let io_error = io::Error::from_raw_os_error(number);
+            let error = ProgramError::SyscallError(SyscallError { call: "bpf_link_create", io_error });
+            let attempt = Attempt::of(Err::<(), _>(error), |error| error_chain(error));
+            assert_eq!(matches!(attempt, Attempt::Unsupported(_)), is_unsupported, "{attempt:?}");
+        }
+    }
 }

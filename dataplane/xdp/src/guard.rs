@@ -12,7 +12,7 @@ use std::{io, mem};
 
 use crate::nic::Nic;
 use crate::program::{ProgramStatus, check_result, describe, program_name};
-use crate::steering::{Steering, error_chain};
+use crate::steering::{Steering, SteeringError, error_chain};
 
 /// Name of the BPF program.
 pub(crate) const GUARD_NAME: &str = "vipgate_guard";
@@ -20,6 +20,14 @@ pub(crate) const GUARD_NAME: &str = "vipgate_guard";
 const PRIORITY: u32 = 1;
 /// Filter handle; unlikely to collide with the small handles that tc assigns.
 const HANDLE: u32 = 0x76_6970;
+
+/// Loads the guard, so that it can be installed at any time: loading takes more capabilities.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn load(steering: &mut Steering) -> Result<(), SteeringError> {
+    steering.guard_fd().map(|_| ())
+}
 
 /// Installs the guard on an interface, or replaces that of an earlier gateway.
 ///

@@ -54,15 +54,18 @@ impl Nic {
     pub fn find(name: &str) -> Result<Self, NicError> {
         crate::program::silence_libbpf();
         let missing = || NicError::Missing { name: name.to_owned() };
+        let query = |what, source| NicError::Query { name: name.to_owned(), what, source };
         let c_name = CString::new(name).map_err(|_| missing())?;
         // SAFETY: the name is a C string, valid during the call.
         let ifindex = unsafe { libc::if_nametoindex(c_name.as_ptr()) };
         if ifindex == 0 {
-            return Err(missing());
+            let error = io::Error::last_os_error();
+            let is_missing = error.raw_os_error() == Some(libc::ENODEV);
+            return Err(if is_missing { missing() } else { query("cannot query its index", error) });
         }
-        let query = |what, source| NicError::Query { name: name.to_owned(), what, source };
         let queues = queue_count(name).map_err(|source| query("cannot query its channels", source))?;
-        let features = xdp_features(ifindex);
+        let features =
+            xdp_features(ifindex).map_err(|source| query("cannot query the XDP features of its driver", source))?;
         Ok(Self {
             name: name.to_owned(),
             ifindex,
@@ -133,13 +136,23 @@ fn queue_count(name: &str) -> io::Result<u32> {
 }
 
 /// XDP feature bits of the driver; `None` if the kernel doesn't report them.
-fn xdp_features(ifindex: u32) -> Option<u64> {
+fn xdp_features(ifindex: u32) -> io::Result<Option<u64>> {
     // SAFETY: all zeros are valid for the struct; its first field is its size.
     let mut options: libxdp_sys::bpf_xdp_query_opts = unsafe { mem::zeroed() };
     options.sz = size_of::<libxdp_sys::bpf_xdp_query_opts>();
     // SAFETY: libbpf writes at most `sz` bytes to the struct, which is valid during the call.
-    let error = unsafe { libxdp_sys::bpf_xdp_query(ifindex.cast_signed(), 0, &raw mut options) };
-    (error == 0 && options.feature_flags != 0).then_some(options.feature_flags)
+    let result = unsafe { libxdp_sys::bpf_xdp_query(ifindex.cast_signed(), 0, &raw mut options) };
+    reported_features(crate::program::check_result(result), options.feature_flags)
+}
+
+/// The features by the outcome of their query. A failed query says nothing of the driver, unless the kernel doesn't
+/// know it.
+fn reported_features(outcome: io::Result<()>, flags: u64) -> io::Result<Option<u64>> {
+    match outcome {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOENT)) => Ok(None),
+        Err(error) => Err(error),
+        Ok(()) => Ok((flags != 0).then_some(flags)),
+    }
 }
 
 #[cfg(test)]
@@ -153,5 +166,19 @@ mod tests {
         assert_eq!(loopback.current_queues().unwrap(), 1);
         let gone = Nic { ifindex: i32::MAX.cast_unsigned(), ..loopback };
         assert!(gone.current_queues().is_err());
+    }
+
+    #[test]
+    fn a_failed_query_is_an_error_not_a_driver_without_features() {
+        let failed = |number| reported_features(Err(io::Error::from_raw_os_error(number)), 0);
+        for number in [libc::EOPNOTSUPP, libc::ENOENT] {
+            assert!(matches!(failed(number), Ok(None)), "error {number}");
+        }
+        for number in [libc::ENOMEM, libc::ENOBUFS, libc::EMFILE, libc::ENODEV] {
+            assert_eq!(failed(number).unwrap_err().raw_os_error(), Some(number));
+        }
+        assert!(matches!(reported_features(Ok(()), 0), Ok(None)));
+        assert!(matches!(reported_features(Ok(()), ZERO_COPY), Ok(Some(ZERO_COPY))));
+        assert!(matches!(Nic::find("no-such-device"), Err(NicError::Missing { .. })));
     }
 }

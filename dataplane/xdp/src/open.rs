@@ -123,6 +123,29 @@ pub enum OpenError {
     },
 }
 
+impl OpenError {
+    /// Whether the kernel or the driver doesn't support what a socket asks for. Other errors may be gone the next time.
+    fn is_unsupported(&self) -> bool {
+        match self {
+            Self::Socket { source, .. } | Self::MultiBuffer { source, .. } => is_unsupported(source),
+            Self::Umem { .. } | Self::TooManyQueues { .. } | Self::TooFewQueues { .. } => false,
+        }
+    }
+
+    /// Whether the kernel has no memory, or no more that may be locked.
+    fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::Umem { source, .. } if is_out_of_memory(source))
+    }
+}
+
+fn is_unsupported(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP))
+}
+
+fn is_out_of_memory(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOBUFS | libc::ENOMEM))
+}
+
 /// Required capabilities, with their bits of `CapEff` in /proc/self/status.
 const CAPABILITIES: [(&str, u32); 3] = [("CAP_NET_ADMIN", 12), ("CAP_NET_RAW", 13), ("CAP_IPC_LOCK", 14)];
 
@@ -138,8 +161,7 @@ fn missing_capabilities() -> Vec<&'static str> {
 fn hint(error: &io::Error) -> String {
     let missing = missing_capabilities();
     let is_denied = matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES));
-    let is_out_of_memory = matches!(error.raw_os_error(), Some(libc::ENOBUFS | libc::ENOMEM));
-    if is_denied && !missing.is_empty() || is_out_of_memory && missing.contains(&"CAP_IPC_LOCK") {
+    if is_denied && !missing.is_empty() || is_out_of_memory(error) && missing.contains(&"CAP_IPC_LOCK") {
         let alternative = if is_denied { "" } else { ", or raise RLIMIT_MEMLOCK" };
         return format!(
             " (this process lacks {}: vipgate needs root, or CAP_NET_ADMIN, CAP_NET_RAW and CAP_IPC_LOCK{alternative})",
@@ -170,10 +192,19 @@ pub fn open(config: &DeviceConfig) -> Result<Vec<XdpDevice>, OpenError> {
         ZeroCopy::Never => false,
         ZeroCopy::Auto => config.interfaces.iter().all(|nic| nic.zero_copy && nic.native_xdp),
     };
-    match open_with(config, zero_copy) {
-        Err(error) if zero_copy && config.zero_copy == ZeroCopy::Auto => {
+    open_in_supported_mode(config.zero_copy, zero_copy, |zero_copy| open_with(config, zero_copy))
+}
+
+/// Opens in copy mode where zero copy isn't supported after all.
+fn open_in_supported_mode<T>(
+    configured: ZeroCopy,
+    zero_copy: bool,
+    mut open: impl FnMut(bool) -> Result<T, OpenError>,
+) -> Result<T, OpenError> {
+    match open(zero_copy) {
+        Err(error) if zero_copy && configured == ZeroCopy::Auto && error.is_unsupported() => {
             tracing::warn!(%error, "the driver reports zero copy, but the socket can't use it; using copy mode");
-            open_with(config, false)
+            open(false)
         }
         result => result,
     }
@@ -218,8 +249,7 @@ fn open_with(config: &DeviceConfig, zero_copy: bool) -> Result<Vec<XdpDevice>, O
 
 fn socket_error(frames: FrameLayout, interface: &str, queue: u32, source: io::Error) -> OpenError {
     let interface = interface.to_owned();
-    let is_unsupported = matches!(source.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP));
-    if is_unsupported && frames == FrameLayout::MultiBuffer {
+    if is_unsupported(&source) && frames == FrameLayout::MultiBuffer {
         return OpenError::MultiBuffer { interface, queue, source };
     }
     OpenError::Socket { interface, queue, source }
@@ -227,15 +257,27 @@ fn socket_error(frames: FrameLayout, interface: &str, queue: u32, source: io::Er
 
 /// Allocates the UMEM; returns it with the number of frames per fill ring.
 fn open_umem(sockets: u32, config: &DeviceConfig) -> Result<(Arc<SharedUmem>, u32), OpenError> {
-    let configured = config.fill_ring;
-    let mut fill_ring = configured.unwrap_or(DEFAULT_FILL_RING);
-    loop {
+    with_largest_fill_ring(config.fill_ring, |fill_ring| {
         let frames = sockets * (fill_ring + OTHER_FRAMES);
         // The kernel removes entries from a fill ring later than it returns their frames, so the ring has twice as many
         // entries as frames.
-        match SharedUmem::new(config.frames, frames, 2 * fill_ring, config.workers * JUMBO_FRAMES) {
-            Err(_) if configured.is_none() && fill_ring > MIN_DEFAULT_FILL_RING => fill_ring /= 2,
-            Err(source) => return Err(OpenError::Umem { frames, source }),
+        SharedUmem::new(config.frames, frames, 2 * fill_ring, config.workers * JUMBO_FRAMES)
+            .map_err(|source| OpenError::Umem { frames, source })
+    })
+}
+
+/// Allocates the UMEM for fill rings of the configured size, or else of the largest one for which there is memory.
+fn with_largest_fill_ring<T>(
+    configured: Option<u32>,
+    mut allocate: impl FnMut(u32) -> Result<T, OpenError>,
+) -> Result<(T, u32), OpenError> {
+    let mut fill_ring = configured.unwrap_or(DEFAULT_FILL_RING);
+    loop {
+        match allocate(fill_ring) {
+            Err(error) if configured.is_none() && fill_ring > MIN_DEFAULT_FILL_RING && error.is_out_of_memory() => {
+                fill_ring /= 2;
+            }
+            Err(error) => return Err(error),
             Ok(umem) => {
                 if fill_ring < configured.unwrap_or(DEFAULT_FILL_RING) {
                     tracing::warn!(
@@ -340,5 +382,56 @@ mod tests {
         assert!(check(2, 2).is_ok() && check(MAX_QUEUES, 1).is_ok());
         assert!(matches!(check(1, 2), Err(OpenError::TooFewQueues { queues: 1, workers: 2, .. })));
         assert!(matches!(check(MAX_QUEUES + 1, 1), Err(OpenError::TooManyQueues { .. })));
+    }
+
+    /// Opens where zero copy fails with this error; returns whether it succeeds, and the modes that were tried.
+    fn open_where_zero_copy_fails(configured: ZeroCopy, error: impl Fn() -> OpenError) -> (bool, Vec<bool>) {
+        let mut tried = Vec::new();
+        let result = open_in_supported_mode(configured, true, |zero_copy| {
+            tried.push(zero_copy);
+            if zero_copy { Err(error()) } else { Ok(()) }
+        });
+        (result.is_ok(), tried)
+    }
+
+    #[test]
+    fn copy_mode_is_used_only_where_zero_copy_is_not_supported() {
+        for frames in [FrameLayout::Standard, FrameLayout::MultiBuffer] {
+            let outcome = |configured, number| {
+                let error = || socket_error(frames, "gw-in", 0, io::Error::from_raw_os_error(number));
+                open_where_zero_copy_fails(configured, error)
+            };
+            for number in [libc::EOPNOTSUPP, libc::EINVAL] {
+                assert_eq!(outcome(ZeroCopy::Auto, number), (true, vec![true, false]));
+                assert_eq!(outcome(ZeroCopy::Always, number), (false, vec![true]));
+            }
+            for number in [libc::ENOMEM, libc::ENOBUFS, libc::EMFILE, libc::EBUSY, libc::EPERM] {
+                assert_eq!(outcome(ZeroCopy::Auto, number), (false, vec![true]), "error {number}");
+            }
+        }
+        let umem = || OpenError::Umem { frames: 1, source: io::Error::from_raw_os_error(libc::EINVAL) };
+        assert_eq!(open_where_zero_copy_fails(ZeroCopy::Auto, umem), (false, vec![true]));
+    }
+
+    #[test]
+    fn fill_rings_are_smaller_only_where_memory_is_scarce() {
+        // The sizes that were tried, where memory is enough for rings of this size.
+        let tried = |configured, largest, error| {
+            let mut sizes = Vec::new();
+            let result = with_largest_fill_ring(configured, |size| {
+                sizes.push(size);
+                let source = io::Error::from_raw_os_error(error);
+                if size > largest { Err(OpenError::Umem { frames: size, source }) } else { Ok(()) }
+            });
+            (result.ok().map(|((), size)| size), sizes)
+        };
+        for error in [libc::ENOBUFS, libc::ENOMEM] {
+            assert_eq!(tried(None, 1024, error), (Some(1024), vec![4096, 2048, 1024]));
+            assert_eq!(tried(None, 512, error), (None, vec![4096, 2048, 1024]));
+            assert_eq!(tried(Some(4096), 1024, error), (None, vec![4096]));
+        }
+        for error in [libc::EMFILE, libc::EINTR, libc::EPERM, libc::EINVAL] {
+            assert_eq!(tried(None, 1024, error), (None, vec![4096]));
+        }
     }
 }

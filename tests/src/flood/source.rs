@@ -1,7 +1,7 @@
 //! Flood sender: a packet socket, many frames per system call, at a steady rate or at full speed.
 
 use std::io::{self, IoSlice};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -26,8 +26,7 @@ const MAX_CATCH_UP: Duration = Duration::from_millis(5);
 /// # Errors
 /// When the interface doesn't exist, or the kernel denies packet sockets.
 pub fn send(interface: &str, mut writer: PacketWriter, pps: u32, duration: Duration) -> io::Result<u64> {
-    let socket = packet_socket(AddressFamily::Packet, SockType::Raw, SockFlag::empty(), None)?;
-    bind(socket.as_raw_fd(), &packet_socket_address(interface)?)?;
+    let socket = open(interface)?;
     let mut headers = MultiHeaders::<LinkAddr>::preallocate(BATCH, None);
     let mut frames = vec![Vec::new(); BATCH];
     let started = Instant::now();
@@ -65,12 +64,20 @@ fn due(pps: u32, elapsed: Duration, done: u64) -> Due {
     Due { now: due.min(BATCH as u64) as usize, skipped: due.saturating_sub(max_backlog) }
 }
 
-fn flush(socket: i32, headers: &mut MultiHeaders<LinkAddr>, frames: &[Vec<u8>]) -> io::Result<u64> {
+/// Opens a packet socket at an interface of this thread's network namespace.
+pub(crate) fn open(interface: &str) -> io::Result<OwnedFd> {
+    let socket = packet_socket(AddressFamily::Packet, SockType::Raw, SockFlag::empty(), None)?;
+    bind(socket.as_raw_fd(), &packet_socket_address(interface)?)?;
+    Ok(socket)
+}
+
+/// Sends frames with one system call; returns how many were sent.
+pub(crate) fn flush(socket: i32, headers: &mut MultiHeaders<LinkAddr>, frames: &[Vec<u8>]) -> io::Result<u64> {
     let slices: Vec<[IoSlice<'_>; 1]> = frames.iter().map(|frame| [IoSlice::new(frame)]).collect();
     let addresses = vec![None; frames.len()];
     match sendmmsg(socket, headers, &slices, addresses, [], MsgFlags::empty()) {
         Ok(results) => Ok(results.count() as u64),
-        // The interface's queue is full; the flood continues.
+        // The interface's queue is full.
         Err(Errno::ENOBUFS | Errno::EAGAIN) => Ok(0),
         Err(error) => Err(error.into()),
     }

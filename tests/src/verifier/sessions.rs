@@ -84,16 +84,17 @@ fn is_pod_address(address: IpAddr) -> bool {
     }
 }
 
-/// Packets with a pod's address, also in the packet that an ICMP error quotes, described. Must be empty outside.
+/// Packets with a pod's address, also in the packets that ICMP errors quote, described. Must be empty outside.
 pub fn leaked_pod_addresses(frames: &[Frame]) -> Vec<String> {
     let has_pod = |packet: &Packet<'_>| packet.addresses.into_iter().any(is_pod_address);
     let leaks = frames.iter().filter_map(|frame| {
         let packet = Packet::in_frame(&frame.bytes)?;
-        let quoted = packet.quoted();
-        let leaks = has_pod(&packet) || quoted.as_ref().is_some_and(has_pod);
+        let quotes: Vec<_> = packet.quotes().collect();
+        let leaks = has_pod(&packet) || quotes.iter().any(has_pod);
         let Packet { addresses, protocol, ports, .. } = packet;
         leaks.then(|| {
-            format!("{addresses:?} protocol {protocol} ports {ports:?} quotes {:?}", quoted.map(|it| it.addresses))
+            let quoted: Vec<_> = quotes.iter().map(|quote| quote.addresses).collect();
+            format!("{addresses:?} protocol {protocol} ports {ports:?} quotes {quoted:?}")
         })
     });
     leaks.collect()

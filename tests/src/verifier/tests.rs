@@ -75,6 +75,77 @@ fn a_pod_address_is_found_in_headers_and_quoted_packets() {
     assert_eq!(leaked_pod_addresses(&[valid, bare, quoting]).len(), 2);
 }
 
+const REMOTE_V6: [u8; 16] = [0x20, 1, 0xd, 0xb8, 0, 0x51, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x10];
+const POD_V6: [u8; 16] = [0xfd, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x11];
+
+fn ipv6(next: u8, from: [u8; 16], to: [u8; 16], rest: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0x60, 0, 0, 0, 0, rest.len() as u8, next, 64];
+    bytes.extend([from, to].concat());
+    bytes.extend(rest);
+    bytes
+}
+
+/// An ICMP error.
+fn error(kind: u8, quote: &[u8]) -> Vec<u8> {
+    [&[kind, 0, 0, 0, 0, 0, 0, 0][..], quote].concat()
+}
+
+#[test]
+fn a_pod_address_is_found_behind_tags_and_ip_options() {
+    let bare = udp((POD, 5000), (REMOTE, 7700), b"x");
+    let mut options = ip(1, [192, 0, 2, 10], REMOTE, &[&[1; 40][..], &error(11, &bare)].concat());
+    options[0] = 0x4f;
+    assert_eq!(leaked_pod_addresses(&[frame(1, &options)]).len(), 1);
+    let tags: [&[u8]; 5] = [
+        &[0x81, 0, 0, 0],
+        &[0x88, 0xa8, 0, 5],
+        &[0x91, 0, 0, 0],
+        &[0x88, 0xa8, 0, 0, 0x81, 0, 0xa0, 0, 0x81, 0, 0, 7],
+        &[0x88, 0xcc, 0, 0],
+    ];
+    for (tags, found) in tags.into_iter().zip([1, 1, 1, 1, 0]) {
+        let mut tagged = frame(1, &bare);
+        tagged.bytes.splice(12..12, tags.iter().copied());
+        assert_eq!(leaked_pod_addresses(&[tagged]).len(), found, "{tags:x?}");
+    }
+}
+
+#[test]
+fn a_quoted_pod_address_is_found_behind_extension_headers() {
+    let message = error(3, &ipv6(17, REMOTE_V6, POD_V6, &[0; 8]));
+    let chains: [(u8, &[u8]); 7] = [
+        (0, &[58, 0, 1, 4, 0, 0, 0, 0]),
+        (60, &[58, 1, 1, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+        (43, &[44, 0, 4, 0, 0, 0, 0, 0, 58, 0, 0, 1, 0, 0, 0, 7]),
+        (51, &[58, 2, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0]),
+        (0, &[135, 0, 1, 4, 0, 0, 0, 0, 140, 0, 0, 0, 0, 0, 0, 0, 58, 0, 0, 0, 0, 0, 0, 0]),
+        // Behind an unknown header, and in a later fragment.
+        (50, &[58, 0, 0, 0, 0, 0, 0, 0]),
+        (44, &[58, 0, 0, 8, 0, 0, 0, 7]),
+    ];
+    for ((first, headers), found) in chains.into_iter().zip([1, 1, 1, 1, 1, 0, 0]) {
+        let packet = ipv6(first, REMOTE_V6, REMOTE_V6, &[headers, &message].concat());
+        let mut captured = frame(1, &packet);
+        captured.bytes[12..14].copy_from_slice(&[0x86, 0xdd]);
+        assert_eq!(leaked_pod_addresses(&[captured]).len(), found, "behind {first}");
+    }
+}
+
+#[test]
+fn a_pod_address_is_found_in_nested_and_truncated_quotes() {
+    let bare = udp((REMOTE, 7700), (POD, 5000), b"x");
+    let nested = ip(1, REMOTE, REMOTE, &error(3, &ip(1, REMOTE, REMOTE, &error(12, &bare))));
+    let mut cut_options = bare[..20].to_vec();
+    cut_options[0] = 0x4f;
+    let truncated = ip(1, REMOTE, REMOTE, &error(3, &cut_options));
+    let incomplete = ip(1, REMOTE, REMOTE, &error(3, &bare[..19]));
+    let mut later_fragment = ip(1, REMOTE, REMOTE, &error(3, &bare));
+    later_fragment[7] = 3;
+    let captured = [nested, truncated, incomplete, later_fragment].map(|packet| frame(1, &packet));
+    let found = captured.map(|frame| leaked_pod_addresses(&[frame]).len());
+    assert_eq!(found, [1, 1, 0, 0]);
+}
+
 #[test]
 fn tunnel_packets_are_counted_once_at_their_sender() {
     let tunnelled = |time: u64, place: usize, from: u8, to: u8, number: &str| {

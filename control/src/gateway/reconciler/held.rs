@@ -1,6 +1,7 @@
 //! Updates that wait for the steering program's maps. What can't be captured isn't in force: the update is held, not
 //! acknowledged, and retried; the previous policy stays in force, and what new addresses send is dropped. Later updates
-//! join the one that is held, so one that needs less room helps at once.
+//! join the one that is held, so one that needs less room helps at once. An update whose second phase fails is
+//! published, and acknowledged once the retry has written it.
 
 use std::net::IpAddr;
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -16,6 +17,26 @@ use crate::state::capture::CaptureStatus;
 use crate::xds::client::{Effect, Rejection, UpdateReply};
 use crate::xds::store::PolicyUpdate;
 
+/// How far an update has got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    /// It waits for the maps; nothing is published.
+    Held,
+    /// The workers have it, but a write of the second phase has failed: what new endpoints send may still be dropped.
+    Published,
+    /// The maps have all of it.
+    InForce,
+}
+
+impl Progress {
+    fn result(self) -> JobResult {
+        match self {
+            Self::Held => JobResult::Capture,
+            Self::Published | Self::InForce => JobResult::Policy,
+        }
+    }
+}
+
 impl Reconciler {
     /// Records whether the maps hold the initial policy. If they don't, the program is closed.
     pub(in crate::gateway) fn start(&mut self, programmed: Result<(), SteeringError>, reply: Option<UpdateReply>) {
@@ -26,8 +47,9 @@ impl Reconciler {
         let _ = reply.map(|reply| reply.send(Ok(effect)));
     }
 
-    /// Applies an update, with the one that is held. A rejected one changes nothing.
-    pub(super) fn accept(&mut self, update: PolicyUpdate) -> Result<Effect, Rejection> {
+    /// Applies an update, with the one that is held. Returns what the job has done, and the reply. A rejected update
+    /// changes nothing.
+    pub(super) fn accept(&mut self, update: PolicyUpdate) -> Result<(JobResult, Effect), Rejection> {
         let update = match &self.held {
             None => update,
             Some(held) => combined(held.clone(), update),
@@ -35,7 +57,9 @@ impl Reconciler {
         check_local_addresses(&update.change, &self.local_addresses)?;
         self.builder.validate(&update.change).map_err(|error| rejection(&error))?;
         self.held = None;
-        Ok(if self.put_in_force(update)? { Effect::InForce } else { self.hold() })
+        let progress = self.put_in_force(update)?;
+        let effect = if progress == Progress::InForce { Effect::InForce } else { self.hold() };
+        Ok((progress.result(), effect))
     }
 
     /// Retries what has failed.
@@ -46,8 +70,7 @@ impl Reconciler {
             return JobResult::Capture;
         };
         match self.put_in_force(update) {
-            Ok(true) => JobResult::Policy,
-            Ok(false) => JobResult::Capture,
+            Ok(progress) => progress.result(),
             Err(rejection) => {
                 // Nothing that it was validated against has changed since.
                 super::reject(&self.state, &rejection.to_string());
@@ -57,27 +80,32 @@ impl Reconciler {
     }
 
     /// Captures what an update adds, and publishes it; or holds it.
-    fn put_in_force(&mut self, update: PolicyUpdate) -> Result<bool, Rejection> {
+    fn put_in_force(&mut self, update: PolicyUpdate) -> Result<Progress, Rejection> {
         let before = PreviousTables::of(&update.change, &self.builder);
         let captured = self.steering().extend(&before.to_capture(&update.change, &self.builder));
         if captured.is_err() {
             self.held = Some(update);
             self.record(captured);
-            return Ok(false);
+            return Ok(Progress::Held);
         }
-        self.publish(update, before)?;
-        Ok(true)
+        Ok(if self.publish(update, before)? { Progress::InForce } else { Progress::Published })
     }
 
-    /// Stops capturing what a published update removes, and reports that it is in force.
-    pub(super) fn release(&mut self, change: &SteeringChange) {
+    /// Second phase of a published update: opens what it adds, and stops capturing what it removes. If that succeeds,
+    /// all accepted updates are in force, which is reported; else the retry writes everything and reports it. Returns
+    /// whether it has succeeded.
+    pub(super) fn release(&mut self, change: &SteeringChange) -> bool {
         let released = if self.steering().needs_full_write() || self.is_closed {
             self.write_all()
         } else {
             self.steering().reduce(change)
         };
+        let is_released = released.is_ok();
         self.record(released);
-        self.report_in_force();
+        if is_released {
+            self.report_in_force();
+        }
+        is_released
     }
 
     /// Sets the addresses of the kernel in the maps.

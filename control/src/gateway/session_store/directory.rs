@@ -76,8 +76,9 @@ pub(super) enum DirectoryError {
 }
 
 impl DirectoryError {
-    /// Whether the configuration is wrong: other users of this host can't have caused it.
-    pub(super) fn is_of_configuration(&self) -> bool {
+    /// Whether the gateway ends: the configuration is wrong, or the kernel refuses. Other users of this host can't have
+    /// caused it.
+    pub(super) fn is_fatal(&self) -> bool {
         matches!(self, Self::Io { source, .. } if !is_full(source))
     }
 }
@@ -97,7 +98,7 @@ pub(in crate::gateway) fn prepare(config: &mut Config) -> Result<(), CommandErro
     let files = [ADDRESSES, SECRET, MEMBERSHIP].into_iter().filter_map(|suffix| path_beside(config, suffix));
     match prepare_in(&state, &own, files, user()) {
         Ok(()) => Ok(()),
-        Err(error) if error.is_of_configuration() => Err(CommandError::usage(error).context("sessions.state")),
+        Err(error) if error.is_fatal() => Err(CommandError::input(error).context("sessions.state")),
         Err(error) => {
             tracing::error!(event = "state_lost", %error, "sessions will end with the process");
             config.sessions.state = None;

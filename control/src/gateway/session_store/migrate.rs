@@ -58,7 +58,7 @@ pub(super) enum MigrateError {
     Region(#[from] RegionError),
     #[error(transparent)]
     Storage(#[from] StorageError),
-    #[error("cannot change {path}: {source}")]
+    #[error("cannot read or change {path}: {source}")]
     Directory { path: PathBuf, source: io::Error },
 }
 
@@ -71,7 +71,7 @@ impl MigrateError {
 
 impl From<MigrateError> for CommandError {
     fn from(error: MigrateError) -> Self {
-        Self::usage(error).context("sessions.state")
+        Self::input(error).context("sessions.state")
     }
 }
 
@@ -80,11 +80,11 @@ impl From<MigrateError> for CommandError {
 pub(super) fn prepare(target: &MigrationTarget<'_>, step: &mut dyn FnMut()) -> Result<MigrationOutcome, MigrateError> {
     let directory = target.directory;
     // Locked against another process that migrates.
-    let unfinished = lock_all(&all_files(directory))?;
+    let unfinished = lock_all(&all_files(directory).map_err(|source| failed(directory, source))?)?;
     remove_directory(&directory.join(MIGRATING))?;
     finish(directory, step)?;
     drop(unfinished);
-    let FormerTables { readable, unusable, locks } = read(target, lock_all(&worker_files(directory))?);
+    let FormerTables { readable, unusable, locks } = read(target, lock_all(&worker_files(directory)?)?);
     let fits = |identity: &Identity| {
         identity.worker < target.workers && (identity.workers, identity.capacity) == (target.workers, target.capacity)
     };
@@ -193,7 +193,7 @@ fn migrate_in_memory(
     let tables = target.keys.iter().map(|key| Sessions::new(target.capacity, target.timeouts, *key));
     let mut in_memory = tables.collect::<Result<Vec<_>, _>>()?;
     let migrated = migrate(&old, &mut in_memory, target.now);
-    remove_files(&worker_files(target.directory))?;
+    remove_files(&worker_files(target.directory)?)?;
     // Their space is free once they are closed.
     drop((old, locks));
     match write_files(target, &in_memory, step) {
@@ -209,16 +209,16 @@ fn migrate_in_memory(
 /// Replaces the old files by complete new ones; resumes where a previous process stopped.
 fn finish(directory: &Path, step: &mut dyn FnMut()) -> Result<(), MigrateError> {
     let (migrated, moving) = (directory.join(MIGRATED), directory.join(MOVING));
-    if migrated.exists() {
-        for file in worker_files(directory) {
+    if exists(&migrated)? {
+        for file in worker_files(directory)? {
             remove_files(&[file])?;
             step();
         }
         rename(&migrated, &moving)?;
         step();
     }
-    if moving.exists() {
-        for file in worker_files(&moving) {
+    if exists(&moving)? {
+        for file in worker_files(&moving)? {
             let to = file.file_name().map_or_else(|| directory.to_owned(), |name| directory.join(name));
             rename(&file, &to)?;
             step();
@@ -270,15 +270,24 @@ fn is_no_space(error: &MigrateError) -> bool {
     }
 }
 
-/// The worker files in a directory, sorted; none if the directory doesn't exist.
-pub(super) fn worker_files(directory: &Path) -> Vec<PathBuf> {
-    let is_worker = |path: &PathBuf| {
-        path.is_file() && path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("worker-"))
-    };
-    let files = fs::read_dir(directory).into_iter().flatten().flatten().map(|file| file.path());
-    let mut files: Vec<_> = files.filter(is_worker).collect();
+/// The worker files in a directory, sorted. A directory that can't be read isn't an empty one: its sessions would be
+/// lost.
+pub(super) fn worker_files(directory: &Path) -> Result<Vec<PathBuf>, MigrateError> {
+    let failed = |source| failed(directory, source);
+    let mut files = Vec::new();
+    for entry in fs::read_dir(directory).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let is_file = entry.file_type().map_err(failed)?.is_file();
+        if is_file && entry.file_name().to_string_lossy().starts_with("worker-") {
+            files.push(entry.path());
+        }
+    }
     files.sort();
-    files
+    Ok(files)
+}
+
+fn exists(path: &Path) -> Result<bool, MigrateError> {
+    path.try_exists().map_err(|source| failed(path, source))
 }
 
 fn lock_all(files: &[PathBuf]) -> Result<Vec<Region>, MigrateError> {

@@ -123,16 +123,38 @@ fn matching_unreadable_and_locked_files_are_not_changed() {
 }
 
 #[test]
+fn a_directory_that_cannot_be_read_is_not_an_empty_one() {
+    let directory = TempDir::new().unwrap();
+    write_tables(directory.path(), 1);
+    // Not a directory: the same path of the code as without file descriptors.
+    let file = worker_file(directory.path(), 0);
+    assert!(migrate::worker_files(&file).is_err() && all_files(&file).is_err());
+    assert!(prepare(&target(&file, 2, CAPACITY), &mut || panic!("no step is expected")).is_err());
+    assert_eq!(stored(directory.path(), 1, CAPACITY), (0..SESSIONS).collect());
+}
+
+#[test]
 fn one_process_at_a_time_has_the_lock_of_a_directory() {
     let directory = TempDir::new().unwrap();
-    let lock = lock_directory(directory.path(), Duration::ZERO).unwrap();
-    assert!(lock_directory(directory.path(), Duration::ZERO).is_none());
+    let lock = lock_directory(directory.path(), Duration::ZERO).unwrap().unwrap();
+    assert!(lock_directory(directory.path(), Duration::ZERO).unwrap().is_none());
     let exiting = thread::spawn(move || {
         thread::sleep(Duration::from_millis(50));
         drop(lock);
     });
-    assert!(lock_directory(directory.path(), LOCK_TIMEOUT).is_some(), "a process that is exiting is waited for");
+    let lock = lock_directory(directory.path(), LOCK_TIMEOUT).unwrap();
+    assert!(lock.is_some(), "a process that is exiting is waited for");
     exiting.join().unwrap();
+}
+
+#[test]
+fn a_refusal_of_the_kernel_is_not_a_file_system_without_locks() {
+    let directory = TempDir::new().unwrap();
+    assert!(lock_directory(&directory.path().join("missing"), Duration::ZERO).is_err());
+    for error in [Errno::NOLCK, Errno::NOMEM, Errno::IO] {
+        assert!(!has_no_locks(&error.into()), "{error}");
+    }
+    assert!(has_no_locks(&Errno::BADF.into()) && has_no_locks(&Errno::OPNOTSUPP.into()));
 }
 
 #[test]
@@ -140,7 +162,7 @@ fn files_have_the_origin_of_their_directory_and_boot() {
     let (one, other) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let origin = |directory: &TempDir, boot, in_use| {
         let directory = Some(directory.path().to_owned());
-        let lock = directory.as_deref().and_then(|directory| lock_directory(directory, Duration::ZERO));
+        let lock = directory.as_deref().and_then(|directory| lock_directory(directory, Duration::ZERO).unwrap());
         let (locks, in_memory) = (Vec::new(), Vec::new());
         SessionStore { directory, lock, boot, workers: 1, locks, in_use, in_memory }.origin()
     };
@@ -149,6 +171,6 @@ fn files_have_the_origin_of_their_directory_and_boot() {
     assert_ne!(origin(&other, BOOT, false), first, "a copy");
     assert_ne!(origin(&one, [4; 16], false), first, "of before the last boot");
     assert_eq!(origin(&one, BOOT, true), None, "another process uses the tables");
-    let _running = lock_directory(one.path(), Duration::ZERO);
+    let _running = lock_directory(one.path(), Duration::ZERO).unwrap();
     assert_eq!(origin(&one, BOOT, false), None, "another process is running");
 }

@@ -1,8 +1,10 @@
 //! Startup of interfaces, AF_XDP sockets and the steering program.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use rustix::thread::{CpuSet, sched_getaffinity};
 use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::io::frame_layout::FrameLayout;
 use vipgate_dataplane::policy::compiled::Policy;
@@ -22,6 +24,7 @@ use crate::gateway::steering_tables;
 use crate::gateway::tracking::{AttachedInterface, Tracking, TrackingConfig};
 use crate::kernel::Network;
 use crate::state::SocketStatus;
+use crate::state::tracking::Attachment;
 
 /// The interfaces and their steering program: loaded, then attached.
 pub(super) struct SteeredInterfaces {
@@ -29,8 +32,8 @@ pub(super) struct SteeredInterfaces {
     pub(super) steering: Arc<Mutex<Steering>>,
     /// XDP mode of each interface; empty: the program isn't attached, and nothing is captured.
     pub(super) modes: Vec<Mode>,
-    /// Whether each interface has the tc guard.
-    guards: Vec<bool>,
+    /// The tc guard of each interface; `None`: it has none.
+    guards: Vec<Option<Attachment>>,
     /// From before the first socket is opened, so that `vipgate detach` removes nothing that is in use.
     pub(super) locks: InterfaceLocks,
     /// All-multicast memberships of the outside interfaces.
@@ -47,7 +50,10 @@ impl SteeredInterfaces {
     ) -> Result<(Self, Vec<XdpDevice>), CommandError> {
         let locks = InterfaceLocks::acquire(&nics)?;
         let (steering, devices) = open_devices(config, &nics, workers, frames)?;
-        let (steering, multicast) = (Arc::new(Mutex::new(steering)), join_multicast(config, &nics));
+        let outside = config.interfaces.iter().zip(&nics);
+        let outside = outside.filter(|(interface, _)| interface.role != config::InterfaceRole::Inside);
+        let multicast = join_multicast(outside.map(|(_, nic)| nic))?;
+        let steering = Arc::new(Mutex::new(steering));
         Ok((Self { nics, steering, modes: Vec::new(), guards: Vec::new(), locks, multicast }, devices))
     }
 
@@ -82,11 +88,8 @@ impl SteeredInterfaces {
     /// Starts to track interfaces, next hops and the steering program.
     pub(super) fn track(&self, config: &Config, network: &Network) -> Tracking {
         let attached = self.nics.iter().zip(&self.modes).zip(&self.guards);
-        let interfaces = attached.map(|((nic, mode), has_guard)| AttachedInterface {
-            nic: nic.clone(),
-            mode: *mode,
-            has_guard: *has_guard,
-        });
+        let interfaces =
+            attached.map(|((nic, mode), guard)| AttachedInterface { nic: nic.clone(), mode: *mode, guard: *guard });
         Tracking::new(TrackingConfig {
             network,
             interfaces: interfaces.collect(),
@@ -130,19 +133,24 @@ fn open_devices(
     Ok((steering, devices))
 }
 
-/// Attaches the steering program and the tc guard. Returns the mode of each interface, and whether it has the guard.
+/// Attaches the steering program and the tc guard. Returns the mode of each interface, and its guard.
 fn attach_steering(
     config: &Config,
     nics: &[Nic],
     steering: &mut Steering,
-) -> Result<(Vec<Mode>, Vec<bool>), CommandError> {
+) -> Result<(Vec<Mode>, Vec<Option<Attachment>>), CommandError> {
     let mode = match config.xdp.mode {
         config::XdpMode::Auto => ModePreference::Auto,
         config::XdpMode::Native => ModePreference::Native,
         config::XdpMode::Generic => ModePreference::Generic,
     };
+    if on_exit(config) == OnExit::Drop {
+        // Now: later, the control thread lacks the capabilities for it.
+        guard::load(steering).map_err(|error| CommandError::runtime(error).context("cannot load the tc guard"))?;
+    }
     let modes = attach::attach(steering, nics, mode, on_exit(config)).map_err(CommandError::runtime)?;
-    Ok((modes, install_guard(config, nics, steering)))
+    let guards = nics.iter().map(|nic| install_guard(config, nic, steering)).collect::<Result<Vec<_>, _>>()?;
+    Ok((modes, guards))
 }
 
 /// What happens to captured traffic when the process ends.
@@ -155,24 +163,35 @@ pub(super) fn on_exit(config: &Config) -> OnExit {
 
 /// Installs the tc guard, which drops captured traffic if the XDP program is detached. Not with `on_exit: pass`, where
 /// traffic must pass whenever the process ends; there a BPF link holds the steering program, which isn't detached by
-/// accident. Returns whether each interface has it: a kernel without it is one on which the gateway runs, too.
-fn install_guard(config: &Config, nics: &[Nic], steering: &mut Steering) -> Vec<bool> {
-    let guards = nics.iter().map(|nic| {
-        let outcome = match on_exit(config) {
-            OnExit::Drop => guard::install(steering, nic).map(|()| true),
-            OnExit::Pass => guard::remove(nic).map(|_| false),
-        };
-        outcome.unwrap_or_else(|error| {
-            tracing::warn!(
-                event = "guard",
-                interface = nic.name,
-                %error,
-                "cannot install the tc guard: while the XDP program is detached, the kernel forwards its traffic"
-            );
-            false
-        })
-    });
-    guards.collect()
+/// accident. Returns the state of the guard; `None`: the interface has none.
+fn install_guard(config: &Config, nic: &Nic, steering: &mut Steering) -> Result<Option<Attachment>, CommandError> {
+    match on_exit(config) {
+        OnExit::Drop => Ok(guard_state(nic, guard::install(steering, nic))),
+        OnExit::Pass => match guard::remove(nic) {
+            Err(error) if !is_without_guards(&error) => Err(CommandError::runtime(error)
+                .context(format_args!("interface {}: cannot remove the tc guard", nic.name))),
+            Ok(_) | Err(_) => Ok(None),
+        },
+    }
+}
+
+/// The state of the guard by the outcome of its installation. A kernel without it is one on which the gateway runs, too;
+/// after other errors, tracking installs it.
+fn guard_state(nic: &Nic, outcome: io::Result<()>) -> Option<Attachment> {
+    let Err(error) = outcome else { return Some(Attachment::Attached) };
+    let state = (!is_without_guards(&error)).then_some(Attachment::Missing);
+    tracing::warn!(
+        event = "guard",
+        interface = nic.name,
+        %error,
+        "cannot install the tc guard: while the XDP program is detached, the kernel forwards its traffic"
+    );
+    state
+}
+
+/// Whether the kernel has no traffic control, or neither `clsact` nor `cls_bpf`.
+fn is_without_guards(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOENT))
 }
 
 /// A socket of a device: interface, queue, file descriptor, zero copy.
@@ -198,17 +217,29 @@ pub(super) fn find_nics(config: &Config) -> Result<Vec<Nic>, CommandError> {
 
 /// The core of each worker: as configured, else one worker per queue.
 pub(super) fn worker_cores(config: &Config, nics: &[Nic]) -> Result<Vec<usize>, CommandError> {
-    let available: Vec<usize> = core_affinity::get_core_ids().unwrap_or_default().iter().map(|core| core.id).collect();
-    if let Some(cores) = &config.workers.cores {
+    let available = sched_getaffinity(None)
+        .map(|set| (0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect())
+        .map_err(io::Error::from);
+    // With more queues than cores, a worker polls several queues.
+    let queues = nics.iter().map(|nic| nic.queues as usize).min().unwrap_or(1);
+    assign_cores(config.workers.cores.as_deref(), available, queues)
+}
+
+fn assign_cores(
+    configured: Option<&[usize]>,
+    available: io::Result<Vec<usize>>,
+    queues: usize,
+) -> Result<Vec<usize>, CommandError> {
+    let available =
+        available.map_err(|error| CommandError::runtime(error).context("cannot query the cores of this machine"))?;
+    if let Some(cores) = configured {
         if let Some(missing) = cores.iter().find(|core| !available.contains(core)) {
             return Err(CommandError::usage(format!(
                 "workers.cores: this machine has no core {missing} (it has {available:?})"
             )));
         }
-        return Ok(cores.clone());
+        return Ok(cores.to_vec());
     }
-    // With more queues than cores, a worker polls several queues.
-    let queues = nics.iter().map(|nic| nic.queues as usize).min().unwrap_or(1);
     let cores: Vec<usize> = available.into_iter().take(queues.max(1)).collect();
     Ok(if cores.is_empty() { vec![0] } else { cores })
 }
@@ -226,16 +257,56 @@ fn open_error(error: open::OpenError) -> CommandError {
 
 /// Enables all-multicast on the outside interfaces: neighbor solicitations for VIPs are multicast, which NICs filter by
 /// default.
-fn join_multicast(config: &Config, nics: &[Nic]) -> Vec<AllMulticast> {
-    let outside =
-        config.interfaces.iter().zip(nics).filter(|(interface, _)| interface.role != config::InterfaceRole::Inside);
-    outside
-        .filter_map(|(_, nic)| match AllMulticast::join(nic.ifindex) {
-            Ok(membership) => Some(membership),
-            Err(error) => {
-                tracing::warn!(interface = nic.name, %error, "cannot enable all-multicast; NDP for VIPs may fail");
-                None
-            }
+fn join_multicast<'a>(outside: impl Iterator<Item = &'a Nic>) -> Result<Vec<AllMulticast>, CommandError> {
+    let memberships = outside.map(|nic| {
+        AllMulticast::join(nic.ifindex).map_err(|error| {
+            CommandError::runtime(error).context(format_args!("interface {}: cannot enable all-multicast", nic.name))
         })
-        .collect()
+    });
+    memberships.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::ExitCode;
+
+    use super::*;
+
+    fn gone() -> Nic {
+        let ifindex = i32::MAX.cast_unsigned();
+        Nic { name: "gone0".to_owned(), ifindex, queues: 1, native_xdp: false, zero_copy: false }
+    }
+
+    #[test]
+    fn a_guard_that_could_not_be_installed_is_missing_unless_the_kernel_has_none() {
+        assert_eq!(guard_state(&gone(), Ok(())), Some(Attachment::Attached));
+        let state = |number| guard_state(&gone(), Err(io::Error::from_raw_os_error(number)));
+        for number in [libc::ENOMEM, libc::ENOBUFS, libc::EMFILE, libc::EINVAL, libc::EPERM] {
+            assert_eq!(state(number), Some(Attachment::Missing), "error {number}");
+        }
+        for number in [libc::EOPNOTSUPP, libc::ENOENT] {
+            assert_eq!(state(number), None, "error {number}");
+        }
+    }
+
+    #[test]
+    fn cores_that_can_not_be_queried_are_no_wrong_configuration() {
+        let cores = |configured: Option<&[usize]>, queues| assign_cores(configured, Ok(vec![0, 2]), queues).unwrap();
+        assert_eq!((cores(Some(&[2]), 1), cores(None, 1), cores(None, 4)), (vec![2], vec![0], vec![0, 2]));
+        let missing = assign_cores(Some(&[1]), Ok(vec![0, 2]), 1).unwrap_err();
+        assert_eq!(missing.exit_code(), ExitCode::from(2), "{missing}");
+        for configured in [None, Some(&[0_usize][..])] {
+            let available = Err(io::Error::from_raw_os_error(libc::ENOMEM));
+            let failed = assign_cores(configured, available, 1).unwrap_err();
+            assert_eq!(failed.exit_code(), ExitCode::from(1), "{failed}");
+        }
+    }
+
+    /// Without `CAP_NET_RAW`, it fails as well.
+    #[test]
+    fn a_start_without_all_multicast_fails() {
+        let error = join_multicast([gone()].iter()).unwrap_err();
+        assert!(error.to_string().starts_with("interface gone0: cannot enable all-multicast: "), "{error}");
+        assert_eq!(error.exit_code(), ExitCode::from(1));
+    }
 }

@@ -30,7 +30,7 @@ pub(super) fn join(
     let secret = process_secret::generate().map_err(no_random)?;
     let incarnation = secret.incarnation();
     // If the previous process is still running, its secret stays with it.
-    let predecessor = if store.is_in_use() { None } else { process_secret::exchange(config, &secret) };
+    let predecessor = if store.is_in_use() { None } else { process_secret::exchange(config, &secret)? };
     let file = path_beside(config, MEMBERSHIP).zip(store.origin());
     let Inheritance { claim, identities, tunnel_secrets, membership, writer } =
         succession::inherit(file, &name, incarnation)?;
@@ -63,7 +63,7 @@ pub(super) fn join(
                 sends_at_once: peer.replicate_after.is_zero(),
                 clock: clock::now,
             })
-            .map_err(CommandError::usage)?;
+            .map_err(CommandError::runtime)?;
             let status = peers.status();
             Some(PeerLinks { peers, events, status, view: Arc::default() })
         }

@@ -62,6 +62,6 @@ pub(super) async fn open(config: &Config, background: &BackgroundRuntime) -> Res
 /// Where the record of addresses of pools is while this gateway is alone: beside its sessions.
 fn address_record(config: &Config) -> Result<(RecordMode, Option<RecordStorage>), CommandError> {
     let Some(path) = path_beside(config, ADDRESSES) else { return Ok((RecordMode::None, None)) };
-    let storage = RecordStorage::file(path).map_err(|error| CommandError::usage(error).context("sessions.state"))?;
+    let storage = RecordStorage::file(path).map_err(|error| CommandError::input(error).context("sessions.state"))?;
     Ok((RecordMode::KeptBy(config.name.as_str().into()), Some(storage)))
 }

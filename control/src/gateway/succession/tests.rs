@@ -1,7 +1,7 @@
 //! What a process inherits, and from which file.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 
 use tempfile::TempDir;
 
@@ -50,7 +50,7 @@ impl Host {
     /// A process leaves this membership, and has written it.
     async fn leave(&self, process: &Inheritance, membership: &LeftMembership) {
         process.writer.as_ref().unwrap().leave(membership.clone());
-        while read(&self.path()).unwrap().membership().as_ref() != Some(membership) {
+        while read(&self.path()).unwrap().unwrap().membership().as_ref() != Some(membership) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
@@ -91,6 +91,15 @@ async fn a_process_inherits_view_keys_and_place_of_its_predecessors() {
     assert_eq!(fourth.claim, Claim::new(14, vec![11, 12, 13]));
     assert!(presents(&fourth, &named_third) && !presents(&fourth, &named));
     assert_eq!(inherited_key(&fourth), Some(*third.tunnel_secrets.own.public()));
+}
+
+#[test]
+fn a_file_that_cannot_be_read_for_the_moment_is_not_replaced() {
+    let host = Host::new();
+    // Nothing is mapped at address 0: reading fails with EIO.
+    symlink("/proc/self/mem", host.path()).unwrap();
+    assert!(inherit(Some((host.path(), ORIGIN)), "a", 11).is_err());
+    assert!(fs::symlink_metadata(host.path()).unwrap().is_symlink());
 }
 
 #[tokio::test]

@@ -13,17 +13,61 @@ use vipgate_xdp::{guard, open};
 use super::AttachedInterface;
 use super::program::{MonitoredProgram, ProgramKind};
 use crate::kernel::{LinkState, LinkStatus};
-use crate::state::tracking::{InterfaceAttachment, ReceiveQueues};
+use crate::state::tracking::{Attachment, InterfaceAttachment, ReceiveQueues};
 
 /// Poll interval: the kernel sends no notification of XDP programs for interfaces that are down, nor for BPF links;
 /// those of tc filters aren't subscribed.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Retry interval while the steering program is locked by a policy change.
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(5);
+/// Retry interval of a failed write to the steering program's map of interfaces.
+const MAP_RETRY_INTERVAL: Duration = Duration::from_millis(200);
+
+/// The entry of an interface in the steering program's map of interfaces. The program takes a device without one for an
+/// inside one, and drops what it captures there.
+#[derive(Debug)]
+struct MapEntry {
+    /// The interface index in the map.
+    ifindex: u32,
+    /// The last error, to log each error once.
+    last_error: Option<String>,
+}
+
+impl MapEntry {
+    fn new(ifindex: u32) -> Self {
+        Self { ifindex, last_error: None }
+    }
+
+    /// Writes the interface index, if the map has another one.
+    fn update(&mut self, nic: &Nic, write: impl FnOnce() -> Result<(), String>) {
+        if self.ifindex == nic.ifindex {
+            return;
+        }
+        match write() {
+            Ok(()) => *self = Self::new(nic.ifindex),
+            Err(error) if self.last_error.as_ref() == Some(&error) => {}
+            Err(error) => {
+                tracing::error!(
+                    event = "xdp_detached",
+                    interface = nic.name,
+                    error,
+                    "cannot add the recreated device to the steering program: {error}"
+                );
+                self.last_error = Some(error);
+            }
+        }
+    }
+
+    /// When to write it again; `None`: the map has it.
+    fn due(&self, nic: &Nic, now: Instant) -> Option<Instant> {
+        (self.ifindex != nic.ifindex).then(|| now + MAP_RETRY_INTERVAL)
+    }
+}
 
 /// An interface that is monitored.
 struct Monitored {
     nic: Nic,
+    map_entry: MapEntry,
     mode: Mode,
     steering: MonitoredProgram,
     /// `None`: it has no tc guard.
@@ -58,10 +102,11 @@ impl XdpMonitor {
         min_queues: usize,
         steering: Arc<Mutex<Steering>>,
     ) -> Self {
-        let interfaces = interfaces.into_iter().map(|AttachedInterface { nic, mode, has_guard }| Monitored {
+        let interfaces = interfaces.into_iter().map(|AttachedInterface { nic, mode, guard }| Monitored {
+            map_entry: MapEntry::new(nic.ifindex),
             mode,
-            steering: MonitoredProgram::new(ProgramKind::Steering),
-            guard: has_guard.then(|| MonitoredProgram::new(ProgramKind::Guard)),
+            steering: MonitoredProgram::new(ProgramKind::Steering, Attachment::Attached),
+            guard: guard.map(|state| MonitoredProgram::new(ProgramKind::Guard, state)),
             queues: nic.queues,
             nic,
         });
@@ -79,34 +124,15 @@ impl XdpMonitor {
     }
 
     /// Attaches the programs to a recreated device before it is up. No socket is bound to it, so traffic to be captured
-    /// is dropped until a restart binds one.
+    /// is dropped until a restart binds one. What fails here is repeated by `check`.
     pub(super) fn attach_successors(&mut self, links: &[LinkStatus]) {
         let Some(mut steering) = try_lock(&self.steering) else { return };
         for (monitored, link) in self.interfaces.iter_mut().zip(links) {
             let Some((ifindex, _)) = link.successor.filter(|(ifindex, _)| *ifindex != monitored.nic.ifindex) else {
                 continue;
             };
-            let nic = Nic { ifindex, ..monitored.nic.clone() };
-            let outcome = steering
-                .add_interface(ifindex, link.id, link.role.is_inside())
-                .map_err(|error| error.to_string())
-                .and_then(|()| {
-                    attach::reattach(&mut steering, &nic, monitored.mode, self.on_exit)
-                        .map_err(|error| error.to_string())
-                })
-                .and_then(|()| match monitored.guard {
-                    Some(_) => guard::install(&mut steering, &nic).map_err(|error| error.to_string()),
-                    None => Ok(()),
-                });
-            if let Err(error) = outcome {
-                tracing::error!(
-                    event = "xdp_detached",
-                    interface = nic.name,
-                    error,
-                    "cannot attach the steering program to the recreated device: {error}"
-                );
-            }
-            monitored.nic = nic;
+            monitored.nic.ifindex = ifindex;
+            monitored.attach_to_successor(&mut steering, link, self.on_exit);
         }
     }
 
@@ -124,7 +150,7 @@ impl XdpMonitor {
                 (LinkState::Gone, Some(_)) => {}
                 _ => monitored.count_queues(),
             }
-            monitored.check(&mut steering, self.on_exit, now);
+            monitored.check(&mut steering, link, self.on_exit, now);
             next = monitored.due(now).into_iter().fold(next, Instant::min);
         }
         self.next = Some(next);
@@ -152,7 +178,40 @@ impl Monitored {
         }
     }
 
-    fn check(&mut self, steering: &mut Steering, on_exit: OnExit, now: Instant) {
+    /// Attaches the programs to a recreated device, also if the map can't take it: without them the kernel would forward
+    /// what it receives.
+    fn attach_to_successor(&mut self, steering: &mut Steering, link: &LinkStatus, on_exit: OnExit) {
+        self.update_map(steering, link);
+        let nic = &self.nic;
+        let attached = attach::reattach(steering, nic, self.mode, on_exit).map_err(|error| error.to_string());
+        let installed = match &self.guard {
+            Some(_) => guard::install(steering, nic).map_err(|error| error.to_string()),
+            None => Ok(()),
+        };
+        if let Err(error) = attached.and(installed) {
+            tracing::error!(
+                event = "xdp_detached",
+                interface = nic.name,
+                error,
+                "cannot attach the programs to the recreated device: {error}"
+            );
+        }
+        for program in [Some(&mut self.steering), self.guard.as_mut()].into_iter().flatten() {
+            program.recreated();
+        }
+    }
+
+    fn update_map(&mut self, steering: &mut Steering, link: &LinkStatus) {
+        let nic = &self.nic;
+        let write = || {
+            let added = steering.add_interface(nic.ifindex, link.id, link.role.is_inside());
+            added.map_err(|error| error.to_string())
+        };
+        self.map_entry.update(nic, write);
+    }
+
+    fn check(&mut self, steering: &mut Steering, link: &LinkStatus, on_exit: OnExit, now: Instant) {
+        self.update_map(steering, link);
         let (nic, mode) = (&self.nic, self.mode);
         let found = attach::program_status(steering, nic.ifindex);
         let reattach = || attach::reattach(steering, nic, mode, on_exit).map_err(|error| error.to_string());
@@ -164,9 +223,43 @@ impl Monitored {
         }
     }
 
-    /// When a detached program is to be reattached.
+    /// When a detached program is to be reattached, or the map written again.
     fn due(&self, now: Instant) -> Option<Instant> {
         let programs = [Some(&self.steering), self.guard.as_ref()];
-        programs.into_iter().flatten().filter_map(|program| program.due(now)).min()
+        let programs = programs.into_iter().flatten().filter_map(|program| program.due(now));
+        programs.chain(self.map_entry.due(&self.nic, now)).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn no_write() -> Result<(), String> {
+        panic!("the map has it")
+    }
+
+    #[test]
+    fn the_index_of_a_recreated_device_is_written_until_the_map_has_it() {
+        let mut nic = Nic { name: "gw-in".to_owned(), ifindex: 2, queues: 1, native_xdp: true, zero_copy: false };
+        let (mut entry, now) = (MapEntry::new(nic.ifindex), Instant::now());
+        entry.update(&nic, no_write);
+        assert_eq!(entry.due(&nic, now), None);
+        // Recreated twice; the kernel refuses the writes at first.
+        for ifindex in [7, 8] {
+            nic.ifindex = ifindex;
+            for _ in 0..3 {
+                let mut is_written = false;
+                entry.update(&nic, || {
+                    is_written = true;
+                    Err("no memory".to_owned())
+                });
+                assert!(is_written);
+                assert_eq!(entry.due(&nic, now), Some(now + MAP_RETRY_INTERVAL));
+            }
+        }
+        entry.update(&nic, || Ok(()));
+        assert_eq!(entry.due(&nic, now), None);
+        entry.update(&nic, no_write);
     }
 }

@@ -116,6 +116,94 @@ async fn without_events_it_polls() {
 }
 
 #[test]
+fn failed_reads_are_tried_again_soon_and_then_less_often() {
+    let mut watcher = FileWatcher::new();
+    // The clock goes on meanwhile.
+    let is_due_after = |watcher: &FileWatcher, milliseconds: u64, before: Instant| {
+        let (delay, expected) = (watcher.retry_at.unwrap() - before, Duration::from_millis(milliseconds));
+        expected <= delay && delay < 2 * expected
+    };
+    for expected in [200, 400, 800, 1600, 3200, 5000, 5000] {
+        let before = Instant::now();
+        watcher.note_reads(true, true);
+        assert!(is_due_after(&watcher, expected, before), "{expected} ms: {watcher:?}");
+    }
+    watcher.note_reads(false, false);
+    assert!(watcher.retry_at.is_some(), "other files can be read: the scan is still due");
+    watcher.note_reads(false, true);
+    assert_eq!(watcher.retry_at, None);
+    let before = Instant::now();
+    watcher.note_reads(true, false);
+    let first = watcher.retry_at;
+    watcher.note_reads(true, false);
+    assert!(is_due_after(&watcher, 200, before) && watcher.retry_at == first, "a file is no scan");
+}
+
+#[tokio::test]
+async fn events_do_not_delay_the_scan_after_failed_reads() {
+    let mut watcher = FileWatcher::new();
+    watcher.note_reads(true, true);
+    let start = Instant::now();
+    let mut scans = 0;
+    while scans == 0 && start.elapsed() < RESCAN_INTERVAL / 2 {
+        watcher.events.add(&Ok(event(CLOSED, "/d/a")));
+        scans += u32::from(watcher.next().await == Suspects::All);
+    }
+    assert!(scans == 1 && start.elapsed() >= RETRY_INTERVAL, "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn notifications_that_could_not_be_started_are_started_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let directory = dir.path().canonicalize().unwrap();
+    let mut watcher = FileWatcher { watcher: None, ..FileWatcher::new() };
+    assert!(watcher.watch(&[directory.clone()].into()), "what was written before is no event");
+    write(directory.join("a.yaml"), "1").unwrap();
+    let suspects = timeout(RESCAN_INTERVAL / 2, watcher.next()).await;
+    assert_eq!(suspects, Ok(Suspects::Files([directory.join("a.yaml")].into())));
+    // Each start without a thread costs a descriptor.
+    let refused_threads = MAX_REFUSED_THREADS;
+    let mut watcher = FileWatcher { watcher: None, refused_threads, ..FileWatcher::new() };
+    assert!(!watcher.watch(&[directory].into()));
+}
+
+/// As notify's when the kernel has refused its thread.
+struct WithoutThread;
+
+impl Watcher for WithoutThread {
+    fn new<F: notify::EventHandler>(_: F, _: Config) -> notify::Result<Self> {
+        Ok(Self)
+    }
+
+    fn watch(&mut self, _: &Path, _: RecursiveMode) -> notify::Result<()> {
+        panic!("watched without a thread")
+    }
+
+    fn unwatch(&mut self, _: &Path) -> notify::Result<()> {
+        panic!("unwatched without a thread")
+    }
+
+    fn configure(&mut self, _: Config) -> notify::Result<bool> {
+        Err(notify::Error::generic("internal channel disconnect"))
+    }
+
+    fn kind() -> notify::WatcherKind {
+        notify::WatcherKind::Inotify
+    }
+}
+
+impl Drop for WithoutThread {
+    fn drop(&mut self) {
+        panic!("dropped without a thread");
+    }
+}
+
+#[test]
+fn a_watcher_without_its_thread_is_an_error() {
+    assert!(running(WithoutThread).is_err());
+}
+
+#[test]
 fn the_parents_of_each_path_and_of_each_symlink_target_are_watched() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().canonicalize().unwrap().join(name);

@@ -191,6 +191,56 @@ async fn a_scan_does_not_trigger_another_scan() {
     assert!(timeout(Duration::from_millis(200), files.suspects()).await.is_ok());
 }
 
+/// A file of this process that is there, and gives EIO.
+const FAILING_FILE: &str = "/proc/self/mem";
+
+fn failed_reads(update: &SourceUpdate) -> (bool, Vec<&str>) {
+    let failed = update.changed.iter().filter(|(_, content)| content.is_err());
+    (update.has_failed_reads, failed.map(|(name, _)| name.rsplit('/').next().unwrap()).collect())
+}
+
+#[test]
+fn a_read_that_may_succeed_soon_has_failed_until_it_succeeds() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    write(at("a.yaml"), "1").unwrap();
+    symlink(FAILING_FILE, at("b.yaml")).unwrap();
+    let mut reader = FileReader::new(vec![dir.path().to_owned()]);
+    let first = reader.read();
+    assert!(first.full && failed_reads(&first) == (true, vec!["b.yaml"]), "{first:?}");
+    // Not reported again, but still so.
+    assert_eq!(reader.read(), SourceUpdate { has_failed_reads: true, ..SourceUpdate::default() });
+    remove_file(at("b.yaml")).unwrap();
+    write(at("b.yaml"), "2").unwrap();
+    assert_eq!(reader.read(), changed(&at("b.yaml"), "2"));
+}
+
+#[test]
+fn what_nobody_can_read_is_no_failed_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    write(at("text.yaml"), [0xff, 0xfe]).unwrap();
+    symlink("nowhere", at("dangling.yaml")).unwrap();
+    symlink("loop.yaml", at("loop.yaml")).unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, at("pipe.yaml"), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    let update = FileReader::new(vec![dir.path().to_owned(), at("missing.yaml")]).read();
+    assert_eq!((failed_reads(&update), update.unavailable.len()), ((false, vec!["text.yaml"]), 4), "{update:?}");
+}
+
+#[tokio::test]
+async fn failed_reads_are_tried_again_soon_without_an_event() {
+    let dir = tempfile::tempdir().unwrap();
+    // The directory above is watched, too: in /tmp, others have events.
+    let manifests = dir.path().join("manifests");
+    create_dir(&manifests).unwrap();
+    symlink(FAILING_FILE, manifests.join("a.yaml")).unwrap();
+    let mut files = watched(vec![manifests]).await;
+    for _ in 0..2 {
+        assert_eq!(timeout(EVENT_TIMEOUT, files.suspects()).await, Ok(Suspects::All));
+        assert_eq!(files.refresh(Suspects::All).await, None);
+    }
+}
+
 /// A file, changed at random, in a directory of a few.
 fn change(dir: &Path, dice: &mut SeededRng) -> (&'static str, BTreeSet<PathBuf>) {
     let file = |dice: &mut SeededRng| dir.join(["a.yaml", "b.yml", "sub/c.yaml", "n.txt", ".h.yaml"][dice.below(5)]);

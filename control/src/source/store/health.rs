@@ -66,7 +66,8 @@ impl ManifestStore {
         for it in self.unavailable.iter().filter(|it| !is_accepted(it)) {
             let below = self.entries.iter().filter(|(name, _)| it.covers(name));
             let objects = below.map(|(_, entry)| entry.objects.len()).sum();
-            if objects == 0 && !it.is_configured {
+            // Without a policy yet, it may be what the first one waits for.
+            if objects == 0 && !it.is_configured && self.initialized {
                 continue;
             }
             all.push(Unhealthy::new(&it.path, format!("{}{}", it.reason, retained(objects))));

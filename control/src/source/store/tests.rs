@@ -310,6 +310,55 @@ fn an_initially_empty_source_has_no_policy_until_it_is_accepted() {
     }
 }
 
+/// Which tenants it has isn't known yet: a policy without them would take them from gateways that have them.
+#[test]
+fn a_first_policy_waits_for_what_could_not_be_read_and_later_ones_do_not() {
+    let (x, y) = (tenant("x", "203.0.113.1", "10.0.0.1"), tenant("y", "203.0.113.2", "10.0.0.2"));
+    let failed = || SourceUpdate {
+        changed: vec![("y.yaml".into(), Err(io::Error::other("too many open files").into()))],
+        has_failed_reads: true,
+        ..SourceUpdate::default()
+    };
+    let partly_read = |allow_empty| {
+        let mut store = ManifestStore::new(allow_empty);
+        let mut update = SourceUpdate { full: true, ..failed() };
+        update.changed.push(("x.yaml".into(), Ok(x.clone())));
+        store.update(update);
+        let outcome = store.compile();
+        assert!(outcome.placement.is_none() && store.awaits_failed_reads());
+        assert_eq!(outcome.unhealthy, ["y.yaml: can't be read: too many open files"]);
+        store
+    };
+    for allow_empty in [false, true] {
+        let mut store = partly_read(allow_empty);
+        assert!(store.accept_empty().unwrap_err().to_string().contains("y.yaml"));
+        store.update(put("y.yaml", &y));
+        assert!(both_in_force(&mut store).is_empty() && !store.awaits_failed_reads());
+        store.update(failed());
+        assert_eq!(both_in_force(&mut store).len(), 1, "it stays as it was last read");
+        // Not for ever.
+        let mut store = partly_read(allow_empty);
+        store.accept_failed_reads();
+        assert_eq!(bindings(&store.compile()), ["10.0.0.1 -> 203.0.113.1"]);
+    }
+    // What nobody can read, or isn't YAML, isn't waited for.
+    let mut store = ManifestStore::default();
+    let changed = vec![("x.yaml".into(), Ok(x)), ("y.yaml".into(), Ok("kind: [unclosed".to_owned()))];
+    store.update(SourceUpdate { full: true, changed, ..SourceUpdate::default() });
+    assert_eq!(bindings(&store.compile()), ["10.0.0.1 -> 203.0.113.1"]);
+}
+
+#[test]
+fn a_first_policy_that_waits_names_the_directory_that_could_not_be_read() {
+    let mut store = ManifestStore::default();
+    let changed = vec![("a/x.yaml".into(), Ok(tenant("x", "203.0.113.1", "10.0.0.1")))];
+    let unavailable = vec![hidden("a/b", false)];
+    let update = SourceUpdate { full: true, changed, unavailable, has_failed_reads: true, ..SourceUpdate::default() };
+    store.update(update);
+    let outcome = store.compile();
+    assert!(outcome.placement.is_none() && outcome.unhealthy == ["a/b: is missing"], "{:?}", outcome.unhealthy);
+}
+
 #[test]
 fn with_allow_empty_empty_entries_are_removals_and_unreadable_ones_are_not() {
     let with_allow_empty = || {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
@@ -16,7 +16,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{sleep, timeout};
 
 use super::{LoggedErrors, ServerStatus};
-use crate::xds::cache::encode;
+use crate::xds::cache::{Cache, encode};
 use crate::xds::resource::Key;
 use crate::xds::store::StoredResource;
 
@@ -29,6 +29,20 @@ const SLOW_WRITE: Duration = Duration::from_secs(5);
 
 /// Stores new content, if there is any, and when it was last confirmed. May block.
 pub(super) type Store = Arc<dyn Fn(Option<Vec<u8>>, SystemTime) -> io::Result<()> + Send + Sync>;
+
+/// Stores in the cache at a path. One that couldn't be opened yet is opened first. The lock is held as long as this is
+/// used.
+pub(super) fn store_at(path: PathBuf, cache: Option<Cache>) -> Store {
+    let cache = Mutex::new(cache);
+    Arc::new(move |content: Option<Vec<u8>>, confirmed_at| {
+        let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let opened = match cache.take() {
+            Some(opened) => opened,
+            None => Cache::open_later(&path)?,
+        };
+        cache.insert(opened).store(content.as_deref(), confirmed_at)
+    })
+}
 
 /// The policy is the server's at a point in time.
 #[derive(Debug)]

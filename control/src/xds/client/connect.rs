@@ -20,7 +20,7 @@ use crate::config::PolicyServer;
 use crate::xds::tls;
 
 /// Timeout of connect and TLS handshake.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval of HTTP/2 PINGs, and the timeout of their replies.
 const KEEP_ALIVE: Duration = Duration::from_secs(4);
 /// HTTP/2 flow control window, bytes: large enough that a whole policy rarely waits for WINDOW_UPDATE.

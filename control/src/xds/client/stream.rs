@@ -370,7 +370,7 @@ impl Stream<'_> {
         }
         // After the ACKs: the cache is never newer than what is acknowledged.
         let changed = self.client.held.take();
-        // Fails without a cache.
+        // Fails if the writer has ended.
         let _ = self.client.confirmations.send(Confirmation { changed, at });
     }
 
@@ -412,7 +412,7 @@ impl Stream<'_> {
         }
         let at = SystemTime::now();
         self.client.change_status(|status| status.confirmed_at = Some(at));
-        // Fails without a cache.
+        // Fails if the writer has ended.
         let _ = self.client.confirmations.send(Confirmation { changed: Vec::new(), at });
     }
 }

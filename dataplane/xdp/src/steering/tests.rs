@@ -3,6 +3,7 @@
 
 mod cluster;
 pub(super) mod faults;
+mod icmp_errors;
 mod priority_tags;
 mod sizes;
 mod updates;

@@ -2,7 +2,8 @@
 
 use std::sync::Mutex;
 
-use aya::maps::{HashMap, Map, MapData, MapInfo};
+use aya::maps::lpm_trie::Key;
+use aya::maps::{HashMap, LpmTrie, Map, MapData, MapInfo};
 use tokio::sync::oneshot::error::TryRecvError;
 use vipgate_dataplane::io::frame_layout::FrameLayout;
 use vipgate_dataplane::policy::build::Builder;
@@ -51,10 +52,19 @@ fn removes(address: &str) -> PolicyUpdate {
     PolicyUpdate { update_count: 1, change: PolicyChange { removed, ..Default::default() }, peers: vec![] }
 }
 
+/// The prefix of an address, of a policy that doesn't exist.
+fn unused_prefix(n: u32) -> Key<[u8; 8]> {
+    let mut prefix = [0xff, 0xff, 0xff, 0xf0, 0, 0, 0, 0];
+    prefix[4..].copy_from_slice(&n.to_be_bytes());
+    Key::new(64, prefix)
+}
+
 struct Setup {
     reconciler: Reconciler,
     state: Arc<crate::state::GatewayState>,
     hosts: HashMap<MapData, [u8; 4], [u32; 2]>,
+    /// Policy and destination.
+    prefixes: LpmTrie<MapData, [u8; 8], [u8; 2]>,
     /// Addresses without a role that fill the map.
     filled: u32,
 }
@@ -65,15 +75,19 @@ impl Setup {
         let steering = Steering::load(FrameLayout::Standard).expect("these tests run as root");
         let mut programs = aya::programs::loaded_programs().map(Result::unwrap);
         let program = programs.find(|program| program.id() == steering.program_id()).unwrap();
-        let is_hosts = |id: &u32| MapInfo::from_id(*id).is_ok_and(|info| info.name_as_str() == Some("hosts4"));
-        let id = program.map_ids().unwrap().unwrap().into_iter().find(is_hosts).unwrap();
-        let hosts = HashMap::try_from(Map::HashMap(MapData::from_id(id).unwrap())).unwrap();
+        let map_ids = program.map_ids().unwrap().unwrap();
+        let map = |name: &str| {
+            let has_name = |id: &&u32| MapInfo::from_id(**id).is_ok_and(|info| info.name_as_str() == Some(name));
+            MapData::from_id(*map_ids.iter().find(has_name).unwrap()).unwrap()
+        };
+        let hosts = HashMap::try_from(Map::HashMap(map("hosts4"))).unwrap();
+        let prefixes = LpmTrie::try_from(Map::LpmTrie(map("cidrs4"))).unwrap();
         let mut builder = Builder::new(NetworkSpec::default());
         let snapshot = builder.with_policy(&PolicySet::default()).unwrap();
         let state = crate::fuzz::state(vec![], snapshot.policy.clone(), NetworkSpec::default());
         let (publisher, steering) = (Publisher::new(snapshot), Arc::new(Mutex::new(steering)));
         let reconciler = Reconciler::new(builder, publisher, steering, state.clone(), vec![], vec![]);
-        Self { reconciler, state, hosts, filled: 0 }
+        Self { reconciler, state, hosts, prefixes, filled: 0 }
     }
 
     fn fill(&mut self) {
@@ -85,6 +99,16 @@ impl Setup {
     fn empty(&mut self) {
         (0..self.filled).for_each(|n| self.hosts.remove(&(0xf000_0000 + n).to_be_bytes()).unwrap());
         self.filled = 0;
+    }
+
+    /// Fills the map of prefixes but for one entry, with entries of a policy that no endpoint has.
+    fn fill_prefixes(&mut self) {
+        let mut filled = 0;
+        while self.prefixes.insert(&unused_prefix(filled), [0, 0], 0).is_ok() {
+            filled += 1;
+        }
+        assert!(filled > 0);
+        self.prefixes.remove(&unused_prefix(0)).unwrap();
     }
 
     /// Runs an update; whether something was published, and the reply.
@@ -169,6 +193,25 @@ fn an_update_that_needs_less_replaces_the_one_that_waits() {
     let (result, reply) = setup.update(removes("10.0.0.2"));
     assert!(matches!((result, reply), (JobResult::Policy, Ok(Effect::InForce))));
     assert_eq!((first.try_recv(), setup.published(), setup.is_complete()), (Ok(()), vec![ip("10.0.0.1")], true));
+}
+
+#[test]
+fn an_update_whose_second_phase_fails_is_published_and_acknowledged_once_the_maps_have_it() {
+    let mut setup = Setup::new();
+    // There is room for the excluded prefix, which the first phase writes, and not for the translated one.
+    setup.fill_prefixes();
+    let (result, reply) = setup.update(adds("10.0.0.1", true));
+    let (JobResult::Policy, Ok(Effect::Held(mut first))) = (result, reply) else { panic!("it isn't in force") };
+    assert_eq!((setup.published(), setup.is_complete()), (vec![ip("10.0.0.1")], false));
+    let (result, reply) = setup.update(adds("10.0.0.2", false));
+    let (JobResult::Policy, Ok(Effect::Held(mut second))) = (result, reply) else { panic!("it isn't in force") };
+    assert!(matches!(setup.reconciler.run(Job::Retry), JobResult::Capture));
+    assert_eq!((setup.published(), setup.is_complete()), (["10.0.0.1", "10.0.0.2"].map(ip).to_vec(), false));
+    assert_eq!((first.try_recv(), second.try_recv()), (Err(TryRecvError::Empty), Err(TryRecvError::Empty)));
+
+    (1..10).for_each(|n| setup.prefixes.remove(&unused_prefix(n)).unwrap());
+    setup.reconciler.run(Job::Retry);
+    assert_eq!((first.try_recv(), second.try_recv(), setup.is_complete()), (Ok(()), Ok(()), true));
 }
 
 #[test]

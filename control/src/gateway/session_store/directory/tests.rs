@@ -196,7 +196,7 @@ fn what_an_operator_gave_is_not_renamed_and_its_mode_stays() {
     set_mode(&place.state, 0o777);
     let error = place.prepare().unwrap_err();
     assert!(matches!(error, DirectoryError::Unsafe { flaw: Flaw::Writable(0o777), .. }), "{error}");
-    assert!(!error.is_of_configuration(), "the gateway serves without stored sessions");
+    assert!(!error.is_fatal(), "the gateway serves without stored sessions");
     assert_eq!(names(place.shared.path()), ["vipgate"]);
 }
 
@@ -221,9 +221,9 @@ fn a_directory_that_cannot_be_created_is_an_error_of_the_configuration() {
     fs::write(&file, "").unwrap();
     let state = file.join("vipgate");
     let error = prepare_in(&state, &state.join("gw-a"), std::iter::empty(), user()).unwrap_err();
-    assert!(error.is_of_configuration(), "{error}");
+    assert!(error.is_fatal(), "{error}");
     let full = DirectoryError::Io { path: state, source: ErrorKind::StorageFull.into() };
-    assert!(!full.is_of_configuration(), "others may have filled it");
+    assert!(!full.is_fatal(), "others may have filled it");
 }
 
 #[test]

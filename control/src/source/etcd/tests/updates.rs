@@ -75,8 +75,7 @@ async fn the_last_event_of_a_key_wins() {
         full: false,
         changed: ok_texts(&[("a", "2"), ("c", "3")]),
         removed: vec!["b".into()],
-        unavailable: vec![],
-        revision: 0,
+        ..SourceUpdate::default()
     };
     assert_eq!(decode::decode_events(&events), expected);
 }

@@ -59,7 +59,7 @@ impl Running {
             CacheContents::Policy(resources, _) => Some(resources.clone()),
             _ => None,
         };
-        (Self::start(path, written, store_in(cache)), contents)
+        (Self::start(path, written, store_at(path.to_owned(), Some(cache))), contents)
     }
 
     /// An acknowledged update; without changes, only a confirmation.
@@ -91,8 +91,9 @@ impl Running {
     }
 }
 
-fn store_in(cache: Cache) -> Store {
-    Arc::new(move |content: Option<Vec<u8>>, at| cache.store(content.as_deref(), at))
+/// Stores in the cache at this path, which is opened now.
+fn opened(path: &Path) -> Store {
+    store_at(path.to_owned(), Some(Cache::open(path).unwrap().0))
 }
 
 fn endpoint(name: &str) -> Key {
@@ -146,7 +147,7 @@ struct Written {
 #[tokio::test]
 async fn many_changes_in_a_second_are_one_write_of_the_last_state() {
     let (_dir, path) = temp_path();
-    let store = store_in(Cache::open(&path).unwrap().0);
+    let store = opened(&path);
     let (sent, writes) = (Arc::new(AtomicU64::new(0)), Arc::new(Mutex::new(Vec::<Written>::new())));
     let recorded: Store = Arc::new({
         let (path, sent, writes) = (path.clone(), sent.clone(), writes.clone());
@@ -236,7 +237,7 @@ async fn nothing_is_written_before_an_update() {
 #[tokio::test]
 async fn a_failed_write_is_reported_and_repeated_with_the_newest_state() {
     let (_dir, path) = temp_path();
-    let (store, is_full) = (store_in(Cache::open(&path).unwrap().0), Arc::new(AtomicBool::new(true)));
+    let (store, is_full) = (opened(&path), Arc::new(AtomicBool::new(true)));
     let failing: Store = Arc::new({
         let is_full = is_full.clone();
         move |content: Option<Vec<u8>>, at: SystemTime| {
@@ -260,11 +261,62 @@ async fn a_failed_write_is_reported_and_repeated_with_the_newest_state() {
     assert_eq!(version_at(&path), 3);
 }
 
+/// Takes 5 s, the interval of retries.
+#[tokio::test]
+async fn a_cache_that_could_not_be_opened_is_opened_by_a_write() {
+    let dir = tempfile::tempdir().unwrap();
+    let directory = dir.path().join("state");
+    let path = directory.join("policy.cache");
+    fs::write(&directory, "in the way").unwrap();
+    Cache::open(&path).unwrap_err();
+    let mut running = Running::start(&path, None, store_at(path.clone(), None));
+    running.update(1);
+    wait_until(|| running.error().is_some()).await;
+    let error = running.error().unwrap();
+    assert!(error.starts_with(&format!("{}: ", path.display())), "{error}");
+    running.update(2);
+    fs::remove_file(&directory).unwrap();
+    wait_until(|| running.error().is_none()).await;
+    assert_eq!(version_at(&path), 2);
+    // From then on it is this process's.
+    assert!(Cache::open_later(&path).unwrap_err().to_string().contains("in use by another process"));
+    running.update(3);
+    running.stop().await;
+    assert_eq!(version_at(&path), 3);
+}
+
+/// Neither is anything written where there can't be a cache.
+#[tokio::test]
+async fn a_cache_that_is_not_opened_is_not_written() {
+    let (_dir, path) = temp_path();
+    rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    let mut running = Running::start(&path, None, store_at(path.clone(), None));
+    running.update(1);
+    let status = running.status.clone();
+    running.stop().await;
+    let expected = format!("{}: it is a pipe, not a regular file", path.display());
+    assert_eq!(status.load().cache_error.as_deref(), Some(&*expected));
+    assert!(!fs::metadata(&path).unwrap().is_file(), "the pipe is still there");
+    // Another gateway's cache.
+    fs::remove_file(&path).unwrap();
+    let mut owner = Running::open(&path).0;
+    owner.update(1);
+    wait_until(|| file_has(&path, &owner.state)).await;
+    let mut running = Running::start(&path, None, store_at(path.clone(), None));
+    running.update(2);
+    let (status, started) = (running.status.clone(), Instant::now());
+    running.stop().await;
+    let expected = format!("{}: is in use by another process: each gateway needs its own", path.display());
+    assert_eq!((status.load().cache_error.as_deref(), version_at(&path)), (Some(&*expected), 1));
+    assert!(started.elapsed() < Duration::from_secs(2), "it doesn't wait for the lock: {:?}", started.elapsed());
+    owner.stop().await;
+}
+
 /// Takes 5 s, the time after which a write is reported.
 #[tokio::test]
 async fn a_hanging_disk_is_reported_and_delays_nothing() {
     let (_dir, path) = temp_path();
-    let store = store_in(Cache::open(&path).unwrap().0);
+    let store = opened(&path);
     let (release, released) = blocking::channel::<()>();
     let released = Mutex::new(released);
     let hanging: Store = Arc::new(move |content: Option<Vec<u8>>, at: SystemTime| {

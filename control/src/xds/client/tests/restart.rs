@@ -205,3 +205,24 @@ async fn a_locked_cache_is_reported_and_not_used() {
     let error = client.status().load().cache_error.clone().unwrap();
     assert!(error.contains("in use by another process"), "{error}");
 }
+
+/// One failed call at the start doesn't cost the next one its policy.
+#[tokio::test]
+async fn a_cache_that_could_not_be_opened_at_the_start_is_written_all_the_same() {
+    let policy = ServerPolicy::of(&sample_placement(2));
+    let (dir, mut server) = (tempfile::tempdir().unwrap(), Server::start());
+    let directory = dir.path().join("state");
+    std::fs::write(&directory, "in the way").unwrap();
+    let (mut gateway, cached) = Gateway::start(plain_server(server.port, &directory));
+    assert!(cached.is_none() && gateway.status.load().cache_error.is_some());
+    std::fs::remove_file(&directory).unwrap();
+    let mut stream = server.accept_stream().await;
+    stream.subscriptions().await;
+    stream.send_diff(&policy, &ServerPolicy::default()).await;
+    gateway.apply_next().await;
+    wait_cached(&directory, &policy).await;
+    gateway.wait_for_status(|status| status.cache_error.is_none()).await;
+    gateway.stop().await;
+    let (_, cached) = Gateway::start(plain_server(server.port, &directory));
+    assert_eq!(cached.unwrap().change.version, policy.version);
+}

@@ -58,6 +58,21 @@ fn packets_of_uncovered_pods_to_outside_are_captured_on_inside_interfaces() {
     }
 }
 
+/// A recreated device whose ifindex isn't in the map yet: whether it is inside is unknown.
+#[test]
+fn packets_of_uncovered_pods_to_outside_are_captured_on_unknown_interfaces() {
+    for is_inside in [true, false] {
+        let mut steering = loaded(&cluster(true));
+        steering.add_interface(LOOPBACK + 1, InterfaceId(0), is_inside).expect("an interface ID");
+        assert_eq!(uncovered_verdict(&mut steering), Socket);
+        for [pod, local, service, remote] in ADDRESSES {
+            for (source, destination) in [(pod, local), (pod, service), (remote, service)] {
+                assert_eq!(verdict(&mut steering, &packet(ip(source), ip(destination))), Kernel, "{destination}");
+            }
+        }
+    }
+}
+
 #[test]
 fn new_sessions_of_an_uncovered_backend_are_captured() {
     for (mut tables, expected) in [(cluster(true), Socket), (cluster(false), Kernel)] {
