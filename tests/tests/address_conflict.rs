@@ -4,24 +4,13 @@
 
 use std::time::Duration;
 
-use vipgate::lab::Host;
 use vipgate_dataplane::flow::address::{Address, V6};
 use vipgate_dataplane::wire::arp::{Arp, Operation};
 use vipgate_dataplane::wire::{ethernet, ndp};
-use vipgate_tests::{SERVER, Testbed, VIP_A, wait_for};
+use vipgate_tests::{SERVER, Testbed, VIP_A, frames, wait_for};
 
 const CLAIMANT_MAC: [u8; 6] = [2, 0, 0, 0, 9, 9];
 const CONFLICT_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Sends a frame on the link between router and gateway.
-fn send(host: &Host, frame: &[u8]) {
-    let bytes = format!("{frame:?}");
-    let program = "import socket, sys\n\
-                   link = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)\n\
-                   link.bind((\"to-gw\", 0))\n\
-                   link.send(bytes(eval(sys.argv[1])))\n";
-    host.output(&["python3", "-c", program, &bytes]).unwrap();
-}
 
 #[test]
 fn an_address_conflict_is_reported_and_the_vip_defended() {
@@ -46,10 +35,9 @@ fn an_address_conflict_is_reported_and_the_vip_defended() {
         solicited: false,
     };
     testbed.accounting.expect_exactly([("vip_conflicts", 10)]);
-    for _ in 0..5 {
-        send(&testbed.router, &claim.frame(ethernet::BROADCAST));
-        send(&testbed.router, &v6.frame());
-    }
+    let claims = [claim.frame(ethernet::BROADCAST).to_vec(), v6.frame().to_vec()];
+    let sending = testbed.router.run(move || (0..5).try_for_each(|_| frames::send("to-gw", &claims)));
+    sending.join().unwrap().unwrap();
     let claimants = || {
         let vips = testbed.query(&["vips"]);
         let of = |vip: &str| {

@@ -141,7 +141,7 @@ impl Bed {
         self.runs.push(Run { name, rule, since: now(), frames: Vec::new() });
     }
 
-    /// Frames that the gateway's inside interface has received, whoever got them.
+    /// Frames that the gateway's inside interface has received, to whatever address.
     fn received(&self) -> u64 {
         let counter = ["cat", "/sys/class/net/gw-in/statistics/rx_packets"];
         self.testbed.gateway.output(&counter).unwrap().trim().parse().unwrap()

@@ -23,6 +23,7 @@ use crate::clock::unix_ms;
 use crate::config::{NatLog as Settings, NatLogTransport};
 use crate::natlog::port_blocks;
 use crate::natlog::port_blocks::{PortBlock, PortBlocks};
+use crate::source::backoff::RECOVERY;
 
 /// Send interval, and maximum number of messages in each: 3000 a second, so that buffers on the path don't overflow.
 const SEND_INTERVAL: Duration = Duration::from_millis(20);
@@ -40,8 +41,6 @@ const TEMPLATE_INTERVAL: Duration = Duration::from_mins(1);
 const IO_TIMEOUT: Duration = Duration::from_secs(5);
 /// Minimum and maximum delay before reconnecting; doubles each time.
 const BACKOFF: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(4)];
-/// Time after which a collector that is back has records again, also if the last attempt before has timed out.
-const RECOVERY: Duration = Duration::from_secs(10);
 const _: () = assert!(BACKOFF[1].as_secs() + IO_TIMEOUT.as_secs() < RECOVERY.as_secs());
 
 /// A queued record, with its time.

@@ -5,6 +5,10 @@ use std::time::Duration;
 const MIN_DELAY: Duration = Duration::from_millis(100);
 const MAX_DELAY: Duration = Duration::from_secs(5);
 
+/// Time after which a peer that is back is connected, also if the last attempt before has timed out: the longest delay of
+/// a client and its connect timeout are together below that.
+pub(crate) const RECOVERY: Duration = Duration::from_secs(10);
+
 /// The delay after this many failures in a row: from the first to the longest one, it doubles with each.
 pub(crate) fn delay_after(failures: u32, (first, longest): (Duration, Duration)) -> Duration {
     (first * 2_u32.saturating_pow(failures)).min(longest)

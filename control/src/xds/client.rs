@@ -29,6 +29,7 @@ pub(crate) use self::stream::describe_status;
 pub(crate) use self::target::{Target, TargetList};
 use super::cache::{Cache, CacheContents};
 use crate::config::PolicyServer;
+use crate::source::backoff::RECOVERY;
 use crate::xds::client::cache_writer::{CacheWriter, Confirmation, store_at};
 use crate::xds::client::held::HeldUpdates;
 use crate::xds::resource::Key;
@@ -36,8 +37,6 @@ use crate::xds::store::{PolicyUpdate, ResourceStore, StoredResource};
 
 /// Reconnect backoff: first and maximum delay.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(4));
-/// Time after which a server that is back is connected, also if the last attempt before has timed out.
-const RECOVERY: Duration = Duration::from_secs(10);
 const _: () = assert!(BACKOFF.1.as_secs() + CONNECT_TIMEOUT.as_secs() < RECOVERY.as_secs());
 /// The same after a response that is too large: the next one will be as large, and as expensive for both sides.
 const BACKOFF_TOO_LARGE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_mins(2));

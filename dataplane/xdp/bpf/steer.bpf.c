@@ -369,10 +369,29 @@ static __always_inline int is_translated(const struct prefix *policy, const stru
 	return policy && (policy->flags & TRANSLATED) && (!cluster || policy->length >= cluster->length);
 }
 
+// The same for the policy of an endpoint.
+static __always_inline int translates4(__u32 policy, __u32 remote, const struct prefix *cluster)
+{
+	struct cidr4 key = {.length = 64, .policy = policy, .address = remote};
+	return is_translated(bpf_map_lookup_elem(&cidrs4, &key), cluster);
+}
+
+static __always_inline int translates6(__u32 policy, const struct v6 *remote, const struct prefix *cluster)
+{
+	struct cidr6 key = {.length = 160, .policy = policy, .address = *remote};
+	return is_translated(bpf_map_lookup_elem(&cidrs6, &key), cluster);
+}
+
 // Whether a destination is in the cluster for a packet that leaves it unless it is.
 static __always_inline int is_in_cluster(const struct prefix *cluster)
 {
 	return cluster && !(cluster->flags & CHANGING);
+}
+
+// What a packet shows outside of the cluster that has an address in this prefix: captured if it is a pod's.
+static __always_inline enum verdict of_pod(const struct prefix *prefix)
+{
+	return prefix && (prefix->flags & PODS) ? CAPTURE : PASS;
 }
 
 // A packet that no other rule matches: captured when closed, or from an uncovered pod to outside; held from anybody
@@ -386,8 +405,7 @@ static __always_inline enum verdict other4(__u32 source, __u32 destination, __u3
 		return PASS;
 	if (current & INCOMPLETE)
 		return HOLD;
-	struct prefix *from = cluster_prefix4(source);
-	return from && (from->flags & PODS) ? CAPTURE : PASS;
+	return of_pod(cluster_prefix4(source));
 }
 
 static __always_inline enum verdict other6(const struct v6 *source, const struct v6 *destination, __u32 ifindex)
@@ -399,8 +417,7 @@ static __always_inline enum verdict other6(const struct v6 *source, const struct
 		return PASS;
 	if (current & INCOMPLETE)
 		return HOLD;
-	struct prefix *from = cluster_prefix6(source);
-	return from && (from->flags & PODS) ? CAPTURE : PASS;
+	return of_pod(cluster_prefix6(source));
 }
 
 // What becomes of an ICMP error from inside that quotes an address. If its receiver must not see that, userspace
@@ -412,15 +429,13 @@ static __always_inline enum verdict quoted4(__u32 address, __u32 destination)
 	if (roles(host) & BACKEND)
 		return CAPTURE;
 	if (host && (host->roles & ENDPOINT)) {
-		struct cidr4 key = {.length = 64, .policy = host->policy, .address = destination};
 		if (host->policy == NO_POLICY)
 			return HOLD;
-		return is_translated(bpf_map_lookup_elem(&cidrs4, &key), cluster) ? CAPTURE : PASS;
+		return translates4(host->policy, destination, cluster) ? CAPTURE : PASS;
 	}
 	if (!(current_flags() & UNCOVERED) || is_in_cluster(cluster))
 		return PASS;
-	struct prefix *own = cluster_prefix4(address);
-	return own && (own->flags & PODS) ? CAPTURE : PASS;
+	return of_pod(cluster_prefix4(address));
 }
 
 static __always_inline enum verdict quoted6(const struct v6 *address, const struct v6 *destination)
@@ -430,15 +445,13 @@ static __always_inline enum verdict quoted6(const struct v6 *address, const stru
 	if (roles(host) & BACKEND)
 		return CAPTURE;
 	if (host && (host->roles & ENDPOINT)) {
-		struct cidr6 key = {.length = 160, .policy = host->policy, .address = *destination};
 		if (host->policy == NO_POLICY)
 			return HOLD;
-		return is_translated(bpf_map_lookup_elem(&cidrs6, &key), cluster) ? CAPTURE : PASS;
+		return translates6(host->policy, destination, cluster) ? CAPTURE : PASS;
 	}
 	if (!(current_flags() & UNCOVERED) || is_in_cluster(cluster))
 		return PASS;
-	struct prefix *own = cluster_prefix6(address);
-	return own && (own->flags & PODS) ? CAPTURE : PASS;
+	return of_pod(cluster_prefix6(address));
 }
 
 // What an ICMP error quotes: nothing, if it is no error; no whole header of its address family; or the addresses of
@@ -544,11 +557,8 @@ static __always_inline enum verdict captures4(const __u8 *l3, void *end, __u32 i
 	int may_be_reply = (roles(from) & BACKEND) && may_be_reply4(l3, end);
 	if (from && ((from->roles & ENDPOINT) || may_be_reply))
 		return is_on_link4(destination) || (roles(to) & LOCAL) ? PASS : from_inside(from, may_be_reply);
-	if (to && (to->roles & ENDPOINT)) {
-		struct cidr4 key = {.length = 64, .policy = to->policy, .address = source};
-		if (!is_translated(bpf_map_lookup_elem(&cidrs4, &key), cluster_prefix4(source)))
-			return !(roles(from) & LOCAL);
-	}
+	if (to && (to->roles & ENDPOINT) && !translates4(to->policy, source, cluster_prefix4(source)))
+		return !(roles(from) & LOCAL);
 	if (is_on_link4(destination) || (roles(to) & LOCAL))
 		return PASS;
 	enum verdict verdict = other4(source, destination, ifindex);
@@ -573,11 +583,8 @@ static __always_inline enum verdict captures6(const __u8 *l3, void *end, __u32 i
 	int may_be_reply = (roles(from) & BACKEND) && may_be_reply6(l3, end);
 	if (from && ((from->roles & ENDPOINT) || may_be_reply))
 		return is_on_link6(&destination) || (roles(to) & LOCAL) ? PASS : from_inside(from, may_be_reply);
-	if (to && (to->roles & ENDPOINT)) {
-		struct cidr6 key = {.length = 160, .policy = to->policy, .address = source};
-		if (!is_translated(bpf_map_lookup_elem(&cidrs6, &key), cluster_prefix6(&source)))
-			return !(roles(from) & LOCAL);
-	}
+	if (to && (to->roles & ENDPOINT) && !translates6(to->policy, &source, cluster_prefix6(&source)))
+		return !(roles(from) & LOCAL);
 	if (is_on_link6(&destination) || (roles(to) & LOCAL))
 		return PASS;
 	enum verdict verdict = other6(&source, &destination, ifindex);

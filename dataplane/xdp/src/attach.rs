@@ -5,7 +5,7 @@
 //! `on_exit: pass` attaches by a BPF link, which the kernel removes when the process exits for any reason.
 
 use std::error::Error;
-use std::{io, iter};
+use std::io;
 
 use aya::programs::XdpMode;
 use thiserror::Error;
@@ -13,7 +13,7 @@ use thiserror::Error;
 use crate::nic::Nic;
 use crate::program::{self, AttachedProgram};
 pub use crate::program::{Mode, ProgramStatus};
-use crate::steering::{Steering, SteeringError, error_chain};
+use crate::steering::{Steering, SteeringError, error_chain, raw_os_error};
 
 /// Configured XDP mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -178,12 +178,6 @@ impl Attempt {
             Err(error) => Self::Failed(reason(&error)),
         }
     }
-}
-
-/// The kernel's error number in an error or its sources.
-fn raw_os_error(error: &(dyn Error + 'static)) -> Option<i32> {
-    let chain = iter::successors(Some(error), |&error| error.source());
-    chain.filter_map(|error| error.downcast_ref::<io::Error>()).find_map(io::Error::raw_os_error)
 }
 
 /// Attaches the program for longer than the lifetime of the process.

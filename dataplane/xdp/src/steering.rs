@@ -19,7 +19,7 @@ use vipgate_dataplane::io::frame_layout::FrameLayout;
 use crate::guard::GUARD_NAME;
 use crate::program::PROGRAM_NAME;
 pub use crate::steering::error::SteeringError;
-pub(crate) use crate::steering::error::error_chain;
+pub(crate) use crate::steering::error::{error_chain, raw_os_error};
 use crate::steering::maps::{Maps, take_map};
 pub use crate::steering::tables::{Listener, NO_POLICY, SteeringChange, SteeringTables};
 use crate::steering::update::Applied;

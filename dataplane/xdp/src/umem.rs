@@ -11,6 +11,8 @@ use vipgate_mem::{Arena, Frame, HEADROOM, Pages};
 use xsk_rs::config::{FrameSize, QueueSize, UmemConfig};
 use xsk_rs::{FrameDesc, Umem};
 
+use crate::steering::raw_os_error;
+
 /// Size of a transmit and of a completion ring.
 pub(crate) const RING_SIZE: u32 = 2048;
 /// Default number of packets that a queue can receive while its worker isn't scheduled: 40 ms at 100 packets per
@@ -170,7 +172,6 @@ fn fill_pool(pool: &ArrayQueue<Frame>, frames: Vec<Frame>) {
 }
 
 /// The kernel's error in an error of the library.
-pub(crate) fn kernel_error(error: &dyn std::error::Error) -> io::Error {
-    let number = error.source().and_then(|cause| cause.downcast_ref::<io::Error>()).and_then(io::Error::raw_os_error);
-    number.map_or_else(|| io::Error::other(error.to_string()), io::Error::from_raw_os_error)
+pub(crate) fn kernel_error(error: &(dyn std::error::Error + 'static)) -> io::Error {
+    raw_os_error(error).map_or_else(|| io::Error::other(error.to_string()), io::Error::from_raw_os_error)
 }

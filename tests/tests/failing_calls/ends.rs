@@ -1,4 +1,4 @@
-//! How a process may end when its calls fail, and faults that are known.
+//! How a process may end when its calls fail.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::ExitStatus;
@@ -13,9 +13,6 @@ const FAILURES: [i32; 2] = [1, 127];
 const THREAD_PANICS: [&str; 3] = ["OS can't spawn worker thread", "failed to spawn thread", "alternative stack"];
 /// The calls that start a thread.
 const THREAD_CALLS: [&str; 4] = ["clone", "clone3", "mmap", "mprotect"];
-
-/// Faults that aren't mended yet: words of the test's message, and what is wrong. An entry goes with its mend.
-pub(crate) static KNOWN: &[(&str, &str)] = &[];
 
 /// How a process is expected to end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -66,7 +66,7 @@ fn try_faults(setup: Setup, mut random: Random, end: Instant) {
         let report = world.perform(trial.scenario, Some(&trial.fault));
         draws.record(&trial, &report);
     }
-    println!("{}{} restarts, {} known faults", draws.coverage(), world.restarts, world.known);
+    println!("{}{} restarts", draws.coverage(), world.restarts);
 }
 
 /// Runs a traced command to its end.

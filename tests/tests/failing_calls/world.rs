@@ -13,7 +13,7 @@ use vipgate_tests::{Capture, EXTRA_ENDPOINT, POD_FILTER, SERVER, Testbed, VIP_A,
 
 use crate::TRACER;
 use crate::draws::Scenario;
-use crate::ends::{self, Expected, KNOWN};
+use crate::ends::{self, Expected};
 
 /// With it, pods are covered by policy, or dropped.
 const CLUSTER: &str = "pod_cidrs: [10.1.0.0/16, \"fd00:1::/32\"]\nservice_cidrs: [10.9.0.0/16, \"fd00:9::/32\"]";
@@ -91,7 +91,6 @@ pub(crate) struct World {
     was_detached: bool,
     changes: u32,
     pub(crate) restarts: u32,
-    pub(crate) known: u32,
     _state: TempDir,
 }
 
@@ -143,7 +142,6 @@ impl World {
             was_detached: false,
             changes: 0,
             restarts: 0,
-            known: 0,
             _state: state,
         };
         world.begin();
@@ -244,7 +242,7 @@ impl World {
         let acknowledged = Instant::now();
         let is_answered = || self.probes.last_answered(EXTRA).is_some_and(|sent| sent > acknowledged);
         if !wait_for(IN_FORCE_TIMEOUT, is_answered) && self.is_running() {
-            self.report_violation("an endpoint is acknowledged that isn't in force");
+            self.fail("an endpoint is acknowledged that isn't in force");
         }
     }
 
@@ -289,8 +287,7 @@ impl World {
         self.expected = Expected::Stopped;
         self.signal("TERM");
         if !wait_for(STOP_TIMEOUT, || !self.is_running()) {
-            self.report_violation("it doesn't stop in time");
-            self.kill();
+            self.fail("it doesn't stop in time");
         }
     }
 
@@ -304,11 +301,7 @@ impl World {
             }
             if since.elapsed() > RECOVERY_TIMEOUT {
                 let text = self.describe(since);
-                self.report_violation(&text);
-                self.end("KILL");
-                self.start();
-                self.wait_well();
-                break;
+                self.fail(&text);
             }
             if !self.is_running() {
                 self.check_end();
@@ -327,7 +320,7 @@ impl World {
         }
         let Some(panic) = ends::panic(&self.log()) else { return };
         if !ends::is_refused_thread(&panic, fault) {
-            self.report_violation(&format!("it has panicked: {panic}"));
+            self.fail(&format!("it has panicked: {panic}"));
         }
         self.kill();
     }
@@ -336,7 +329,7 @@ impl World {
     fn check_end(&mut self) {
         let (log, status) = (self.log(), self.reap());
         if let Err(text) = ends::check(status, self.expected, &log) {
-            self.report_violation(&text);
+            self.fail(&text);
         }
     }
 
@@ -348,13 +341,9 @@ impl World {
         }
     }
 
-    /// Fails, unless the violation is known.
-    fn report_violation(&mut self, text: &str) {
-        let Some((_, reason)) = KNOWN.iter().find(|(words, _)| text.contains(words)) else {
-            panic!("{text}\n{}\n{}", self.trial, self.log());
-        };
-        println!("known, {reason}: {text}\n{}", self.trial);
-        self.known += 1;
+    /// Fails: something happened that must not.
+    fn fail(&self, text: &str) -> ! {
+        panic!("{text}\n{}\n{}", self.trial, self.log());
     }
 
     /// Whether all that was sent since then was answered as policy says, and all is as before.

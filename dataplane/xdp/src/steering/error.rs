@@ -1,5 +1,7 @@
 //! Errors of the steering program.
 
+use std::{io, iter};
+
 use aya::EbpfError;
 use aya::maps::MapError;
 use aya::programs::ProgramError;
@@ -40,6 +42,12 @@ fn hint(text: &str) -> &'static str {
     } else {
         ""
     }
+}
+
+/// The kernel's error number in an error or its sources.
+pub(crate) fn raw_os_error(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
+    let chain = iter::successors(Some(error), |&error| error.source());
+    chain.filter_map(|error| error.downcast_ref::<io::Error>()).find_map(io::Error::raw_os_error)
 }
 
 /// An error and its sources in one line, without repetitions.

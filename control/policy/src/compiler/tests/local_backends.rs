@@ -76,7 +76,7 @@ fn backends_count_for_the_owner_as_they_count_for_its_clients() {
     // Both are ready: the home is one of them, whichever.
     let both = compiled(&documents("1"));
     assert!(["gw-a", "gw-b"].contains(&home(&both, "203.0.113.1").as_str()));
-    // Whoever is chosen has a backend for external clients.
+    // The gateway that is chosen has a backend for external clients.
     for (got, vip) in [(&got, "203.0.113.1"), (&got, "2001:db8::1"), (&both, "203.0.113.1")] {
         let peer = got.placement.peer(&home(got, vip)).unwrap();
         let gateway = GatewayLocality { node: peer.node.clone(), ..GatewayLocality::named(&peer.name) };
