@@ -204,7 +204,7 @@ BINARY = $(TEST) --no-run --test admin
 # Tests in single files work with either policy source; tests in directories choose it themselves.
 E2E_EITHER = $(patsubst tests/tests/%.rs,--test %,$(wildcard tests/tests/*.rs))
 E2E_FOLDERS = $(patsubst tests/tests/%/main.rs,--test %,\
-  $(filter-out $(patsubst %,tests/tests/%/main.rs,gateways kubernetes nodes node_cluster),$(wildcard tests/tests/*/main.rs)))
+  $(filter-out $(patsubst %,tests/tests/%/main.rs,failing_calls gateways kubernetes nodes node_cluster),$(wildcard tests/tests/*/main.rs)))
 # Tests most affected by the policy source; `make e2e-server` runs all.
 E2E_SERVER = $(patsubst %,--test %,egress input policy restart services)
 # Tests of gateway groups that the engine's tests can't cover; `make e2e-gateways` runs all.
