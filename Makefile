@@ -30,8 +30,9 @@ deps: ## install missing Debian packages
 	fi
 	@command -v cargo >/dev/null || { echo "Rust is missing: install it with rustup (https://rustup.rs), then try again"; exit 1; }
 
+# vipgate-bench starts line-traffic.
 build: deps ## build the release binaries: target/release/vipgate and vipgate-bench
-	cargo build --release --locked -p vipgate -p vipgate-bench --bins
+	cargo build --release --locked -p vipgate -p vipgate-bench -p vipgate-tests --bin vipgate --bin vipgate-bench --bin line-traffic
 
 demo: build ## build and run the demo in network namespaces
 	target/release/vipgate demo
@@ -110,13 +111,25 @@ RECONCILE_WORLDS ?= 300
 reconcile: deps ## check RECONCILE_WORLDS=300 random worlds of public addresses at each cloud provider over HTTP, five minutes
 	VIPGATE_RECONCILE_WORLDS=$(RECONCILE_WORLDS) $(TEST) --test providers -- --nocapture reconcile::
 
-# Random worlds of tenants of the oracle of non-interference.
+# Numbers of random worlds, and of seeds of packets, that the oracles try from.
 MINUTES ?= 60
 ORACLE_FIRST ?= 1000
 
-.PHONY: oracle
-oracle: deps ## try random worlds of tenants for MINUTES=60, from number ORACLE_FIRST=1000 on
-	VIPGATE_ORACLE_SECONDS=$$(($(MINUTES) * 60)) VIPGATE_ORACLE_FIRST=$(ORACLE_FIRST) $(TEST) --lib -- --nocapture isolation::
+.PHONY: oracle oracle-tenants oracle-packets
+oracle: deps ## try random worlds of tenants and random packets for half of MINUTES=60, from number ORACLE_FIRST=1000 on, then failing calls; needs root
+	@$(MAKE) --no-print-directory -j2 oracle-tenants oracle-packets
+	@$(MAKE) --no-print-directory faults MINUTES=$$(($(MINUTES) / 2))
+
+oracle-tenants:
+	VIPGATE_ORACLE_SECONDS=$$(($(MINUTES) * 30)) VIPGATE_ORACLE_FIRST=$(ORACLE_FIRST) $(TEST) --lib -p vipgate -- --nocapture isolation::
+
+oracle-packets:
+	@end=$$((SECONDS + $(MINUTES) * 30)); seed=$(ORACLE_FIRST); \
+	while [ $$SECONDS -lt $$end ]; do \
+	  PROPTEST_RNG_SEED=$$seed $(TEST) --quiet --test engine -- any_workers:: any_gateway:: no_leak:: >target/oracle-packets.log 2>&1 \
+	    || { cat target/oracle-packets.log; echo "PROPTEST_RNG_SEED=$$seed repeats it"; exit 1; }; \
+	  seed=$$((seed + 1)); \
+	done; echo "packets: seeds $(ORACLE_FIRST) to $$((seed - 1)) passed"
 
 loom: deps ## check lock-free code under all thread interleavings
 	cargo test --locked --quiet -p vipgate-dataplane --features loom --lib -- refcount:: interleavings::

@@ -22,6 +22,7 @@ pub mod flood;
 pub mod frames;
 pub mod iperf3;
 pub mod kubernetes;
+pub mod lines;
 pub mod mtu;
 pub mod policyd;
 pub mod services;
@@ -129,15 +130,17 @@ pub struct Testbed {
 
 /// The binary under test: `VIPGATE_BIN`, or `vipgate` in the directory of the test program or in its parent.
 pub fn binary() -> PathBuf {
-    let built = || {
-        let program = std::env::current_exe().unwrap();
-        let mut candidates = program.ancestors().skip(1).take(2).map(|folder| folder.join("vipgate"));
-        let first = candidates.next().unwrap();
-        if first.is_file() { first } else { candidates.next().unwrap() }
-    };
-    let path = std::env::var_os("VIPGATE_BIN").map_or_else(built, PathBuf::from);
+    let path = std::env::var_os("VIPGATE_BIN").map_or_else(|| built_program("vipgate"), PathBuf::from);
     assert!(path.exists(), "{} is missing: build it first (`make e2e` does), or set VIPGATE_BIN", path.display());
     path
+}
+
+/// A program of the workspace, in the directory of the test program or in its parent.
+fn built_program(name: &str) -> PathBuf {
+    let program = std::env::current_exe().unwrap();
+    let mut candidates = program.ancestors().skip(1).take(2).map(|folder| folder.join(name));
+    let first = candidates.next().unwrap();
+    if first.is_file() { first } else { candidates.next().unwrap() }
 }
 
 /// Adds the bridge that connects the pods.

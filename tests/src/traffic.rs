@@ -2,17 +2,18 @@
 //! sessions at an interval, and a capture of leaked pod addresses.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
-use std::{fs, io};
 
-use vipgate::lab::{Host, Process, reflector};
+use vipgate::lab::{Host, reflector};
 
+use crate::cluster::{ClientConfig, Clients, LINE_PORT, LineServer};
 use crate::{Capture, POD_FILTER, SERVER, Testbed, VIP_A, VIP_B, wait_for};
 
 /// Port of the UDP echo: replies with the datagram's number and the source that the server sees.
@@ -47,8 +48,8 @@ pub struct Traffic {
     stop: Arc<AtomicBool>,
     flows: Vec<(&'static str, JoinHandle<io::Result<FlowStats>>)>,
     new_sessions: JoinHandle<NewSessions>,
-    connections: Connections,
-    _echo: Process,
+    connections: Clients,
+    lines: LineServer,
     capture: Capture,
 }
 
@@ -76,8 +77,8 @@ impl Traffic {
         let stop = Arc::new(AtomicBool::new(false));
         // p4 is uncovered in most tests, so its address may be seen outside.
         let capture = testbed.capture(&format!("{POD_FILTER} and not host 10.1.0.31 and not host fd00:1::31"));
-        let echo = start_echo_server(testbed);
-        let connections = Connections::open(testbed, &testbed.pods[0], SERVER[0], HELD_CONNECTIONS);
+        let lines = start_line_server(testbed);
+        let connections = hold_connections(testbed, 0, SERVER[0], HELD_CONNECTIONS);
         let answered: Arc<[AtomicU32; 3]> = Arc::default();
         let flows = [(0, SERVER[0], VIP_A[0]), (1, SERVER[1], VIP_A[1]), (2, SERVER[0], VIP_B[0])];
         let flows = flows.into_iter().enumerate().map(|(n, (pod, server, vip))| {
@@ -90,7 +91,7 @@ impl Traffic {
         assert!(wait_for(Duration::from_secs(5), all_answered), "no replies: {:?}", testbed.query(&["drops"]));
         let (pods, end) = ([testbed.pods[0].clone(), testbed.pods[2].clone()], stop.clone());
         let new_sessions = thread::spawn(move || open_sessions(&pods, &end));
-        Self { stop, flows, new_sessions, connections, _echo: echo, capture }
+        Self { stop, flows, new_sessions, connections, lines, capture }
     }
 
     /// Stops the traffic and asserts that no packet, session or request was lost, and no pod address leaked.
@@ -115,8 +116,9 @@ impl Traffic {
         let new = self.new_sessions.join().unwrap();
         assert!(new.succeeded > 0 && new.wrong_source.is_empty(), "{new:?}");
         assert!(!strict || new.failed.is_empty(), "{new:?}");
-        let held = self.connections.end();
-        assert!(held.alive == HELD_CONNECTIONS && held.changed == 0, "{held:?}");
+        self.connections.end().check_all_succeeded();
+        let records = self.lines.end();
+        assert!(records.iter().all(|record| record.errors == 0), "{records:?}");
         assert_eq!(self.capture.end(), Vec::<String>::new(), "a pod's address leaked");
     }
 }
@@ -177,55 +179,25 @@ fn open_sessions(pods: &[Host; 2], stop: &AtomicBool) -> NewSessions {
     outcome
 }
 
-/// Held connections with continuous requests.
-#[derive(Debug)]
-pub struct Connections {
-    process: Process,
-    log: PathBuf,
+/// Starts the line server on the testbed's server.
+pub fn start_line_server(testbed: &Testbed) -> LineServer {
+    LineServer::start(testbed.folder.path(), &testbed.server)
 }
 
-/// Results of held connections.
-#[derive(Debug)]
-pub struct ConnectionOutcome {
-    /// Connections that still get replies.
-    pub alive: u32,
-    /// Connections whose port changed at the server.
-    pub changed: u32,
-    /// The longest time without a reply on any connection.
-    pub longest_gap_ms: u32,
-}
-
-impl Connections {
-    /// Opens connections from a pod to the server's `echo_server`.
-    pub fn open(testbed: &Testbed, pod: &Host, server: &str, count: u32) -> Self {
-        let log = testbed.folder.path().join(format!("clients-{}.log", pod.name()));
-        let script = script_path("echo_clients.py");
-        let process = pod.spawn(&["python3", &script, server, "7777", &count.to_string()], &log).unwrap();
-        let established = || fs::read_to_string(&log).unwrap().contains("open ");
-        assert!(wait_for(Duration::from_secs(30), established), "{}", fs::read_to_string(&log).unwrap());
-        Self { process, log }
-    }
-
-    /// Stops the clients, after time for outstanding replies.
-    pub fn end(mut self) -> ConnectionOutcome {
-        self.process.signal("TERM").unwrap();
-        self.process.wait(Duration::from_secs(40)).expect("the clients end");
-        let text = fs::read_to_string(&self.log).unwrap();
-        let last = text.lines().last().unwrap_or_default();
-        let number = |word: &str| {
-            let at = last.split(' ').position(|other| other == word).unwrap_or_else(|| panic!("{text}"));
-            last.split(' ').nth(at + 1).unwrap().parse().unwrap()
-        };
-        ConnectionOutcome { alive: number("alive"), changed: number("changed"), longest_gap_ms: number("longest_ms") }
-    }
-}
-
-/// TCP echo server for [`Connections`].
-pub fn start_echo_server(testbed: &Testbed) -> Process {
-    let log = testbed.folder.path().join("echo.log");
-    let process = testbed.server.spawn(&["python3", &script_path("echo_server.py"), "7777"], &log).unwrap();
-    assert!(wait_for(Duration::from_secs(10), || fs::read_to_string(&log).unwrap().contains("listening")));
-    process
+/// Opens connections from a pod to the line server that send until they are stopped, and waits until all are
+/// established.
+pub fn hold_connections(testbed: &Testbed, pod: usize, server: &str, count: u32) -> Clients {
+    let config = ClientConfig {
+        server: (server, LINE_PORT),
+        count,
+        intervals: vec![(100, 0.05, 0.1)],
+        timeout: 15,
+        ..ClientConfig::default()
+    };
+    let (name, first) = (format!("held-{pod}"), 10_000_000 * (pod as u32 + 1));
+    let mut clients = Clients::start(testbed.folder.path(), &testbed.pods[pod], &name, first, &config);
+    clients.wait_established(Duration::from_secs(30));
+    clients
 }
 
 /// Path of a script of these tests.

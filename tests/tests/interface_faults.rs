@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use vipgate::lab::{Host, run};
-use vipgate_tests::traffic::{Connections, start_echo_server};
+use vipgate_tests::traffic::{hold_connections, start_line_server};
 use vipgate_tests::{POD_FILTER, SERVER, Testbed, VIP_A, session_state, wait_for};
 
 const INTERFACES: [&str; 2] = ["gw-in", "gw-out"];
@@ -305,8 +305,8 @@ fn a_recreated_interface_is_reattached_with_its_sessions() {
     let (_folder, more) = session_state();
     let mut testbed = Testbed::new("recreate");
     testbed.start(&more);
-    let _server = start_echo_server(&testbed);
-    let clients = Connections::open(&testbed, &testbed.pods[0], SERVER[0], 50);
+    let _server = start_line_server(&testbed);
+    let clients = hold_connections(&testbed, 0, SERVER[0], 50);
     let capture = testbed.capture(POD_FILTER);
     // The new device has the same MAC address, so pods needn't resolve it again.
     let mac = testbed.gateway.output(&["cat", "/sys/class/net/gw-in/address"]).unwrap();
@@ -335,8 +335,7 @@ fn a_recreated_interface_is_reattached_with_its_sessions() {
     assert!(!status.success() && status.code() != Some(2), "systemd restarts it: {status:?}");
     assert!(testbed.log().contains("interface gw-in was recreated"), "{}", testbed.log());
     testbed.start(&more);
-    let outcome = clients.end();
-    assert!(outcome.alive == 50 && outcome.changed == 0, "{outcome:?}");
+    clients.end().check_all_succeeded();
     testbed.check_source_addresses(&testbed.pods[0], SERVER, VIP_A);
     wait_ready(&testbed, "after");
     testbed.check_frames();
@@ -358,8 +357,8 @@ fn added_queues_are_polled_after_a_restart_with_its_sessions() {
     set_queues(&testbed.gateway, "gw-in", "rx", "1").unwrap();
     testbed.start(&more);
     wait_ready(&testbed, "before");
-    let _server = start_echo_server(&testbed);
-    let clients = Connections::open(&testbed, &testbed.pods[0], SERVER[0], 50);
+    let _server = start_line_server(&testbed);
+    let clients = hold_connections(&testbed, 0, SERVER[0], 50);
     let capture = testbed.capture(POD_FILTER);
     set_queues(&testbed.gateway, "gw-out", "rx", "1").expect_err("the kernel removes no queue that has a socket");
     assert_eq!(testbed.http_get("/readyz").0, 200);
@@ -380,8 +379,7 @@ fn added_queues_are_polled_after_a_restart_with_its_sessions() {
     let sockets = testbed.query(&["status"])["sockets"].clone();
     let is_inside = |socket: &&serde_json::Value| socket["interface"] == "gw-in";
     assert_eq!(sockets.as_array().unwrap().iter().filter(is_inside).count(), 2, "{sockets}");
-    let outcome = clients.end();
-    assert!(outcome.alive == 50 && outcome.changed == 0, "{outcome:?}");
+    clients.end().check_all_succeeded();
     testbed.check_source_addresses(&testbed.pods[0], SERVER, VIP_A);
     wait_ready(&testbed, "after");
     testbed.check_frames();

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use vipgate::lab::reflector;
+use vipgate_tests::cluster::{ClientConfig, Clients, LineServer};
 use vipgate_tests::drop_accounting::RING_LOSSES;
 use vipgate_tests::services::{BACKEND_PORT, EchoService, TCP_PORT, UDP_PORT, VIP, connect, query_tcp, ready_backend};
 use vipgate_tests::{POD_FILTER, SERVER, Testbed, VIP_A, wait_for};
@@ -33,29 +34,27 @@ fn start_testbed(tag: &str, extra: &str) -> Testbed {
 #[test]
 fn ten_thousand_concurrent_clients_are_load_balanced() {
     let testbed = start_testbed("svcmany", "");
-    let script = |name: &str| format!("{}/scripts/{name}", env!("CARGO_MANIFEST_DIR"));
-    for pod in &testbed.pods[..2] {
-        let log = testbed.folder.path().join(format!("echo-{}.log", pod.name()));
-        let server = pod.spawn(&["python3", &script("echo_server.py"), &BACKEND_PORT.to_string()], &log).unwrap();
-        std::mem::forget(server);
-        assert!(wait_for(Duration::from_secs(10), || fs::read_to_string(&log).unwrap().contains("listening")));
-    }
-    let log = testbed.folder.path().join("clients.log");
-    let (port, count) = (TCP_PORT.to_string(), CLIENTS.to_string());
-    let command = ["python3", &script("echo_clients.py"), VIP[0], &port, &count];
-    let mut clients = testbed.server.spawn(&command, &log).unwrap();
-    let output = || fs::read_to_string(&log).unwrap();
-    assert!(wait_for(Duration::from_mins(1), || output().contains("open ")), "{}", output());
+    let [first, second] =
+        [0, 1].map(|pod| LineServer::start_at(testbed.folder.path(), &testbed.pods[pod], BACKEND_PORT));
+    // Each sends again while the sessions are counted.
+    let traffic = ClientConfig {
+        server: (VIP[0], TCP_PORT),
+        count: CLIENTS,
+        intervals: vec![(100, 2.0, 3.0)],
+        timeout: 15,
+        ..ClientConfig::default()
+    };
+    let mut clients = Clients::start(testbed.folder.path(), &testbed.server, "many", 10_000_000, &traffic);
+    clients.wait_established(Duration::from_mins(1));
     thread::sleep(Duration::from_secs(3));
     let served = testbed.service_status();
     assert_eq!(served["sessions"], CLIENTS, "{served}");
     let session_counts: Vec<u64> =
         served["backends"].as_array().unwrap().iter().map(|it| it["sessions"].as_u64().unwrap()).collect();
     assert!(session_counts.iter().filter(|count| (4_000..6_000).contains(*count)).count() == 2, "{session_counts:?}");
-    clients.signal("TERM").unwrap();
-    clients.wait(Duration::from_secs(40)).expect("the clients end");
-    let last = output().lines().last().unwrap().to_owned();
-    assert!(last.starts_with(&format!("alive {CLIENTS} changed 0 ")), "{last}");
+    clients.end().check_all_succeeded();
+    let records = [first.end(), second.end()].concat();
+    assert_eq!((records.len(), records.iter().map(|record| record.errors).sum::<u64>()), (CLIENTS as usize, 0));
     testbed.check_frames();
 }
 

@@ -155,11 +155,17 @@ impl Gateway {
         Self { clock, handle, task: tokio::spawn(client.run()) }
     }
 
+    /// Applies each view until a status meets the condition: a process that was stalled for longer than its lease becomes
+    /// active again by that.
     async fn wait_for(&mut self, is_met: impl Fn(&MembershipStatus) -> bool) -> MembershipStatus {
-        let status = timeout(TIMEOUT, self.handle.status.wait_for(is_met)).await;
-        let status = status.expect("a status in time").unwrap().clone();
-        self.apply_view();
-        status
+        loop {
+            let status = self.handle.status.borrow_and_update().clone();
+            self.apply_view();
+            if is_met(&status) {
+                return status;
+            }
+            timeout(TIMEOUT, self.handle.status.changed()).await.expect("a status in time").unwrap();
+        }
     }
 
     /// Reports the last view as applied: only then a lease is valid.

@@ -128,6 +128,10 @@ fn classify<A: PacketFamily>(batch: &Batch, i: usize, context: &Context<'_>) -> 
                 batch.headers[i].kind == PacketKind::IcmpError || !policy.frontends_of(&tuple.sender()).is_empty();
             if may_have_session { class } else { drop(DropReason::SpoofedSource) }
         }
+        // The worker that has a session which policy permits no more ends it.
+        Class::Unchanged if is_inside && batch.headers[i].kind.has_session() => {
+            hand_off::<A>(batch, i, false, context).unwrap_or(class)
+        }
         class => class,
     }
 }

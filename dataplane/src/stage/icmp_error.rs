@@ -97,8 +97,12 @@ fn may_have_session<A: PacketFamily>(batch: &Batch, i: usize, policy: &Policy) -
 
 /// Whether policy translates packets between these addresses.
 fn is_translated<A: PacketFamily>(tuple: &Tuple<A>, policy: &Policy) -> bool {
-    policy.vip(tuple.destination).is_some()
-        || policy.endpoint(tuple.source).is_some_and(|(_, _, egress)| policy.translates(egress, tuple.destination))
+    policy.vip(tuple.destination).is_some() || is_from_pod(tuple.source, tuple.destination, policy)
+}
+
+/// Whether this is the address of a pod whose packets to a destination policy translates.
+fn is_from_pod<A: PacketFamily>(address: A, destination: A, policy: &Policy) -> bool {
+    policy.endpoint(address).is_some_and(|(_, _, egress)| policy.translates(egress, destination))
 }
 
 /// Decides on an error that belongs to no session, between addresses that policy doesn't translate: it is dropped if
@@ -260,20 +264,26 @@ fn owner_gateway<A: PacketFamily>(
     context: &Context<'_>,
 ) -> Option<GatewayId> {
     let policy = &context.snapshot.policy;
-    let owner = match policy.vip(key.destination) {
+    let owner = match called_vip(key, policy) {
         Some(vip) => match policy.frontend(&key.receiver()) {
             Some(frontend) => owner_of_client(key, (vip, frontend), sides, context),
             None => vip.shards.owner_of_port(key.destination_port),
         },
         None => match policy.owner_of_reply(key, received.is_from_peer()) {
             Some(gateway) => return Some(gateway),
-            None => policy.owner_of(policy.endpoint(key.source)?.1),
+            None => policy.owner_of_flow(policy.endpoint(key.source)?.1, key),
         },
     };
     match owner {
         Owner::Other(gateway) => Some(gateway),
         Owner::This | Owner::Unowned => None,
     }
+}
+
+/// The VIP that decides who has a session with this key. None for a pod's own session, also for one to a VIP: that is
+/// where the pod's packets open it.
+fn called_vip<'a, A: PacketFamily>(key: &Tuple<A>, policy: &'a Policy) -> Option<&'a Vip> {
+    policy.vip(key.destination).filter(|_| !is_from_pod(key.source, key.destination, policy))
 }
 
 /// The gateway that owns a client's flow to a frontend, as for the client's packets: one that owns nothing of the VIP
@@ -299,7 +309,7 @@ fn other_owner<A: PacketFamily>(key: &Tuple<A>, received: &Received, sides: u8, 
     }
     let flows = context.flows;
     let policy = &context.snapshot.policy;
-    let owner = match policy.vip(key.destination) {
+    let owner = match called_vip(key, policy) {
         _ if received.is_handed_off() => None,
         Some(_) if policy.frontend(&key.receiver()).is_some() => flows.owner(key, false),
         Some(vip) => vip.ports.pool.owner(key.destination_port).filter(|&owner| owner != flows.this),
@@ -320,6 +330,10 @@ fn translate<A: HeaderRewrite + IcmpErrorFamily>(
     let (key, to) = (entry.key(), entry.translated());
     // If the session translates its source, the address of the router behind it is translated, too (RFC 5508 REQ-5 c).
     let source = if key.source == to.source { A::tuples(batch)[i].source } else { to.source };
+    // A pod is on no path between a client and a backend, and the backend must not see its address.
+    if is_from_pod(source, to.destination, &context.snapshot.policy) {
+        return batch.decide(i, Verdict::Drop(DropReason::SpoofedSource));
+    }
     let l4 = usize::from(batch.headers[i].l4_offset) - ethernet::HEADER;
     let frame = batch.frames[i].frame.bytes_mut();
     A::decrement_ttl(frame);

@@ -132,7 +132,9 @@ pub fn parse<A: IcmpErrorFamily>(packet: &[u8], l4: usize) -> Result<Quote<A>, P
 }
 
 /// Source and destination of the packet that the ICMP error at offset `l4` of `packet` quotes, whatever its type and
-/// the quoted protocol are; `None` if it doesn't quote a whole IP header of this family.
+/// the quoted protocol are; `None` if it doesn't quote a whole IP header of this family, or if it quotes an error, which
+/// has a quote of its own.
 pub fn quoted_addresses<A: IcmpErrorFamily>(packet: &[u8], l4: usize) -> Option<(A, A)> {
-    A::quoted_addresses(packet.get(l4..)?.get(HEADER..)?)
+    let body = packet.get(l4..)?.get(HEADER..)?;
+    A::quoted_addresses(body).filter(|_| !A::quotes_error(body))
 }

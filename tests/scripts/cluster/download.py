@@ -1,4 +1,4 @@
-"""Downloads data from line_server.py at a limited rate and verifies it.
+"""Downloads data from the line server at a limited rate and verifies it.
 
 Usage: download.py ADDRESS PORT BYTES BYTES_PER_SECOND [SOURCE]. Prints, as JSON, the number of received bytes, whether
 they are intact, and the longest time in seconds without data.

@@ -4,17 +4,19 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use vipgate::lab::{Host, Process};
 
 use super::LINE_PORT;
 use crate::traffic::script_path;
-use crate::wait_for;
+use crate::{built_program, wait_for};
 
 /// Configuration of a set of line clients.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ClientConfig<'a> {
     /// Server address and port.
+    #[serde(borrow)]
     pub server: (&'a str, u16),
     /// Their addresses, round-robin; empty: the host's own.
     pub source_addresses: Vec<String>,
@@ -27,7 +29,7 @@ pub struct ClientConfig<'a> {
     /// Lines that each client sends; 0: until the end.
     pub lines: u32,
     /// Distribution of the intervals between lines: (percent of clients, shortest, longest) in seconds.
-    pub intervals: &'a [(u32, f64, f64)],
+    pub intervals: Vec<(u32, f64, f64)>,
     /// Reply timeout in seconds.
     pub timeout: u32,
     /// Length of a line in bytes.
@@ -47,7 +49,7 @@ impl Default for ClientConfig<'_> {
             rate: 1000,
             max_concurrent: u32::MAX,
             lines: 0,
-            intervals: &[(100, 0.05, 0.2)],
+            intervals: vec![(100, 0.05, 0.2)],
             timeout: 10,
             line_length: 16,
             keep_port: false,
@@ -63,7 +65,7 @@ impl ClientConfig<'_> {
             server: (to, LINE_PORT),
             source_addresses: sources,
             count,
-            intervals: &[(100, 0.02, 0.03)],
+            intervals: vec![(100, 0.02, 0.03)],
             udp: true,
             ..ClientConfig::default()
         }
@@ -73,13 +75,12 @@ impl ClientConfig<'_> {
     pub fn held_connections(to: &str, sources: Vec<String>, count: u32) -> ClientConfig<'_> {
         // 5000 connections send 2600 lines a second: twice as many saturate two cores, and then queues, not gateways, delay
         // replies.
-        let paces = &[(5, 0.1, 0.2), (95, 4.0, 6.0)];
         ClientConfig {
             server: (to, LINE_PORT),
             source_addresses: sources,
             count,
             rate: 1500,
-            intervals: paces,
+            intervals: vec![(5, 0.1, 0.2), (95, 4.0, 6.0)],
             timeout: 15,
             ..ClientConfig::default()
         }
@@ -97,6 +98,11 @@ impl ClientConfig<'_> {
             ..ClientConfig::default()
         }
     }
+
+    /// The reply timeout.
+    pub(crate) fn reply_timeout(&self) -> Duration {
+        Duration::from_secs(u64::from(self.timeout))
+    }
 }
 
 /// Running line clients.
@@ -111,34 +117,15 @@ pub struct Clients {
 impl Clients {
     /// Starts clients. `name` names their files; identities are numbered from `first`, and must be unique in a test.
     pub fn start(folder: &Path, host: &Host, name: &str, first: u32, traffic: &ClientConfig<'_>) -> Self {
-        let ClientConfig {
-            server,
-            source_addresses,
-            count,
-            rate,
-            max_concurrent,
-            lines,
-            intervals,
-            timeout,
-            line_length,
-            keep_port,
-            udp,
-        } = traffic;
-        let config = json!({
-            "protocol": if *udp { "udp" } else { "tcp" }, "to": server.0, "port": server.1,
-            "sources": source_addresses, "count": count, "first": first, "rate": rate,
-            "max_concurrent": max_concurrent, "lines": lines, "intervals": intervals, "timeout": timeout,
-            "bytes": line_length, "keep_port": keep_port,
-        });
         let file = |extension: &str| folder.join(format!("clients-{name}.{extension}"));
-        fs::write(file("config"), config.to_string()).unwrap();
-        let (config, result, log) = (file("config").display().to_string(), file("json"), file("log"));
-        let command = ["python3", &script_path("cluster/line_clients.py"), &config, &result.display().to_string()];
-        let process = host.spawn(&command, &log).unwrap();
-        Self { process, log, result, count: *count }
+        let (config, result, log) = (file("config"), file("json"), file("log"));
+        fs::write(&config, serde_json::to_vec(&(first, traffic)).unwrap()).unwrap();
+        let (config, output) = (config.display().to_string(), result.display().to_string());
+        let process = host.spawn(&[&line_traffic(), "clients", &config, &output], &log).unwrap();
+        Self { process, log, result, count: traffic.count }
     }
 
-    /// Complete lines of their output: unbuffered Python may write a line in parts.
+    /// Complete lines of their output.
     fn output(&self) -> String {
         let mut output = fs::read_to_string(&self.log).unwrap();
         output.truncate(output.rfind('\n').map_or(0, |end| end + 1));
@@ -175,8 +162,7 @@ impl Clients {
     }
 
     fn read(&self) -> Vec<Client> {
-        let rows: Vec<Value> = serde_json::from_str(&fs::read_to_string(&self.result).unwrap()).unwrap();
-        rows.iter().map(Client::from_row).collect()
+        serde_json::from_str(&fs::read_to_string(&self.result).unwrap()).unwrap()
     }
 
     /// Stops the clients; their results.
@@ -205,7 +191,7 @@ impl Clients {
 }
 
 /// Result of one client.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Client {
     /// Its identity, in every payload.
     pub identity: String,
@@ -217,9 +203,10 @@ pub struct Client {
     pub interval: f64,
     /// Lines sent and answered.
     pub lines: [u64; 2],
-    /// The longest wait for a reply in seconds, and the time at which it ended.
+    /// The longest wait for a reply in seconds, and the time at which it ended. Over TCP it includes the connect, over UDP
+    /// it is the longest time without a reply.
     pub longest_wait: [f64; 2],
-    /// `alive`, `done`, `silent`, or the kernel's error.
+    /// `alive`, `done`, `silent`, or the error that ended it.
     pub end: String,
     /// Received replies to other clients or out of order.
     pub misdelivered: u64,
@@ -228,21 +215,6 @@ pub struct Client {
 }
 
 impl Client {
-    fn from_row(row: &Value) -> Self {
-        let (text, seconds) = (|n: usize| row[n].as_str().unwrap().to_owned(), |n: usize| row[n].as_f64().unwrap());
-        Self {
-            identity: text(0),
-            source: text(1),
-            started_at: seconds(3),
-            interval: seconds(4),
-            lines: [5, 6].map(|n| row[n].as_u64().unwrap()),
-            longest_wait: [seconds(7), seconds(8)],
-            end: text(9),
-            misdelivered: row[10].as_u64().unwrap(),
-            lost: row[11].as_array().unwrap().iter().map(|at| at.as_f64().unwrap()).collect(),
-        }
-    }
-
     /// Whether it ended without an error.
     pub fn succeeded(&self) -> bool {
         self.end == "alive" || self.end == "done"
@@ -349,8 +321,8 @@ pub struct LineServer {
     record: PathBuf,
 }
 
-/// A client as the server saw it.
-#[derive(Clone, Debug)]
+/// A client as the server saw it: a connection, or the datagrams of an address, port and identity.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ServerRecord {
     /// Whether over UDP.
     pub udp: bool,
@@ -362,18 +334,22 @@ pub struct ServerRecord {
     pub identity: String,
     /// Lines or datagrams.
     pub lines: u64,
-    /// Lines of another client or out of order.
+    /// Lines of another client or out of order, over TCP.
     pub errors: u64,
 }
 
 impl LineServer {
     /// Starts a server and waits until it listens.
     pub fn start(folder: &Path, host: &Host) -> Self {
+        Self::start_at(folder, host, LINE_PORT)
+    }
+
+    /// The same on another port.
+    pub fn start_at(folder: &Path, host: &Host, port: u16) -> Self {
         let file = |extension: &str| folder.join(format!("lines-{}.{extension}", host.name()));
         let (log, record) = (file("log"), file("json"));
-        let command =
-            ["python3", &script_path("cluster/line_server.py"), &LINE_PORT.to_string(), &record.display().to_string()];
-        let process = host.spawn(&command, &log).unwrap();
+        let (port, output) = (port.to_string(), record.display().to_string());
+        let process = host.spawn(&[&line_traffic(), "server", &port, &output], &log).unwrap();
         let is_listening = || fs::read_to_string(&log).is_ok_and(|log| log.contains("listening"));
         assert!(wait_for(Duration::from_secs(10), is_listening), "{}", fs::read_to_string(&log).unwrap());
         Self { process, record }
@@ -383,20 +359,15 @@ impl LineServer {
     pub fn end(mut self) -> Vec<ServerRecord> {
         self.process.signal("TERM").unwrap();
         self.process.wait(Duration::from_secs(20)).expect("the server exits");
-        let result: Value = serde_json::from_str(&fs::read_to_string(&self.record).unwrap()).unwrap();
-        let text = |row: &Value, n: usize| row[n].as_str().unwrap().to_owned();
-        let read = |row: &Value, udp: bool| ServerRecord {
-            udp,
-            peer: (text(row, 0), row[1].as_u64().unwrap() as u16),
-            local: text(row, 2),
-            identity: text(row, 3),
-            lines: row[6].as_u64().unwrap(),
-            errors: if udp { 0 } else { row[7].as_u64().unwrap() },
-        };
-        let rows = |kind: &str| result[kind].as_array().unwrap().clone();
-        let tcp = rows("tcp").into_iter().map(|row| read(&row, false));
-        tcp.chain(rows("udp").into_iter().map(|row| read(&row, true))).collect()
+        serde_json::from_str(&fs::read_to_string(&self.record).unwrap()).unwrap()
     }
+}
+
+/// The program that runs clients and servers, see [`crate::lines`].
+fn line_traffic() -> String {
+    let path = built_program("line-traffic");
+    assert!(path.exists(), "{} is missing: build it first (`make build` does)", path.display());
+    path.display().to_string()
 }
 
 /// A download with verified content.

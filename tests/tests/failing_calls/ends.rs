@@ -8,11 +8,18 @@ use vipgate_tests::failing_calls::Fault;
 const SIGABRT: i32 = 6;
 /// A failure at run time, and one of the loader, which can't load a library.
 const FAILURES: [i32; 2] = [1, 127];
-/// Panics of the standard library and tokio when the kernel refuses a thread, or its memory. A release build aborts
-/// then, and systemd restarts it.
-const THREAD_PANICS: [&str; 3] = ["OS can't spawn worker thread", "failed to spawn thread", "alternative stack"];
-/// The calls that start a thread.
-const THREAD_CALLS: [&str; 4] = ["clone", "clone3", "mmap", "mprotect"];
+/// Calls that start a thread, and those for the pipe through which a runtime receives signals.
+const THREAD_CALLS: &[&str] = &["clone", "clone3", "mmap", "mprotect"];
+const RUNTIME_CALLS: &[&str] = &["socketpair", "recvfrom/unix"];
+/// Panics of the standard library and tokio when the kernel refuses such a call. A release build aborts then, and
+/// systemd restarts it.
+const LIBRARY_PANICS: [(&[&str], &str); 5] = [
+    (THREAD_CALLS, "OS can't spawn worker thread"),
+    (THREAD_CALLS, "failed to spawn thread"),
+    (THREAD_CALLS, "alternative stack"),
+    (RUNTIME_CALLS, "failed to create UnixStream"),
+    (RUNTIME_CALLS, "Bad read on self-pipe"),
+];
 
 /// How a process is expected to end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,10 +51,10 @@ pub(crate) fn panic(log: &str) -> Option<String> {
     Some(format!("{first} {}", lines.next().unwrap_or_default()))
 }
 
-/// Whether a panic is that of a library to which a fault has refused a thread.
-pub(crate) fn is_refused_thread(panic: &str, fault: Option<&Fault>) -> bool {
-    let is_thread_call = fault.is_some_and(|fault| THREAD_CALLS.contains(&fault.kind.name));
-    is_thread_call && THREAD_PANICS.iter().any(|words| panic.contains(words))
+/// Whether a panic is that of a library to which a fault has refused a thread, or what its runtime needs.
+pub(crate) fn is_refused_start(panic: &str, fault: Option<&Fault>) -> bool {
+    let call = fault.map_or("", |fault| fault.kind.name);
+    LIBRARY_PANICS.iter().any(|(calls, words)| calls.contains(&call) && panic.contains(words))
 }
 
 #[test]
@@ -67,5 +74,5 @@ fn a_panic_is_found_with_its_message() {
     let log = "{\"event\":\"ready\"}\nthread 'main' panicked at a.rs:1:2:\nOS can't spawn worker thread: no\n{}\n";
     let found = panic(log).unwrap();
     assert!(found.contains("a.rs:1:2: OS can't spawn"), "{found}");
-    assert!(!is_refused_thread(&found, None) && panic("{}\n").is_none());
+    assert!(!is_refused_start(&found, None) && panic("{}\n").is_none());
 }

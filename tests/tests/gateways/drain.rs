@@ -66,7 +66,7 @@ fn a_drain_under_load_is_hitless() {
     // With these there are always connections that have just been opened.
     let traffic = ClientConfig {
         rate: 200,
-        intervals: &[(100, 0.3, 0.6)],
+        intervals: vec![(100, 0.3, 0.6)],
         ..ClientConfig::held_connections(SERVER[0], sources_a(0), 1_000)
     };
     let young = cluster.start_clients("young", 60_000_000, &traffic);

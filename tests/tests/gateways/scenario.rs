@@ -43,7 +43,7 @@ impl Scenario {
             cluster,
             connections,
             flows,
-            ClientConfig::held_connections("", Vec::new(), 0).intervals,
+            &ClientConfig::held_connections("", Vec::new(), 0).intervals,
         )
     }
 
@@ -58,7 +58,7 @@ impl Scenario {
         let parts = [(0, "four", connections * 4 / 5), (1, "six", connections / 5)];
         let mut held = parts.map(|(family, name, count)| {
             let held = ClientConfig::held_connections(SERVER[family], sources_a(family), count);
-            let traffic = ClientConfig { intervals, ..held };
+            let traffic = ClientConfig { intervals: intervals.to_vec(), ..held };
             cluster.start_clients(&format!("held-{name}"), 10_000_000 * (family as u32 + 1), &traffic)
         });
         for clients in &mut held {

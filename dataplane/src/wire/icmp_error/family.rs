@@ -5,6 +5,9 @@ use crate::flow::address::{Address, V6};
 use crate::wire::checksum::{self, Delta};
 use crate::wire::{icmp, ipv4, ipv6, protocol, set_u16, u16_at};
 
+/// Extension headers of mobility, HIP and Shim6 (RFC 6275, RFC 7401, RFC 5533).
+const MOBILE_EXTENSIONS: [u8; 3] = [135, 139, 140];
+
 /// The fields of an ICMP error's header that translation needs.
 #[derive(Clone, Copy, Debug)]
 pub struct ErrorHeader {
@@ -53,6 +56,9 @@ pub trait IcmpErrorFamily: Address {
     fn parse_quoted(body: &[u8]) -> Result<QuotedHeader<Self>, ParseError>;
     /// Source and destination of the IP header at the start of a quote; `None` if truncated or of another version.
     fn quoted_addresses(body: &[u8]) -> Option<(Self, Self)>;
+    /// Whether a quote is of an ICMP error, or has extension headers that hide what it is of. No host reports on an error
+    /// (RFC 1122 section 3.2.2, RFC 4443 section 2.4 e).
+    fn quotes_error(body: &[u8]) -> bool;
     /// Parses an ICMP message; `None` if it is truncated.
     fn parse_echo(payload: &[u8]) -> Option<icmp::Message>;
     /// The destination address of a packet whose header has been validated.
@@ -106,6 +112,12 @@ impl IcmpErrorFamily for u32 {
 
     fn quoted_addresses(body: &[u8]) -> Option<(Self, Self)> {
         body.first_chunk::<{ ipv4::HEADER }>().filter(|fixed| fixed[0] >> 4 == 4).map(addresses_v4)
+    }
+
+    fn quotes_error(body: &[u8]) -> bool {
+        let Some(fixed) = body.first_chunk::<{ ipv4::HEADER }>() else { return false };
+        let kind = body.get(usize::from(fixed[0] & 0x0f) * 4);
+        fixed[9] == Self::ICMP && !is_later_fragment_v4(fixed) && kind.is_some_and(|&kind| Self::is_error(kind))
     }
 
     fn parse_echo(payload: &[u8]) -> Option<icmp::Message> {
@@ -168,6 +180,16 @@ impl IcmpErrorFamily for V6 {
 
     fn quoted_addresses(body: &[u8]) -> Option<(Self, Self)> {
         body.first_chunk::<{ ipv6::HEADER }>().filter(|fixed| fixed[0] >> 4 == 6).map(addresses_v6)
+    }
+
+    fn quotes_error(body: &[u8]) -> bool {
+        match skip_extensions(body) {
+            Ok((Self::ICMP, at)) => body.get(at).is_some_and(|&kind| Self::is_error(kind)),
+            Ok((next, _)) => MOBILE_EXTENSIONS.contains(&next),
+            Err(ParseError::Malformed) => true,
+            // It ends before, or is a fragment other than the first.
+            Err(_) => false,
+        }
     }
 
     fn parse_echo(payload: &[u8]) -> Option<icmp::Message> {

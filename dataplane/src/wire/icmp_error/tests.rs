@@ -154,6 +154,31 @@ fn the_quoted_addresses_are_found_whatever_is_quoted_by_which_type() {
 }
 
 #[test]
+fn an_error_about_an_error_has_no_quoted_addresses() {
+    let (v4, v6) = (tuple_v4(), tuple_v6());
+    let inner = message(UNREACHABLE, ROUTER, CLIENT, &datagram(&v4, QuotedTransport::Tcp, false, &[]));
+    let mut later = inner.clone();
+    later[7] = 1;
+    for kind in [3, 4, 5, 11, 12] {
+        let quoted = |quote: &[u8]| {
+            let error = message([kind, 0, 0, 0, 0, 0], ROUTER, CLIENT, quote);
+            quoted_addresses::<u32>(&error, 20)
+        };
+        assert!(quoted(&inner).is_none() && quoted(&later).is_some() && quoted(&inner[..20]).is_some(), "{kind}");
+    }
+    let inner = message(UNREACHABLE_V6, v6.destination, v6.source, &datagram(&v6, QuotedTransport::Udp, false, &[]));
+    for next in [0, 43, 60, 135, 139, 140] {
+        // The ICMP header behind an extension header of eight bytes.
+        let mut extended = [&inner[..40], &[58, 0, 0, 0, 0, 0, 0, 0], &inner[40..]].concat();
+        extended[6] = next;
+        for quote in [&inner, &extended] {
+            let error = message([1, 0, 0, 0, 0, 0], v6.destination, v6.source, quote);
+            assert_eq!(quoted_addresses::<V6>(&error, 40), None, "{next}");
+        }
+    }
+}
+
+#[test]
 fn a_quote_truncated_before_its_first_8_transport_bytes_is_rejected() {
     for (inner, extended) in QuotedTransport::ALL.into_iter().flat_map(|inner| [(inner, false), (inner, true)]) {
         let quote = datagram(&tuple_v4(), inner, extended, &[]);
