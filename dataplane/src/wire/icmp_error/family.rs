@@ -5,9 +5,6 @@ use crate::flow::address::{Address, V6};
 use crate::wire::checksum::{self, Delta};
 use crate::wire::{icmp, ipv4, ipv6, protocol, set_u16, u16_at};
 
-/// Extension headers of mobility, HIP and Shim6 (RFC 6275, RFC 7401, RFC 5533).
-const MOBILE_EXTENSIONS: [u8; 3] = [135, 139, 140];
-
 /// The fields of an ICMP error's header that translation needs.
 #[derive(Clone, Copy, Debug)]
 pub struct ErrorHeader {
@@ -56,7 +53,7 @@ pub trait IcmpErrorFamily: Address {
     fn parse_quoted(body: &[u8]) -> Result<QuotedHeader<Self>, ParseError>;
     /// Source and destination of the IP header at the start of a quote; `None` if truncated or of another version.
     fn quoted_addresses(body: &[u8]) -> Option<(Self, Self)>;
-    /// Whether a quote is of an ICMP error, or has extension headers that hide what it is of. No host reports on an error
+    /// Whether a quote is of an ICMP error, or has too many extension headers to tell. No host reports on an error
     /// (RFC 1122 section 3.2.2, RFC 4443 section 2.4 e).
     fn quotes_error(body: &[u8]) -> bool;
     /// Parses an ICMP message; `None` if it is truncated.
@@ -185,10 +182,9 @@ impl IcmpErrorFamily for V6 {
     fn quotes_error(body: &[u8]) -> bool {
         match skip_extensions(body) {
             Ok((Self::ICMP, at)) => body.get(at).is_some_and(|&kind| Self::is_error(kind)),
-            Ok((next, _)) => MOBILE_EXTENSIONS.contains(&next),
             Err(ParseError::Malformed) => true,
-            // It ends before, or is a fragment other than the first.
-            Err(_) => false,
+            // Of another protocol; it ends before, or is a fragment other than the first.
+            Ok(_) | Err(_) => false,
         }
     }
 

@@ -67,13 +67,13 @@ fn icmp(packet: &[u8]) -> Option<&[u8]> {
         let message = packet.get(usize::from(packet[0] & 0xf) * 4..)?;
         return (*packet.get(9)? == 1 && !is_later).then_some(message);
     }
-    // Extension headers: RFC 8200 section 4, and those of mobility, HIP and Shim6 with the same layout.
+    // Extension headers that a router's packets may have (RFC 8200 section 4).
     let (mut next, mut rest) = (*packet.get(6)?, packet.get(40..)?);
     loop {
         let length = match next {
             58 => return Some(rest),
             44 if u16::from_be_bytes([*rest.get(2)?, *rest.get(3)?]) >> 3 == 0 => 8,
-            0 | 43 | 60 | 135 | 139 | 140 => (usize::from(*rest.get(1)?) + 1) * 8,
+            0 | 43 | 60 => (usize::from(*rest.get(1)?) + 1) * 8,
             _ => return None,
         };
         (next, rest) = (rest[0], rest.get(length..)?);
