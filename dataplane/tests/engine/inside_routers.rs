@@ -115,6 +115,19 @@ fn an_inside_routers_error_about_a_clients_packet_reaches_the_client_from_the_vi
 }
 
 #[test]
+fn no_backend_sees_the_address_of_a_pod_that_reports_on_its_replies() {
+    let set = with_services(&[service(&["10.244.1.6", "fd00:244:1::6"].map(backend))]);
+    for ((client, vip), (pod, ..)) in CLIENTS.iter().zip(VIPS).zip(ENDS) {
+        let mut gateway = gateway(&set, 1);
+        let (client, vip) = (at(client), SocketAddr::new(ip(vip), 53));
+        let received = gateway.remote_sends(&packet(Protocol::Udp, client, vip));
+        let seen = gateway.pod_sends(&reply_to(&received, Protocol::Udp));
+        gateway.assert_delta("inbound 1, service_reply 1, created 1");
+        assert_dropped(&mut gateway, &unreachable(&seen, &at(pod).ip().to_string()), DropReason::SpoofedSource);
+    }
+}
+
+#[test]
 fn at_another_gateway_an_inside_routers_error_goes_to_the_one_that_has_the_session() {
     let mut cluster = Cluster::new(2, &Setup::default());
     let (pod, remote, vip) = ENDS[0];
