@@ -20,8 +20,8 @@ use vipgate_coverage::{Coverage, property};
 use self::run::{Batches, ScenarioRun, Sent, Setting, is_icmp_error};
 use self::script::{Action, GatewayEvent, scenarios};
 
-/// SNAT ports, the widest range of the runs.
-const PORTS: std::ops::RangeInclusive<u16> = 20_000..=20_255;
+/// SNAT ports, the widest range of the runs: so wide that two random ones are hardly ever the same.
+const PORTS: std::ops::RangeInclusive<u16> = 20_000..=27_999;
 
 /// First bytes of the VIPs, whose Services have ports below 1024.
 const VIP_PREFIXES: [&[u8]; 2] = [&[192, 0, 2], &[0x20, 0x01, 0x0d, 0xb8, 0, 0]];

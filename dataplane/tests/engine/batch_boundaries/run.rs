@@ -196,7 +196,7 @@ impl ScenarioRun {
         let restarts = scenario.iter().any(|action| matches!(action, Action::Event(GatewayEvent::Restart)));
         let file = || format!("vipgate-batches-{}-{}", std::process::id(), FILES.fetch_add(1, Relaxed));
         let state = restarts.then(|| std::env::temp_dir().join(file()));
-        let range = PortRange::new(20_000, if setting.scarce_ports { 20_001 } else { 20_255 }).unwrap();
+        let range = PortRange::new(20_000, if setting.scarce_ports { 20_001 } else { 27_999 }).unwrap();
         let setup =
             Setup { workers: setting.workers, range, timeouts: timeouts(), capacity: 256, state, ..Setup::default() };
         let mut policy = policy_of(PolicyVariant::Whole, setting.world);
