@@ -270,6 +270,12 @@ impl ClientResults {
         waits.get((waits.len() * 99).saturating_sub(1) / 100).copied().unwrap_or_default()
     }
 
+    /// When the first client started, seconds since the epoch.
+    #[must_use]
+    pub fn first_started(&self) -> f64 {
+        self.0.iter().map(|client| client.started_at).fold(f64::INFINITY, f64::min)
+    }
+
     /// The ten longest waits in seconds, and when they ended, in seconds after an event.
     pub fn describe_longest_waits(&self, event: f64) -> String {
         let mut waits: Vec<[f64; 2]> = self.0.iter().map(|client| client.longest_wait).collect();

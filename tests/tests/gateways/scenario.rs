@@ -132,8 +132,9 @@ impl ScenarioResults {
         assert!(self.probes.longest_wait(MAX_PROBE_INTERVAL) <= longest, "{}", self.probes.summary());
         assert!(
             self.held.longest_wait(MAX_PROBE_INTERVAL) <= longest + RETRANSMISSION_DELAY,
-            "{}",
-            self.held.summary()
+            "{}; {}",
+            self.held.summary(),
+            self.held.describe_longest_waits(self.held.first_started())
         );
     }
 }
