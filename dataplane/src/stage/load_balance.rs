@@ -344,12 +344,12 @@ fn choose<'a, A: SessionFamily>(
         table.select(hash, attempt).and_then(|index| frontend.backends.get(usize::from(index)))
     };
     let Client { origin, .. } = client;
-    // Two sessions of one client with one backend must differ in the reply tuple.
+    // Two sessions of one client with one backend must differ in the reply tuple, also if another worker has one of them.
     let former_reply = client.ended.map(|ended| A::table(sessions).entry(ended).twin());
     let is_free = |to: &Tuple<A>| {
         let reply = to.reversed();
         let user = sessions.find(sessions.hash(&reply), &reply);
-        user.is_none_or(|slot| former_reply == Some(slot))
+        user.is_none_or(|slot| former_reply == Some(slot)) && context.flows.owner(&reply, false).is_none()
     };
     let (first, tries, hash) = if service.spec.affinity.is_some() {
         let hash = maglev::client_hash(origin.source);

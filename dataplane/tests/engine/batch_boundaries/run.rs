@@ -1,12 +1,14 @@
 //! One gateway that plays a scenario in given batches.
 
 use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crossbeam::channel::bounded;
 use vipgate_dataplane::flow::ids::InterfaceId;
+use vipgate_dataplane::observe::packet_summary::PacketSummary;
 use vipgate_dataplane::policy::spec::*;
 use vipgate_dataplane::ports::PortRange;
 use vipgate_dataplane::session::query::SessionFilter;
@@ -98,8 +100,11 @@ pub(crate) struct ScenarioRun {
     pub(crate) sent: Vec<Sent>,
     /// Counter changes of each epoch.
     pub(crate) counter_changes: Vec<String>,
-    /// Identity of each packet by its tag.
+    /// Identity of each packet by its tag, and who sent it.
     pub(crate) packet_ids: HashMap<u32, PacketId>,
+    senders: HashMap<u32, (IpAddr, u16)>,
+    /// Whether a packet came back to its sender: to a port of its VIP that its own session got by chance.
+    pub(crate) reached_sender: bool,
     process: usize,
     /// Its number of policy changes, if the gateway is in a cloud; and the cloud.
     cloud_policy: Option<usize>,
@@ -203,7 +208,7 @@ impl ScenarioRun {
         let cloud = enter_cloud(&mut policy, cloud_policy);
         let mut gateway = Gateway::with(&setup, network(), &policy);
         gateway.skip_counter_check();
-        let (sent, counter_changes, packet_ids) = Default::default();
+        let (sent, counter_changes, packet_ids, senders) = Default::default();
         Self {
             gateway,
             setup,
@@ -212,6 +217,8 @@ impl ScenarioRun {
             sent,
             counter_changes,
             packet_ids,
+            senders,
+            reached_sender: false,
             process: 0,
             cloud_policy,
             cloud,
@@ -254,6 +261,7 @@ impl ScenarioRun {
                 pending_openers.insert(id.flow);
             }
             run.packet_ids.insert(id.tag, id);
+            run.senders.extend(end_points(&bytes).map(|[sender, _]| (id.tag, sender)));
             let worker = queues.worker(id, workers);
             let received = if interface == OUTSIDE { run.cloud.to_gateway(&bytes) } else { bytes };
             assert!(run.gateway.workers[worker].io().inject(interface, &received), "a frame for each");
@@ -282,6 +290,8 @@ impl ScenarioRun {
         for worker in &mut self.gateway.workers {
             while let Some((interface, bytes)) = worker.io().pop_sent() {
                 check_packet(&bytes);
+                let (tag, ends) = (u32::from_be_bytes(*bytes.last_chunk().unwrap()), end_points(&bytes));
+                self.reached_sender |= ends.is_some_and(|[_, receiver]| self.senders.get(&tag) == Some(&receiver));
                 let seen = if interface == OUTSIDE { self.cloud.to_internet(&bytes) } else { bytes.clone() };
                 self.translated += u64::from(seen != bytes);
                 self.sent.push(Sent { interface, bytes: seen, epoch, process });
@@ -390,6 +400,12 @@ impl Drop for ScenarioRun {
             let _ = std::fs::remove_file(path);
         }
     }
+}
+
+/// Addresses and ports of a packet that has ports.
+fn end_points(bytes: &[u8]) -> Option<[(IpAddr, u16); 2]> {
+    let PacketSummary { source, destination, ports, .. } = PacketSummary::of(bytes)?;
+    ports.map(|[from, to]| [(source, from), (destination, to)])
 }
 
 /// Whether it is an ICMP error, which quotes another packet with its tag.
