@@ -191,7 +191,8 @@ pub fn hold_connections(testbed: &Testbed, pod: usize, server: &str, count: u32)
         server: (server, LINE_PORT),
         count,
         intervals: vec![(100, 0.05, 0.1)],
-        timeout: 15,
+        // TCP doubles its timeout with each loss in a row (RFC 6298 section 5.5): beside restarts it may be half a minute.
+        timeout: 50,
         ..ClientConfig::default()
     };
     let (name, first) = (format!("held-{pod}"), 10_000_000 * (pod as u32 + 1));
