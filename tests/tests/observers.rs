@@ -8,6 +8,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
@@ -165,13 +166,17 @@ fn a_policy_server_runs_without_anybody_who_takes_its_log() {
     writer.write_all(&vec![b'x'; PIPE_SIZE]).unwrap();
     let stopped = Policyd::start(writer);
     assert!(stopped.lost_lines() > 0);
+    let (drained, is_drained) = mpsc::channel();
     let reading = thread::spawn(move || {
         let mut text = String::new();
+        reader.read_exact(&mut vec![0; PIPE_SIZE]).unwrap();
+        drained.send(()).unwrap();
         reader.read_to_string(&mut text).map(|_| text)
     });
+    is_drained.recv().unwrap();
     assert!(stopped.stop(), "with a reader that has stopped");
     let text = reading.join().unwrap().unwrap();
-    assert!(text.contains("\"event\":\"stopped\""), "the last lines come out: {}", text.trim_start_matches('x'));
+    assert!(text.contains("\"event\":\"stopped\""), "the last lines come out: {text}");
 }
 
 /// Puts something in the place of the directory.
