@@ -120,6 +120,12 @@ pub async fn bind(path: &Path) -> Result<Socket, SocketError> {
     Ok(Socket { listener, file })
 }
 
+/// Whether a connection failed because nobody listens: reset is what one gets that a process hasn't accepted when it ends.
+fn has_ended(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionRefused, ConnectionReset, NotFound};
+    matches!(error.kind(), ConnectionRefused | ConnectionReset | NotFound)
+}
+
 /// Fails unless the path is free or a stale socket.
 async fn check_unused(path: &Path) -> Result<(), SocketError> {
     let io_error = |action, error| SocketError::Io { action, path: path.to_owned(), error };
@@ -130,8 +136,7 @@ async fn check_unused(path: &Path) -> Result<(), SocketError> {
         Ok(_) => {}
     }
     match UnixStream::connect(path).await {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) if has_ended(&error) => Ok(()),
         // Its backlog is full: the process is overloaded but alive.
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
             Err(SocketError::InUse { path: path.to_owned(), owner: "an overloaded process".to_owned() })
@@ -141,6 +146,7 @@ async fn check_unused(path: &Path) -> Result<(), SocketError> {
             let other = tokio::time::timeout(IDENTIFY_TIMEOUT, Client::connect(path)).await;
             let owner = match other {
                 Ok(Ok(client)) => format!("the gateway {} (pid {})", client.status().name, client.status().pid),
+                _ if UnixStream::connect(path).await.is_err_and(|error| has_ended(&error)) => return Ok(()),
                 _ => "another process".to_owned(),
             };
             Err(SocketError::InUse { path: path.to_owned(), owner })
