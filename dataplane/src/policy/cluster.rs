@@ -55,6 +55,11 @@ impl Policy {
         !stays || self.vip(destination).is_some_and(|vip| !vip.ports.retired)
     }
 
+    /// Whether an egress policy translates what the pod with this address, if there is one, sends to a destination.
+    pub fn translates_from<A: Family>(&self, pod: A, destination: A) -> bool {
+        self.endpoint(pod).is_some_and(|(_, _, egress)| self.translates(egress, destination))
+    }
+
     /// Whether it is a cluster address.
     pub fn is_cluster_address<A: Family>(&self, address: A) -> bool {
         A::index(self).cluster.all.find(address).is_some()

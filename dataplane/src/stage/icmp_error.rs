@@ -97,12 +97,7 @@ fn may_have_session<A: PacketFamily>(batch: &Batch, i: usize, policy: &Policy) -
 
 /// Whether policy translates packets between these addresses.
 fn is_translated<A: PacketFamily>(tuple: &Tuple<A>, policy: &Policy) -> bool {
-    policy.vip(tuple.destination).is_some() || is_from_pod(tuple.source, tuple.destination, policy)
-}
-
-/// Whether this is the address of a pod whose packets to a destination policy translates.
-fn is_from_pod<A: PacketFamily>(address: A, destination: A, policy: &Policy) -> bool {
-    policy.endpoint(address).is_some_and(|(_, _, egress)| policy.translates(egress, destination))
+    policy.vip(tuple.destination).is_some() || policy.translates_from(tuple.source, tuple.destination)
 }
 
 /// Decides on an error that belongs to no session, between addresses that policy doesn't translate: it is dropped if
@@ -283,7 +278,7 @@ fn owner_gateway<A: PacketFamily>(
 /// The VIP that decides who has a session with this key. None for a pod's own session, also for one to a VIP: that is
 /// where the pod's packets open it.
 fn called_vip<'a, A: PacketFamily>(key: &Tuple<A>, policy: &'a Policy) -> Option<&'a Vip> {
-    policy.vip(key.destination).filter(|_| !is_from_pod(key.source, key.destination, policy))
+    policy.vip(key.destination).filter(|_| !policy.translates_from(key.source, key.destination))
 }
 
 /// The gateway that owns a client's flow to a frontend, as for the client's packets: one that owns nothing of the VIP
@@ -331,7 +326,7 @@ fn translate<A: HeaderRewrite + IcmpErrorFamily>(
     // If the session translates its source, the address of the router behind it is translated, too (RFC 5508 REQ-5 c).
     let source = if key.source == to.source { A::tuples(batch)[i].source } else { to.source };
     // A pod is on no path between a client and a backend, and the backend must not see its address.
-    if is_from_pod(source, to.destination, &context.snapshot.policy) {
+    if context.snapshot.policy.translates_from(source, to.destination) {
         return batch.decide(i, Verdict::Drop(DropReason::SpoofedSource));
     }
     let l4 = usize::from(batch.headers[i].l4_offset) - ethernet::HEADER;

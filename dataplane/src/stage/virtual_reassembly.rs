@@ -240,7 +240,7 @@ fn read_first(batch: &mut Batch, i: usize, protocol_number: u8) -> Option<(Packe
 fn needs_ports<A: PacketFamily>(tuple: &Tuple<A>, policy: &Policy) -> bool {
     policy.vip(tuple.destination).is_some()
         || policy.is_backend(tuple.source)
-        || policy.endpoint(tuple.source).is_some_and(|(_, _, egress)| policy.translates(egress, tuple.destination))
+        || policy.translates_from(tuple.source, tuple.destination)
 }
 
 fn drop_fragment(_: FragmentError) -> Verdict {

@@ -73,7 +73,7 @@ fn mask(bytes: &mut [u8], at: usize, sent: &Sent, random_values: &mut RandomValu
         let half = addresses.len() / 2;
         let is_vip =
             VIP_PREFIXES.iter().any(|prefix| addresses[if *port == 0 { 0 } else { half }..].starts_with(prefix));
-        if PORTS.contains(&number) || (protocol != 1 && protocol != 58 && is_vip && number >= 1024) {
+        if PORTS.contains(&number) || (*port < 4 && is_vip && number >= 1024) {
             bytes[l4 + port..l4 + port + 2].fill(0xff);
             let other = bytes[l4 + (2 - port.min(&2))..][..2].to_vec();
             random_values.push(([&[protocol, sent.epoch as u8], &addresses[..], &other].concat(), number.into()));
