@@ -8,7 +8,6 @@ mod frame;
 mod mapping;
 mod prefetch;
 mod region;
-pub mod simd;
 mod slab;
 mod storage;
 mod tags;

@@ -2,8 +2,6 @@
 //! headers. It reads and compares several fields as one integer. `None` only means that the frame needs the full
 //! parser.
 
-pub mod lanes;
-
 use super::{checksum, ethernet, ipv4, ipv6, tcp, udp};
 use crate::flow::address::{Address, V6};
 
@@ -112,7 +110,6 @@ impl FastParse for V6 {
 mod tests {
     use proptest::prelude::*;
     use vipgate_coverage::property;
-    use vipgate_mem::simd::{LANES, Simd};
 
     use super::*;
 
@@ -213,62 +210,6 @@ mod tests {
             }
             frame
         }
-    }
-
-    /// What the checks of lengths behind the fast parser accept of an IPv4 frame: as in `stage::parse`.
-    fn accepted(frame: &[u8]) -> Option<FastHeaders<u32>> {
-        let plain = read::<u32>(frame)?;
-        let length = ethernet::HEADER + usize::from(plain.total);
-        let has_valid_length = match plain.protocol {
-            17 => usize::from(plain.udp_length) + L4_V4 == length && plain.udp_length >= 8,
-            6 => true,
-            _ => false,
-        };
-        (has_valid_length && length <= frame.len()).then_some(plain)
-    }
-
-    #[test]
-    fn eight_frames_at_once_are_parsed_as_one_by_one() {
-        let Some(simd) = Simd::detect() else { return };
-        let classes = ["UDP", "TCP", "IPv6", "refused", "padded", "short"];
-        let frames = prop::collection::vec((generated(), 44..=LENGTH), LANES..=LANES);
-        property(ProptestConfig::with_cases(500), &frames, &classes, |frames, coverage| {
-            let frame = |(it, length): &(GeneratedFrame, usize)| {
-                let mut frame = it.frame()[..*length].to_vec();
-                // Mostly the length field of UDP agrees with that of IP.
-                if it.noise[0] < 200 {
-                    let total = u16::from_be_bytes([frame[16], frame[17]]);
-                    frame[38..40].copy_from_slice(&total.wrapping_sub(20).to_be_bytes());
-                }
-                frame
-            };
-            let bytes: Vec<Vec<u8>> = frames.iter().map(frame).collect();
-            let rows = std::array::from_fn(|lane| lanes::row(bytes[lane].first_chunk().unwrap()));
-            let parsed = lanes::parse(simd, &rows, &std::array::from_fn(|lane| bytes[lane].len() as u32));
-            for (lane, frame) in bytes.iter().enumerate() {
-                let (is_udp, is_tcp) = (parsed.udp >> lane & 1 == 1, parsed.tcp >> lane & 1 == 1);
-                let expected = accepted(frame);
-                prop_assert_eq!(expected.is_some(), is_udp || is_tcp);
-                coverage.count(if frame[12] == 0x86 { "IPv6" } else { "refused" });
-                let Some(plain) = expected else { continue };
-                prop_assert_eq!((plain.protocol == 17, plain.protocol == 6), (is_udp, is_tcp));
-                let ttl_and_total = u32::from(plain.ttl) | u32::from(plain.total) << 16;
-                prop_assert_eq!(parsed.ttls_and_totals[lane], ttl_and_total);
-                prop_assert_eq!(parsed.protocols[lane], u32::from(plain.protocol));
-                let ends = (plain.source, plain.destination, plain.ports);
-                prop_assert_eq!(lanes::addresses_and_ports(rows[lane]), ends);
-                let is_padded = frame.len() > 14 + usize::from(plain.total);
-                prop_assert_eq!(parsed.padded >> lane & 1 == 1, is_padded);
-                coverage.count(if is_udp { "UDP" } else { "TCP" });
-                if is_padded {
-                    coverage.count("padded");
-                }
-                if frame.len() < LENGTH {
-                    coverage.count("short");
-                }
-            }
-            Ok(())
-        });
     }
 
     /// The full parser accepts every frame that the fast parser accepts, with the same fields.

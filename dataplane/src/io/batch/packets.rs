@@ -37,10 +37,10 @@ impl PacketSet {
         self.0 >> (i % BATCH_SIZE) & 1 == 1
     }
 
-    /// Those of the eight packets from `first` on whose bits are set.
+    /// The eight packets from `first` on.
     #[inline]
-    pub fn eight(first: usize, packets: u8) -> Self {
-        Self(u64::from(packets) << (first % BATCH_SIZE))
+    pub fn eight(first: usize) -> Self {
+        Self(0xff << (first % BATCH_SIZE))
     }
 
     /// Intersection with `other`.

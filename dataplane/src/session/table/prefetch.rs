@@ -1,9 +1,8 @@
 //! Prefetches of groups and entries, so that the cache misses of a batch overlap.
 
 use vipgate_mem::prefetch_read;
-use vipgate_mem::simd::{Kernel, Simd};
 
-use super::{Group, SLOTS, Table};
+use super::{SLOTS, Table};
 use crate::flow::address::Address;
 use crate::flow::ids::{HomeGroup, Slot};
 use crate::io::batch::{BATCH_SIZE, PacketSet};
@@ -21,31 +20,6 @@ pub struct Lookups<'a> {
     pub slots: &'a mut [Slot; BATCH_SIZE],
 }
 
-impl Lookups<'_> {
-    #[inline(always)]
-    fn run(self, find: impl Fn(HomeGroup, u64) -> Slot) {
-        for i in self.packets {
-            self.slots[i] = find(self.homes[i], self.hashes[i]);
-        }
-    }
-}
-
-/// [`Table::prefetch_entries`] with vector instructions.
-struct PrefetchEntries<'a, A: Address> {
-    table: &'a Table<A>,
-    lookups: Lookups<'a>,
-}
-
-impl<A: Address> Kernel for PrefetchEntries<'_, A> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self, simd: Simd) {
-        let matches = |group: &Group, tag| simd.equal_tags(bytemuck::cast_ref(group), tag) & Group::ALL;
-        self.lookups.run(|home, hash| self.table.prefetch_match(home, hash, matches));
-    }
-}
-
 impl<A: Address> Table<A> {
     /// Prefetches the home group of a hash, and returns it.
     #[inline]
@@ -59,23 +33,8 @@ impl<A: Address> Table<A> {
     /// The group should have been prefetched before.
     #[inline]
     pub fn prefetch_entry(&self, home: HomeGroup, hash: u64) -> Slot {
-        self.prefetch_match(home, hash, Group::matches)
-    }
-
-    /// As [`Table::prefetch_entry`], for packets of a batch with their home groups and hashes; writes their slots.
-    #[inline]
-    pub fn prefetch_entries(&self, lookups: Lookups<'_>) {
-        match Simd::detect() {
-            Some(simd) => simd.run(PrefetchEntries { table: self, lookups }),
-            None => lookups.run(|home, hash| self.prefetch_entry(home, hash)),
-        }
-    }
-
-    /// Prefetches the entry that most likely belongs to a hash, by a comparison of the tags of its home group.
-    #[inline(always)]
-    fn prefetch_match(&self, home: HomeGroup, hash: u64, matches: impl Fn(&Group, u16) -> u32) -> Slot {
         let group = &self.groups[home.0 as usize];
-        let found = matches(group, Self::tag(hash));
+        let found = group.matches(Self::tag(hash));
         let slot = if found != 0 {
             Self::slot(home.0, found.trailing_zeros())
         } else if group.overflow != 0 {
@@ -85,6 +44,14 @@ impl<A: Address> Table<A> {
         };
         prefetch_read(&self.entries, slot.0 as usize);
         slot
+    }
+
+    /// As [`Table::prefetch_entry`], for packets of a batch with their home groups and hashes; writes their slots.
+    #[inline]
+    pub fn prefetch_entries(&self, Lookups { packets, homes, hashes, slots }: Lookups<'_>) {
+        for i in packets {
+            slots[i] = self.prefetch_entry(homes[i], hashes[i]);
+        }
     }
 
     /// Prefetches an entry that is about to be read or removed.
