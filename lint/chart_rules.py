@@ -37,14 +37,14 @@ def pod_templates(documents):
             yield workload, workload["spec"]["jobTemplate"]["spec"]["template"]["spec"]
 
 
-def made_secrets(documents, flags=SECRET_FLAGS):
-    """Names of the Secrets that Jobs make, or that other arguments name, with the Job's kind."""
+def made_secrets(documents):
+    """Names of the Secrets that Jobs make, with the Job's kind."""
     lists = [it["data"]["gateways"] for it in documents if it["kind"] == "ConfigMap" and "gateways" in it["data"]]
     gateways = [name for it in lists for name in it.split(",") if name]
     for workload, spec in pod_templates(documents):
         for container in spec["containers"]:
             for flag, _, value in (it.partition("=") for it in container.get("args", [])):
-                if flag in flags:
+                if flag in SECRET_FLAGS:
                     names = [value.replace("{name}", name) for name in gateways] if "{name}" in value else [value]
                     yield from ((workload["kind"], name) for name in names)
 
@@ -151,11 +151,11 @@ def references(documents):
 
 
 def rights(documents):
-    made, former = ({name for _, name in made_secrets(documents, flags)} for flags in (SECRET_FLAGS, ("--former-gateways",)))
+    made = {name for _, name in made_secrets(documents)}
     for role in documents:
         for rule in role.get("rules", []) if role["kind"] in ("Role", "ClusterRole") else []:
             if role["metadata"]["labels"]["app.kubernetes.io/component"] == "certificates":
-                if not may_make_certificates(rule, role, made, former):
+                if not may_make_certificates(rule, role, made):
                     yield f"{role['kind']}: more than making certificates needs: {rule}"
                 continue
             if "secrets" in rule["resources"]:
@@ -176,13 +176,12 @@ def bindings(documents):
                     yield f"{binding['kind']} {binding['metadata']['name']}: rights of {component} for {subject}"
 
 
-def may_make_certificates(rule, role, made, former):
-    """Whether a rule allows no more than to create Secrets, to read and update those that are made, to delete an earlier version's, and to read their owners."""
+def may_make_certificates(rule, role, made):
+    """Whether a rule allows no more than to create Secrets, to read and update those that are made, and to read their owners."""
     names, verbs = set(rule.get("resourceNames", [])), set(rule["verbs"])
     match role["kind"], rule["apiGroups"], rule["resources"]:
         case "Role", [""], ["secrets"]:
-            is_former = names == former and verbs <= {"get", "delete"}
-            return verbs == {"create"} or is_former or (names and names <= made and verbs <= {"get", "update"})
+            return verbs == {"create"} or (names and names <= made and verbs <= {"get", "update"})
         case "Role", [""], ["configmaps"]:
             return names == {role["metadata"]["name"]} and verbs == {"get"}
         case "Role", ["apps"], ["daemonsets"]:

@@ -78,7 +78,6 @@ enum Direction {
     /// Replies of sessions owned by another gateway, forwarded to it by a tunnel; without a standby session.
     Tunnel,
     /// The same, with a standby session.
-    #[value(alias = "tunnel-copy")]
     TunnelStandby,
     /// Replies received from the tunnel by the owner of the session.
     TunnelIn,

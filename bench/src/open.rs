@@ -34,7 +34,7 @@ pub(crate) struct Options {
     #[arg(long, value_enum, default_value_t = SessionDirection::Forward)]
     direction: SessionDirection,
     /// Measure what replicating 100,000 new sessions per second to a peer costs instead, by age and with replies
-    #[arg(long, alias = "copies")]
+    #[arg(long)]
     replication: bool,
     /// Measure the cost of logging 100,000 new sessions per second to the NAT log instead
     #[arg(long, conflicts_with = "replication")]

@@ -58,8 +58,6 @@ pub(crate) struct Gateways {
     pub(crate) secrets: NamePattern,
     /// DaemonSets that own them in place of the ConfigMap, so that a Secret goes with its gateway.
     pub(crate) owners: Option<NamePattern>,
-    /// Secret that had the keys of all of them: deleted when each has its own.
-    pub(crate) former: Option<String>,
     /// Names of the gateways.
     pub(crate) names: Vec<DnsName>,
 }
@@ -90,8 +88,7 @@ enum Owner {
 impl Specification {
     /// The name of a Secret that two of them would have.
     pub(crate) fn ambiguous_secret(&self) -> Option<String> {
-        let former = self.gateways.iter().filter_map(|it| it.former.clone());
-        let mut names: Vec<String> = self.secrets().map(|it| it.name).chain([self.ca.clone()]).chain(former).collect();
+        let mut names: Vec<String> = self.secrets().map(|it| it.name).chain([self.ca.clone()]).collect();
         names.sort_unstable();
         names.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0].clone())
     }

@@ -24,7 +24,7 @@ use vipgate_policy::yaml::{self, Node, Source};
 pub use self::cloud::{CloudConfig, CloudEndpoints};
 pub use self::gateway::{
     Admin, Bgp, Config, Idle, Interface, InterfaceRole, Log, LogFormat, LogLevel, Metrics, OnExit, Overlay, Peer,
-    PeerAuthentication, PolicyServer, PolicySource, Ports, Sessions, Timeouts, Workers, Xdp, XdpMode, ZeroCopy,
+    PolicyServer, PolicySource, Ports, Sessions, Timeouts, Workers, Xdp, XdpMode, ZeroCopy,
 };
 pub use self::health::{Health, HealthTarget, LinkRequirement};
 pub use self::nat_log::{NatLog, NatLogTransport};

@@ -80,7 +80,7 @@ mod target {
                             owner: source,
                             round,
                             view: 1,
-                            policy: "".into(),
+                            policy: gateway.builder.snapshot().policy.members().policy_version().clone(),
                             acknowledged_epoch: gateway.builder.snapshot().policy.members().replication_epoch(),
                             cursor,
                             removed: 0,

@@ -37,8 +37,6 @@ BY_HELM = "tls: {mode: helm}\n"
 # Secrets with certificates: the CA's, those of the policy server and of each gateway, and that of agents with the CA's certificate alone.
 GATEWAY_SECRETS = {name: f"vipgate-gateway-{name}-tls" for name in ("node-1", "node-2", "node-3")}
 SECRETS = ("vipgate-ca", "vipgate-policyd-tls", "vipgate-node-tls", *(GATEWAY_SECRETS[name] for name, _ in NODES))
-# That of an earlier version, with the keys of all gateways.
-FORMER = "vipgate-gateway-tls"
 PAIR = ("ca.crt", "tls.crt", "tls.key")
 # The other one: for the MAC addresses in nodes' tunnels.
 TUNNELS = "vipgate-node-tunnels"
@@ -339,7 +337,7 @@ class Certificates(unittest.TestCase):
     def tearDown(self):
         if api.helm("list", "--namespace", NAMESPACE, "--short").strip():
             uninstall()
-        api.kubectl("delete", "secret", "--ignore-not-found", *ALL_SECRETS, GATEWAY_SECRETS["node-3"], FORMER, "-n", NAMESPACE)
+        api.kubectl("delete", "secret", "--ignore-not-found", *ALL_SECRETS, GATEWAY_SECRETS["node-3"], "-n", NAMESPACE)
 
     def assert_signed(self, nodes):
         """Each certificate is valid for its names, and for no other gateway's."""
@@ -391,20 +389,6 @@ class Certificates(unittest.TestCase):
         same = {key for key in first if first[key] == third[key]}
         self.assertEqual(same, {("vipgate-ca", "tls.crt"), ("vipgate-ca", "tls.key"), (TUNNELS, "secret"), *((it, "ca.crt") for it in SECRETS[1:])})
         self.assert_signed(["node-1", "node-2"])
-
-    def test_the_secret_with_all_keys_of_an_earlier_version_is_deleted(self):
-        metadata = {"name": FORMER, "namespace": NAMESPACE, "labels": {"app.kubernetes.io/managed-by": "vipgate"}}
-        former = {"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": metadata, "data": {"node-1.key": "eA=="}}
-        api.apply(former)
-        helm("install")
-        self.assertIn(f"deleted Secret {FORMER}, which had the keys of all gateways\n", run_job())
-        self.assert_signed(["node-1", "node-2"])
-
-        # Not somebody else's.
-        former["metadata"] = {"name": FORMER, "namespace": NAMESPACE}
-        api.apply(former)
-        self.assertIn(f"left Secret {FORMER}, which isn't managed by vipgate", run_job())
-        self.assertIn((FORMER, "node-1.key"), secrets())
 
     def test_two_at_once_agree(self):
         for _ in range(3):
@@ -501,7 +485,7 @@ class Certificates(unittest.TestCase):
         rights = [(role, number, verb, name) for role, rules in roles.items() for number, rule in enumerate(rules)
                   for verb in rule["verbs"] for name in rule.get("resourceNames", [None])]
         resources = {(roles[role][number]["resources"][0], verb) for role, number, verb, _ in rights}
-        expected = {("secrets", verb) for verb in ("get", "update", "create", "delete")} | {("configmaps", "get"), ("daemonsets", "get")}
+        expected = {("secrets", verb) for verb in ("get", "update", "create")} | {("configmaps", "get"), ("daemonsets", "get")}
         self.assertEqual(resources, expected)
 
         def set_rules(role, rules):
@@ -522,9 +506,6 @@ class Certificates(unittest.TestCase):
                 if verb == "update":
                     run_job()
                     api.kubectl("patch", "secret", name, "-n", NAMESPACE, "-p", '{"metadata": {"ownerReferences": null}}')
-                if verb == "delete":
-                    metadata = {"name": name, "namespace": NAMESPACE, "labels": {"app.kubernetes.io/managed-by": "vipgate"}}
-                    api.apply({"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": metadata})
                 rules = []
                 for at, rule in enumerate(roles[role]):
                     for one in rule["verbs"]:
@@ -540,7 +521,7 @@ class Certificates(unittest.TestCase):
                     run_job("job", [("--renew-before=30", "--renew-before=365")])
                 set_rules(role, roles[role])
                 wait_for("the right is back", lambda: is_allowed(verb, granted, name))
-                api.kubectl("delete", "secret", "--ignore-not-found", *ALL_SECRETS, FORMER, "-n", NAMESPACE)
+                api.kubectl("delete", "secret", "--ignore-not-found", *ALL_SECRETS, "-n", NAMESPACE)
         run_job()
         self.assert_signed(["node-1", "node-2"])
 

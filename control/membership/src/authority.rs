@@ -185,7 +185,7 @@ impl MembershipState {
             return;
         }
         match self.records.get_mut(&heartbeat.gateway).filter(|record| record.incarnation == heartbeat.incarnation) {
-            Some(record) => record.observe(heartbeat, now),
+            Some(record) => record.renew(heartbeat, now),
             None => drop(self.records.insert(heartbeat.gateway.clone(), MemberRecord::from_heartbeat(heartbeat, now))),
         }
     }
@@ -223,15 +223,11 @@ impl MembershipState {
         Ok(HeartbeatOutcome::Accepted)
     }
 
-    /// Whether a heartbeat lacks the secret of the process that it claims to be. The view tells which processes have
-    /// secrets even to a server without any heartbeat yet. But a view reported by another gateway must not lock out a
-    /// process that shows a secret of this incarnation.
+    /// Whether a heartbeat has another secret than the process that it claims to be. A view that another gateway has
+    /// reported doesn't count: it must not lock out a process that shows a secret of this incarnation.
     fn has_invalid_secret(&self, heartbeat: &Heartbeat) -> bool {
-        let (name, incarnation) = (&heartbeat.gateway, heartbeat.incarnation);
-        let record = self.records.get(name).filter(|record| record.incarnation == incarnation);
-        let member = self.view.member(name).filter(|member| member.incarnation == incarnation);
-        let has_secret = member.is_some_and(|member| member.commitment.is_some());
-        record.is_some_and(|record| !record.has_same_secret(heartbeat)) || has_secret && heartbeat.commitment.is_none()
+        let record = self.records.get(&heartbeat.gateway).filter(|it| it.incarnation == heartbeat.incarnation);
+        record.is_some_and(|record| record.commitment != heartbeat.commitment)
     }
 
     /// Whether a heartbeat is of the active process in the previous server's view, which is proved by its secret.

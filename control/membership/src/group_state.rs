@@ -288,7 +288,7 @@ impl GroupState {
             this: Some(self.name.clone()),
             gateways,
             active_since: self.active_since(),
-            active_changes: self.view.max_serving_changes(),
+            active_changes: self.view.serving_changes,
         }
     }
 

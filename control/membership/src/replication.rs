@@ -35,8 +35,8 @@ pub enum NumberedFrame {
         round: u32,
         /// The view that it uses.
         view: u64,
-        /// The last frame of the receiver that it had applied; `None`: unknown.
-        applied: Option<u64>,
+        /// The last frame of the receiver that it had applied; 0: none.
+        applied: u64,
     },
     /// The full sync is complete.
     SyncEnd {
@@ -44,7 +44,7 @@ pub enum NumberedFrame {
         number: u64,
         /// The sender's number of the round.
         round: u32,
-        /// The version of the policy by which sessions were listed; empty: unknown.
+        /// The version of the policy by which sessions were listed; empty: the receiver isn't in it.
         policy: Arc<str>,
     },
     /// The sender has released shards.
@@ -61,17 +61,16 @@ pub enum NumberedFrame {
 pub struct Release {
     /// The number of the view.
     pub view: u64,
-    /// The version of the policy; empty: unknown.
+    /// The version of the policy; empty: it has released none.
     pub policy: Arc<str>,
-    /// How many policies its process has applied by then; 0: unknown. Tells a policy that has come back from what it was
-    /// before.
+    /// How many policies its process has applied by then. Tells a policy that has come back from what it was before.
     pub applied: u64,
     /// The same of the receiver's last release that the gateway has received.
     pub seen: u64,
 }
 
-/// How long gateways wait for the release of what a policy has moved: a peer that is unreachable, that has rejected the
-/// policy or that belongs to an older version of the software doesn't send any.
+/// How long gateways wait for the release of what a policy has moved: a peer that is unreachable or has rejected the
+/// policy doesn't send any.
 pub fn policy_release_timeout(ttl: Duration) -> Duration {
     (ttl * 3).max(Duration::from_secs(3))
 }

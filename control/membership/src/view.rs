@@ -21,7 +21,7 @@ pub const MAX_NUMBER: u64 = 1 << 62;
 pub struct MembershipView {
     /// Increases with each change; 0: no view yet.
     pub number: u64,
-    /// How often the set of active members has changed; 0: not counted.
+    /// How often the set of active members has changed.
     pub serving_changes: u64,
     /// The gateways of the policy, sorted by name, without duplicates.
     pub members: Vec<Member>,
@@ -40,7 +40,7 @@ pub struct Member {
     pub epoch: u64,
     /// Number of its process; 0: no heartbeat yet. Public.
     pub incarnation: u64,
-    /// Commitment to the process's secret; `None`: it has sent none.
+    /// Commitment to the process's secret; `None`: no heartbeat yet.
     pub commitment: Option<Commitment>,
     /// Fingerprint of its certificate for connections between gateways.
     pub fingerprint: Option<Fingerprint>,
@@ -122,8 +122,8 @@ pub struct Heartbeat {
     pub gateway: Arc<str>,
     /// Number of its process.
     pub incarnation: u64,
-    /// Commitment to the secret that proves the process's identity; `None`: a version without secrets.
-    pub commitment: Option<Commitment>,
+    /// Commitment to the secret that proves the process's identity.
+    pub commitment: Commitment,
     /// Commitment of the previous process, whose secret it knows.
     pub predecessor: Option<Box<Commitment>>,
     /// The state that it requests.
@@ -138,7 +138,7 @@ pub struct Heartbeat {
     pub tunnel_key: Option<TunnelKey>,
     /// Address and UDP port where it ends VXLAN tunnels of nodes; `None`: it ends none.
     pub overlay: Option<SocketAddr>,
-    /// Its fault. It requests to drain then, for servers without this field.
+    /// Its fault. It requests to drain then.
     pub unable: Option<Arc<str>>,
     /// Version of the policy that it has in force.
     pub policy_version: Option<Arc<str>>,
@@ -149,12 +149,14 @@ pub struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// A heartbeat with only these fields.
+    /// A heartbeat with only these fields, of a process whose secret nobody knows.
     pub fn minimal(gateway: &str, incarnation: u64, desired_state: DesiredState, seen_view: u64) -> Self {
+        let mut commitment = [0; 32];
+        commitment.iter_mut().zip(incarnation.to_be_bytes()).for_each(|(to, byte)| *to = byte);
         Self {
             gateway: gateway.into(),
             incarnation,
-            commitment: None,
+            commitment,
             predecessor: None,
             desired_state,
             seen_view,
@@ -180,11 +182,6 @@ impl MembershipView {
     /// The active members.
     pub fn active_members(&self) -> impl Iterator<Item = &Member> {
         self.members.iter().filter(|member| member.serving)
-    }
-
-    /// Upper limit of how often the set of active members has changed: if it wasn't counted, with every view.
-    pub fn max_serving_changes(&self) -> u64 {
-        if self.serving_changes == 0 { self.number } else { self.serving_changes }
     }
 
     /// Whether another view has the same active members, without interruption between the two views.

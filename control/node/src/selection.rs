@@ -45,7 +45,7 @@ impl Fault {
 /// Selects the gateway for an order (home, then backups). In this sequence, the first one of:
 /// 1. active and reachable gateways in the order: the first of them owns the shard;
 /// 2. other active and reachable gateways;
-/// 3. active gateways, though they don't answer: all of them may be of a version without echoes;
+/// 3. active gateways, though they don't answer: their answers may be lost;
 /// 4. reachable gateways, though none is active: they may have standby sessions, and the view may be old;
 ///
 /// Within 2 to 4, those in the order precede the others, which are spread over nodes by rendezvous hashing. `None`: there

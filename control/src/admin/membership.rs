@@ -222,9 +222,9 @@ fn check_failover(state: &GatewayState) -> Result<(), Status> {
         None => refused(
             "no policy server manages membership (`policy.server` in gateway.yaml): every gateway is always active",
         ),
-        Some(Authority::None) => refused(
-            "its policy server doesn't manage membership, so every gateway is always active; upgrade `vipgate policyd`",
-        ),
+        Some(Authority::None) => {
+            refused("its policy server doesn't manage membership, so every gateway is always active")
+        }
         Some(Authority::Unknown | Authority::Unreachable | Authority::Reachable) => Ok(()),
     }
 }

@@ -7,7 +7,7 @@ use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::api::PostParams;
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 
@@ -91,23 +91,5 @@ impl SecretStore for SecretApi {
                 WriteError::Failed(self.failed(verb, &super::secret::title(name), error))
             }
         })
-    }
-
-    async fn delete(&mut self, secret: &Secret) -> Result<(), WriteError> {
-        let name = secret.metadata.name.as_deref().unwrap_or_default();
-        let preconditions = Preconditions {
-            resource_version: secret.metadata.resource_version.clone(),
-            uid: secret.metadata.uid.clone(),
-        };
-        let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
-        let response = request(REQUEST_TIMEOUT, async { self.secrets().delete(name, &parameters).await });
-        match response.await {
-            Ok(_) => Ok(()),
-            Err(error) => Err(match error.code() {
-                // Changed or deleted by somebody else.
-                Some(404 | 409) => WriteError::Conflict,
-                _ => WriteError::Failed(self.failed("delete", &super::secret::title(name), error)),
-            }),
-        }
     }
 }

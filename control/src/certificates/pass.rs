@@ -12,7 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 use super::certificate::Requirements;
 use super::error::CertificatesError;
-use super::secret::{Slot, plan, plan_ca, title, why_former_stays};
+use super::secret::{Slot, plan, plan_ca};
 use super::{Owner, Specification};
 
 /// Attempts while somebody else writes.
@@ -28,9 +28,6 @@ pub(super) trait SecretStore {
 
     /// Replaces the Secret of its resource version, or creates it if it has none.
     async fn write(&mut self, secret: &Secret) -> Result<(), WriteError>;
-
-    /// Deletes the Secret of its resource version.
-    async fn delete(&mut self, secret: &Secret) -> Result<(), WriteError>;
 }
 
 /// Why a write has failed.
@@ -106,7 +103,6 @@ async fn attempt(
             report(line);
         }
     }
-    delete_former(store, specification, report).await?;
     Ok(revisions.into_iter().flat_map(|revision| revision.kept).collect())
 }
 
@@ -118,23 +114,6 @@ async fn read_owner(
         Some(owner) => store.owner(owner).await.map(Some),
         None => Ok(None),
     }
-}
-
-/// Deletes the Secret with the keys of all gateways. Each has its own by now; pods that have mounted it keep its files.
-async fn delete_former(
-    store: &mut impl SecretStore,
-    specification: &Specification,
-    report: &mut impl FnMut(&str),
-) -> Result<(), WriteError> {
-    let Some(name) = specification.gateways.as_ref().and_then(|it| it.former.as_deref()) else { return Ok(()) };
-    let Some(secret) = store.read(name).await? else { return Ok(()) };
-    if let Some(line) = why_former_stays(name, &secret) {
-        report(&line);
-        return Ok(());
-    }
-    store.delete(&secret).await?;
-    report(&format!("deleted {}, which had the keys of all gateways", title(name)));
-    Ok(())
 }
 
 #[cfg(test)]

@@ -113,15 +113,6 @@ pub(super) fn plan(
     Ok(draft.finish())
 }
 
-/// Why the Secret that had the keys of all gateways must not be deleted, a line; `None`: it may be.
-pub(super) fn why_former_stays(name: &str, secret: &Secret) -> Option<String> {
-    if secret.metadata.deletion_timestamp.is_some() {
-        return Some(format!("{} is being deleted", title(name)));
-    }
-    let problem = foreign(secret, OPAQUE)?;
-    Some(format!("left {}, which {problem}; nothing here uses it", title(name)))
-}
-
 /// A Secret while it is changed.
 struct Draft<'a> {
     slot: Slot<'a>,

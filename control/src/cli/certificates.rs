@@ -38,9 +38,6 @@ pub(super) struct Certificates {
     /// DaemonSets that own the gateways' Secrets in place of the ConfigMap, with the gateway's name at `{name}`
     #[arg(long, value_name = "DAEMONSETS", requires = "gateways")]
     gateway_owners: Option<NamePattern>,
-    /// Secret with the keys of all gateways, which earlier versions made: deleted when each gateway has its own
-    #[arg(long, value_name = "SECRET", requires = "gateways")]
-    former_gateways: Option<String>,
     /// Secret of the agents of nodes: `ca.crt`
     #[arg(long, value_name = "SECRET")]
     nodes: Option<String>,
@@ -77,11 +74,11 @@ fn specification(args: &Certificates) -> Result<Specification, CommandError> {
     let mut names: Vec<DnsName> = args.gateway_names.iter().flat_map(|names| names.0.clone()).collect();
     names.sort_unstable();
     names.dedup();
-    let (owners, former) = (args.gateway_owners.clone(), args.former_gateways.clone());
+    let owners = args.gateway_owners.clone();
     let specification = Specification {
         ca: args.ca.clone(),
         server: args.server.clone().map(|secret| (secret, args.server_names.clone())),
-        gateways: args.gateways.clone().map(|secrets| Gateways { secrets, owners, former, names }),
+        gateways: args.gateways.clone().map(|secrets| Gateways { secrets, owners, names }),
         nodes: args.nodes.clone(),
         tunnels: args.tunnels.clone(),
         validity: days(args.days),
@@ -126,11 +123,9 @@ mod tests {
             ("--ca a --gateway b", "--gateways"),
             ("--ca a --gateways vipgate-gateway-tls --gateway b", "such as `vipgate-gateway-tls-{name}`"),
             ("--ca a --gateways {name} --gateway-owners b", "must contain `{name}`"),
-            ("--ca a --former-gateways b", "--gateways"),
             ("--ca a --gateways {name} --gateway node_1", "no DNS name"),
             ("--ca a --renew-before 366", "366"),
             ("--ca a --gateways {name} --gateway a", "different"),
-            ("--ca a --gateways {name} --gateway b --former-gateways b", "different"),
             ("--ca a --nodes b --tunnels b", "different"),
         ] {
             let error = parse(&format!("vipgate certificates {line}")).unwrap_err();

@@ -108,11 +108,6 @@ impl Config {
         self.peer.map(|peer| SocketAddr::new(peer.address, peer.port))
     }
 
-    /// Whether tunnel packets of other gateways must be authenticated.
-    pub fn peer_authentication(&self) -> PeerAuthentication {
-        self.peer.map(|peer| peer.authentication).unwrap_or_default()
-    }
-
     /// Kubernetes node whose endpoints are local. Default: the gateway's name.
     pub fn node(&self) -> &str {
         self.node.as_deref().unwrap_or(&self.name)
@@ -411,22 +406,6 @@ pub struct Peer {
     #[serde(rename = "copy_after", default = "default_replicate_after", with = "duration")]
     #[schemars(with = "DurationText")]
     pub replicate_after: Duration,
-    /// Whether tunnel packets of other gateways must be authenticated with a pairwise key. Gateways exchange public
-    /// keys through the policy server. Default: `offered`.
-    #[serde(default)]
-    pub authentication: PeerAuthentication,
-}
-
-/// Whether tunnel packets of other gateways must be authenticated.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum PeerAuthentication {
-    /// Only for gateways that offer a key. Others (of older versions) are identified by source address and ingress
-    /// interface.
-    #[default]
-    Offered,
-    /// Always; packets of gateways without a key are dropped. Needs `policy.server`.
-    Required,
 }
 
 /// VXLAN tunnel endpoint for the nodes in `OverlayNode` manifests.

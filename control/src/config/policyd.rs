@@ -254,8 +254,7 @@ impl Etcd {
         format!("{}-members/", self.prefix.trim_end_matches('/'))
     }
 
-    /// Key of the record of addresses of pools that servers share: beside the membership state, where servers of older
-    /// versions take it for no manifest.
+    /// Key of the record of addresses of pools that servers share: beside the membership state, and no manifest.
     pub fn record_key(&self) -> String {
         format!("{}addresses", self.membership_prefix())
     }

@@ -73,7 +73,7 @@ sessions:
   timeouts: {tcp_established: 2h, tcp_transitory: 4m, udp: 30s, icmp: 500ms, fragment: 1s}
   require_syn: false
 ports: {range: 2048-4095, quarantine: 0s}
-peer: {address: "2001:db8::1", port: 4791, authentication: required}
+peer: {address: "2001:db8::1", port: 4791}
 bgp: {table: 254, metric: 20}
 health:
   {links: any, probe: false, interval: 100ms, failures: 5, hold_down: 1s, hold_down_max: 2m,
@@ -106,7 +106,6 @@ fn every_field_can_be_set() {
             port: 4791,
             heartbeat: Duration::from_millis(100),
             replicate_after: Duration::from_millis(50),
-            authentication: PeerAuthentication::Required
         })
     );
     assert_eq!(config.bgp, Bgp { table: 254, metric: Some(20) });
@@ -162,11 +161,6 @@ const INVALID_VALUES: &[(&str, &str)] = &[
     ("ports: {range: 2000-1000}", "g.yaml:4: ports.range: port range 2000-1000 ends before it starts"),
     ("ports: {range: 2000-2010}", "g.yaml:4: ports.range: 2000-2010 has 11 ports, at least 64"),
     ("peer: {address: 0.0.0.0}", "g.yaml:4: peer.address: 0.0.0.0 is not reachable"),
-    (
-        "peer: {address: 10.0.0.1, authentication: required}",
-        "g.yaml:4: peer.authentication: `required` needs `policy.server`",
-    ),
-    ("peer: {address: 10.0.0.1, authentication: none}", "g.yaml:4: peer.authentication: unknown value `none`"),
     ("overlay: {address: 0.0.0.0}", "g.yaml:4: overlay.address: 0.0.0.0 is not reachable"),
     ("overlay: {address: 10.0.0.1, port: 0}", "g.yaml:4: overlay.port: must be from 1 to 65535"),
     ("bgp: {table: 255}", "g.yaml:4: bgp.table: 255 is a reserved routing table"),

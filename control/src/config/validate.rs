@@ -13,7 +13,7 @@ use vipgate_policy::manifest::Cidr;
 use vipgate_xdp::open::FILL_RING_SIZES;
 
 use super::Validate;
-use super::gateway::{Bgp, Config, PeerAuthentication, PolicyServer, PolicySource, Ports, Sessions, Timeouts, Workers};
+use super::gateway::{Bgp, Config, PolicyServer, PolicySource, Ports, Sessions, Timeouts, Workers};
 use super::nat_log::NatLog;
 use super::policyd::{Etcd, KubernetesSource, MIN_BYTES, PolicydConfig, PolicydLimits, PolicydSource};
 
@@ -120,10 +120,6 @@ impl Config {
         if let Some(peer) = &self.peer {
             reachable("peer", peer.address, "another gateway", report);
             port("peer.port", peer.port, report);
-            if peer.authentication == PeerAuthentication::Required && matches!(self.policy, PolicySource::Files(_)) {
-                let reason = "`required` needs `policy.server`: gateways exchange their public keys through it";
-                report(Code::AuthenticationWithoutServer, "peer.authentication", reason.into());
-            }
         }
         if let Some(overlay) = &self.overlay {
             reachable("overlay", overlay.address, "a node", report);

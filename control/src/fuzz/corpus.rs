@@ -12,6 +12,7 @@ use vipgate_dataplane::flow::tuple::Tuple;
 use vipgate_dataplane::session::record::{DirectionRecord, FamilyRecord, RecordState, ReplicationRecord};
 
 use crate::admin::proto as admin;
+use crate::membership::Secret;
 use crate::node::fixtures::policy as node_policy;
 use crate::peer::fuzz::{encode, write_frame};
 use crate::peer::proto::frame::Kind;
@@ -141,12 +142,17 @@ fn resources() {
     run_corpus("xds", seeds, super::xds);
 }
 
+fn secret(process: u8) -> Secret {
+    Secret::new([process; 32])
+}
+
 fn view() -> proto::View {
-    let member = |name: &str, incarnation| proto::Member {
+    let member = |name: &str, process| proto::Member {
         name: name.to_owned(),
         serving: true,
         epoch: 4,
-        incarnation,
+        incarnation: secret(process).incarnation(),
+        commitment: secret(process).commitment().into(),
         fingerprint: vec![3; 32],
         address: "10.2.0.1".to_owned(),
         port: 4790,
@@ -161,10 +167,12 @@ fn view() -> proto::View {
 #[allow(clippy::needless_update, reason = "new fields of messages get defaults")]
 fn members() {
     use proto::heartbeat::DesiredState;
-    let heartbeat = |gateway: &str, incarnation, desired_state: DesiredState, seen_view, view| {
+    let heartbeat = |gateway: &str, process, desired_state: DesiredState, seen_view, view| {
         let heartbeat = proto::Heartbeat {
             gateway: gateway.to_owned(),
-            incarnation,
+            incarnation: secret(process).incarnation(),
+            secret: secret(process).bytes().to_owned(),
+            tunnel_key: vec![2; 32],
             sequence: 1,
             desired_state: desired_state.into(),
             seen_view,
@@ -287,13 +295,13 @@ fn frames() {
     let sessions = |number, records: &[ReplicationRecord]| {
         write_frame(Kind::Sessions(Sessions { number, sessions: records.iter().map(encode).collect() }))
     };
-    let begin = |number, round| write_frame(Kind::SyncBegin(SyncBegin { number, round, view: 1, applied: None }));
+    let begin = |number, round| write_frame(Kind::SyncBegin(SyncBegin { number, round, view: 1, applied: Some(0) }));
     let end = |number, round| write_frame(Kind::SyncEnd(SyncEnd { number, round, policy: String::new() }));
     let relayed_view = RelayedView { view: view().encode_to_vec() };
     let others = [
         write_frame(Kind::RelayedView(relayed_view)),
         write_frame(Kind::Ack(Ack { number: 1, refused: false })),
-        write_frame(Kind::Released(Released { number: 9, view: 1, ..Released::default() })),
+        write_frame(Kind::Released(Released { number: 9, view: 1, policy: "v1".into(), applied: 1, seen: 0 })),
     ];
     let seeds = vec![
         ("round", [begin(1, 9), sessions(2, &[v4(20_480), v6]), end(3, 9), sessions(4, &[ended])].concat()),

@@ -86,7 +86,7 @@ pub(super) struct PeerLinks {
 /// The membership at startup, before the policy server has responded. With a membership authority, no gateway is
 /// active.
 pub(super) fn initial_members(config: &Config, peers: &[compiler::Peer]) -> MembersSpec {
-    let tunnels = TunnelAuthentication::new(config.peer_authentication(), None);
+    let tunnels = TunnelAuthentication::new(None);
     let mut state = initial_state(config);
     state.set_policy(peers, &"".into(), Instant::now());
     members(&mut state, &tunnels, Instant::now())
@@ -105,9 +105,8 @@ fn members(state: &mut GroupState, tunnels: &TunnelAuthentication, now: Instant)
     let mut spec = state.spec(now, clock::now());
     let has_view = state.needs_lease();
     for member in &mut spec.gateways {
-        if !has_view {
-            member.authentication = tunnels.without_key();
-        } else if Some(&member.name) != spec.this.as_ref() {
+        // Without an authority, nobody distributes keys.
+        if has_view && Some(&member.name) != spec.this.as_ref() {
             member.authentication = tunnels.for_peer(&member.name, now);
         }
     }
@@ -166,7 +165,7 @@ impl Group {
         let (own, inherited) = secrets.map_or((None, None), |secrets| (Some(secrets.own), secrets.inherited));
         Self {
             state,
-            tunnels: TunnelAuthentication::new(config.peer_authentication(), own).with_inherited(inherited),
+            tunnels: TunnelAuthentication::new(own).with_inherited(inherited),
             lease,
             client,
             client_task,

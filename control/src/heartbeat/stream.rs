@@ -150,7 +150,7 @@ impl HeartbeatStream<'_> {
         let heartbeat = Heartbeat {
             gateway: config.name.clone(),
             incarnation: config.secret.incarnation(),
-            commitment: None,
+            commitment: config.secret.commitment(),
             predecessor: None,
             desired_state,
             seen_view,
@@ -168,6 +168,7 @@ impl HeartbeatStream<'_> {
         let sent = config.lease.now();
         let message = proto::Heartbeat {
             secret: config.secret.bytes().to_owned(),
+            commitment: Vec::new(),
             predecessor: config.predecessor.as_ref().map(|it| it.bytes().to_owned()).unwrap_or_default(),
             ..proto::Heartbeat::of(&heartbeat, self.sequence)
         };

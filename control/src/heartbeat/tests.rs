@@ -467,6 +467,7 @@ async fn a_view_reported_before_the_gateway_was_in_the_policy_counts_once_it_is(
         gateway: "x".to_owned(),
         incarnation: secret(1).incarnation(),
         secret: secret(1).bytes().to_owned(),
+        tunnel_key: vec![1; 32],
         sequence,
         seen_view: reported.number,
         view: view.map(proto::View::from),
@@ -509,6 +510,7 @@ async fn a_rejected_rival_is_reported_once_to_the_process_that_has_the_name() {
         gateway: "a".to_owned(),
         incarnation: secret(process).incarnation(),
         secret: secret(process).bytes().to_owned(),
+        tunnel_key: vec![1; 32],
         sequence,
         ..proto::Heartbeat::default()
     };

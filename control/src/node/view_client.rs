@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::timeout;
-use tonic::Code;
 
 use super::Published;
 use super::attempts::{Attempts, RetryDelay};
@@ -63,10 +62,6 @@ impl ViewClient {
         };
         let mut updates = match timeout(OPEN_TIMEOUT, service.watch(request)).await {
             Ok(Ok(response)) => response.into_inner(),
-            Ok(Err(status)) if status.code() == Code::Unimplemented => {
-                return "the server is of a version without `Membership.Watch`: upgrade policy servers first"
-                    .to_owned();
-            }
             Ok(Err(status)) => return root_cause.explain(describe_status(&status)),
             Err(_) => return format!("connected, but no response within {} s", OPEN_TIMEOUT.as_secs()),
         };

@@ -16,30 +16,28 @@ pub(crate) fn encode(record: &ReplicationRecord) -> proto::Session {
     }
 }
 
-/// Decodes a record; `None` if its state or direction is unknown to this version.
-pub(crate) fn decode(session: &proto::Session) -> Result<Option<ReplicationRecord>, LinkError> {
+/// Decodes a record.
+pub(crate) fn decode(session: &proto::Session) -> Result<ReplicationRecord, LinkError> {
     let state = match session.fate() {
         proto::Fate::Open => RecordState::Open,
         proto::Fate::Ended => RecordState::Ended,
         proto::Fate::Affinity => RecordState::Affinity,
-        proto::Fate::Unknown => return Ok(None),
+        proto::Fate::Unknown => return Err(invalid("of an unknown fate")),
     };
     let direction = match session.direction() {
         proto::Direction::Egress => Direction::Egress,
         proto::Direction::Inbound => Direction::Inbound,
-        proto::Direction::Unknown => return Ok(None),
+        proto::Direction::Unknown => return Err(invalid("of an unknown direction")),
     };
-    let tuples = |length| session.origin.len() == length && session.translated.len() == length;
-    if tuples(13) {
-        let record = family_record(session, state, direction, u32::from_be_bytes);
-        return Ok(record?.map(ReplicationRecord::V4));
+    if session.origin.len() == 13 {
+        return family_record(session, state, direction, u32::from_be_bytes).map(ReplicationRecord::V4);
     }
-    if tuples(37) {
-        let address = |bytes| V6::from_bits(u128::from_be_bytes(bytes));
-        let record = family_record(session, state, direction, address);
-        return Ok(record?.map(ReplicationRecord::V6));
-    }
-    Err(LinkError::InvalidFrame("a session whose tuples have no valid length".to_owned()))
+    let address = |bytes| V6::from_bits(u128::from_be_bytes(bytes));
+    family_record(session, state, direction, address).map(ReplicationRecord::V6)
+}
+
+fn invalid(what: &str) -> LinkError {
+    LinkError::InvalidFrame(format!("a session {what}"))
 }
 
 /// The record of one address family, whose addresses have `N` bytes.
@@ -48,14 +46,14 @@ fn family_record<A: Address, const N: usize>(
     state: RecordState,
     direction: Direction,
     address: impl Fn([u8; N]) -> A,
-) -> Result<Option<FamilyRecord<A>>, LinkError> {
+) -> Result<FamilyRecord<A>, LinkError> {
     let [origin, translated] = [&session.origin, &session.translated].map(|bytes| tuple(bytes, &address));
-    let Some((origin, translated)) = origin.zip(translated) else { return Ok(None) };
+    let (origin, translated) = origin.zip(translated).ok_or_else(|| invalid("whose tuples have no valid length"))?;
     if !direction.translates(&origin, &translated) {
-        return Err(LinkError::InvalidFrame("a session whose tuples differ in more than one end".to_owned()));
+        return Err(invalid("whose tuples differ in more than one end"));
     }
     let directions = [half(session.first.as_ref()), half(session.second.as_ref())];
-    Ok(Some(FamilyRecord { state, direction, origin, translated, directions }))
+    Ok(FamilyRecord { state, direction, origin, translated, directions })
 }
 
 fn message<A: Address>(record: &FamilyRecord<A>, bytes: impl Fn(A) -> Vec<u8>) -> proto::Session {
@@ -92,7 +90,7 @@ fn message<A: Address>(record: &FamilyRecord<A>, bytes: impl Fn(A) -> Vec<u8>) -
 fn tuple<A: Address, const N: usize>(bytes: &[u8], address: impl Fn([u8; N]) -> A) -> Option<Tuple<A>> {
     let (source, rest) = bytes.split_first_chunk::<N>()?;
     let (destination, rest) = rest.split_first_chunk::<N>()?;
-    let [a, b, c, d, protocol] = *rest.first_chunk()?;
+    let &[a, b, c, d, protocol] = rest else { return None };
     Some(Tuple {
         source: address(*source),
         destination: address(*destination),
@@ -138,16 +136,18 @@ mod tests {
         let ReplicationRecord::V6(ended) = v6 else { panic!("IPv6") };
         let affinity = ReplicationRecord::V6(FamilyRecord { state: RecordState::Affinity, ..ended });
         for record in [ReplicationRecord::V4(v4), v6, affinity] {
-            assert_eq!(decode(&encode(&record)), Ok(Some(record)));
+            assert_eq!(decode(&encode(&record)), Ok(record));
         }
     }
 
     #[test]
-    fn unknown_values_are_ignored_and_invalid_tuples_are_errors() {
+    fn unknown_values_and_invalid_tuples_are_errors() {
         let session = encode(&session_record(1));
-        assert_eq!(decode(&proto::Session { fate: 77, ..session.clone() }), Ok(None));
-        assert_eq!(decode(&proto::Session { direction: 9, ..session.clone() }), Ok(None));
-        assert!(decode(&proto::Session { origin: vec![0; 12], ..session }).is_err());
+        assert!(decode(&proto::Session { fate: 77, ..session.clone() }).is_err());
+        assert!(decode(&proto::Session { direction: 9, ..session.clone() }).is_err());
+        for length in [0, 12, 14, 37] {
+            assert!(decode(&proto::Session { origin: vec![0; length], ..session.clone() }).is_err(), "{length}");
+        }
     }
 
     #[test]

@@ -4,7 +4,6 @@
 mod resources;
 mod variant;
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
@@ -21,8 +20,7 @@ use self::variant::Variant;
 pub use self::variant::without_mark;
 use super::set_aside;
 use crate::membership::authority::ShardGroup;
-use crate::xds::resource::slices::slice_key;
-use crate::xds::resource::{Content, Key, Kind, encode, settings};
+use crate::xds::resource::{Content, Key, Kind, settings};
 
 /// Maximum size of the resources in one response, bytes: bounds the memory that a stream needs for a response, and how
 /// long it blocks others.
@@ -164,21 +162,6 @@ impl Publication {
     /// The version of the resource with this key.
     pub fn version_of(&self, key: &Key) -> Option<u64> {
         self.get(key).map(|it| it.content.version)
-    }
-
-    /// The resource with this key as a client without backend slices gets it: a Service with all its backends.
-    pub fn get_whole(&self, key: &Key) -> Option<Cow<'_, PublishedResource>> {
-        let published = self.get(key)?;
-        if !self.has_slices(key) {
-            return Some(Cow::Borrowed(published));
-        }
-        let (key, content) = encode::whole_service(self.placement.services.get(&key.name)?);
-        Some(Cow::Owned(PublishedResource { key, content, changed_in: published.changed_in }))
-    }
-
-    /// Whether this is a Service with backend slices.
-    fn has_slices(&self, key: &Key) -> bool {
-        key.kind == Kind::Service && self.get(&slice_key(&key.name, 0)).is_some()
     }
 
     /// The backend slices of a Service.

@@ -23,7 +23,6 @@ use self::pending::{Batch, Contents, KeyList, NAME_OVERHEAD, PendingResponse, SH
 use self::subscription::Subscription;
 use super::codec::Response;
 use super::publication::{EncodedResponse, Publication, PublishedResource, encode_responses};
-use crate::xds::resource::slices::parse_name;
 use crate::xds::resource::{Content, Key, Kind};
 
 /// Maximum number of unacknowledged responses; a client that exceeds it gets no further update.
@@ -67,9 +66,6 @@ impl Update {
 pub struct DeltaStream {
     audience: Audience,
     subscriptions: BTreeMap<Kind, Subscription>,
-    /// Whether Services are sent with all their backends: the client wasn't subscribed to backend slices when it
-    /// subscribed to Services. Then it gets no slices.
-    has_whole_services: bool,
     /// The publication that was sent last, or is being sent.
     publication: Option<Arc<Publication>>,
     /// Which one of the stream that is.
@@ -154,9 +150,6 @@ impl DeltaStream {
         let (mut subscribe, mut unsubscribe) = (BTreeSet::from_iter(subscribe), BTreeSet::from_iter(unsubscribe));
         let (adds_wildcard, removes_wildcard) = (subscribe.remove(WILDCARD), unsubscribe.remove(WILDCARD));
         let is_first = !self.subscriptions.contains_key(&kind);
-        if is_first && kind == Kind::Service {
-            self.has_whole_services = !self.subscriptions.contains_key(&Kind::BackendSlice);
-        }
         let may_get_all = self.audience.may_get_all(kind);
         let subscription = self.subscriptions.entry(kind).or_default();
         // The first request of a type without names is a wildcard subscription; later names are added to it.
@@ -203,9 +196,7 @@ impl DeltaStream {
         }
         let wants_all = matches!(self.audience, Audience::Gateways)
             && self.subscriptions.values().all(|subscription| subscription.all);
-        let has_slices = |it: &Publication| it.count(Kind::BackendSlice) > 0;
-        let is_shared = !self.has_whole_services || !has_slices(old) && !has_slices(new);
-        let is_shared = is_shared && !self.has_rejected() && !new.is_variant();
+        let is_shared = !self.has_rejected() && !new.is_variant();
         let batch = if wants_all && is_shared && new.follows(old) {
             let keys = KeyList { list: new.changed_keys.clone(), bytes: new.changed_keys.len() * SHARED_KEY_BYTES };
             let is_subscribed = |response: &&EncodedResponse| self.subscriptions.contains_key(&response.kind);
@@ -213,7 +204,7 @@ impl DeltaStream {
         } else {
             let list = self.changed_keys(old, new);
             let bytes = list.len() * SHARED_KEY_BYTES + self.resend_bytes;
-            Batch::of_keys(new, KeyList { list, bytes }, self.has_whole_services)
+            Batch::of_keys(new, KeyList { list, bytes })
         };
         check_limit(self.held_bytes() + batch.bytes)?;
         Ok(Some(Update { publication: new.clone(), batch }))
@@ -259,7 +250,7 @@ impl DeltaStream {
     /// the additions.
     fn changed_keys(&self, old: &Publication, new: &Publication) -> Vec<Key> {
         // Clients with nothing but names compare those: what has changed may be long.
-        let scans = self.has_whole_services || self.subscriptions.values().any(|subscription| subscription.all);
+        let scans = self.subscriptions.values().any(|subscription| subscription.all);
         let mut keys = if scans { new.changed_since(old) } else { Vec::new() };
         for (kind, subscription) in self.subscriptions.iter().filter(|(_, subscription)| !subscription.all) {
             let names = subscription.names.iter().map(|name| Key { kind: *kind, name: name.as_str().into() });
@@ -268,11 +259,6 @@ impl DeltaStream {
         keys.extend(self.resend.iter().cloned());
         for kind in &self.resend_kinds {
             keys.extend(new.of_kind(*kind).map(|it| it.key.clone()));
-        }
-        if self.has_whole_services {
-            let slices = keys.extract_if(.., |key| key.kind == Kind::BackendSlice);
-            let services: Vec<Key> = slices.filter_map(|key| service_key(&key)).collect();
-            keys.extend(services);
         }
         keys.retain(|key| self.subscriptions.get(&key.kind).is_some_and(|subscription| subscription.includes(key)));
         keys.sort_unstable();
@@ -293,13 +279,11 @@ impl DeltaStream {
 
     /// Sends all resources of a kind, except those whose version the client knows.
     fn push_all(&mut self, kind: Kind, publication: &Publication, known: &HashMap<String, String>) {
-        let all = || publication.of_kind(kind).filter(|it| self.sends(kind, &it.key.name));
-        let is_unknown = |it: &&PublishedResource| self.is_unknown(it, publication, known);
-        let present: Vec<&PublishedResource> = all().filter(is_unknown).collect();
+        let all = || publication.of_kind(kind).filter(|it| self.audience.may_get(kind, &it.key.name));
+        let present: Vec<&PublishedResource> = all().filter(|it| is_unknown(it, known)).collect();
         let exists = |name: &str| publication.get(&Key { kind, name: name.into() }).is_some();
         let removed: Vec<String> = known.keys().filter(|name| !exists(name)).cloned().collect();
-        let is_shared = !self.has_whole_services || !matches!(kind, Kind::Service | Kind::BackendSlice);
-        if is_shared && !publication.is_variant() && present.len() == publication.count(kind) && removed.is_empty() {
+        if !publication.is_variant() && present.len() == publication.count(kind) && removed.is_empty() {
             // Encoded once for all streams.
             self.push(Batch::encoded(publication.full(kind).iter(), &Contents::All(kind)));
             return;
@@ -319,8 +303,9 @@ impl DeltaStream {
     ) {
         let (mut present, mut removed) = (Vec::new(), Vec::new());
         for name in names {
-            match publication.get(&Key { kind, name: name.as_str().into() }).filter(|_| self.sends(kind, &name)) {
-                Some(it) if !self.is_unknown(it, publication, known) => {}
+            let may_get = self.audience.may_get(kind, &name);
+            match publication.get(&Key { kind, name: name.as_str().into() }).filter(|_| may_get) {
+                Some(it) if !is_unknown(it, known) => {}
                 Some(it) => present.push(it),
                 // A name that doesn't exist is sent as removed.
                 None => removed.push(name),
@@ -329,24 +314,12 @@ impl DeltaStream {
         self.push_resources(kind, publication, &present, &removed);
     }
 
-    /// Whether the client gets this resource.
-    fn sends(&self, kind: Kind, name: &str) -> bool {
-        self.audience.may_get(kind, name) && (kind != Kind::BackendSlice || !self.has_whole_services)
-    }
-
     /// Replies that there is no resource of a kind, or none with these names, for the client.
     fn push_none(&mut self, kind: Kind, publication: &Publication, names: Vec<String>) {
         let responses = encode_responses(&publication.version, kind, [].into_iter(), names);
         let bytes = responses.iter().map(|response| response.bytes.len()).sum();
         let none = Contents::Keys(Arc::new(KeyList { list: Vec::new(), bytes }));
         self.push(Batch::encoded(responses.iter(), &none));
-    }
-
-    /// Whether the client doesn't know this version of a resource.
-    fn is_unknown(&self, it: &PublishedResource, publication: &Publication, known: &HashMap<String, String>) -> bool {
-        let Some(version) = known.get(&*it.key.name) else { return true };
-        let whole = publication.get_whole(&it.key).filter(|_| self.has_whole_services);
-        !is_version(version, whole.as_deref().map_or(&it.content, |whole| &whole.content))
     }
 
     fn push_resources(
@@ -360,7 +333,7 @@ impl DeltaStream {
         let list = present.iter().map(|it| it.key.clone()).chain(removed.iter().map(key)).collect();
         let bytes =
             present.len() * SHARED_KEY_BYTES + removed.iter().map(|name| name.len() + NAME_OVERHEAD).sum::<usize>();
-        self.push(Batch::of_keys(publication, KeyList { list, bytes }, self.has_whole_services));
+        self.push(Batch::of_keys(publication, KeyList { list, bytes }));
     }
 
     /// Replies to a request for an unknown type, which has no resources. A bounded number of the requested names is
@@ -383,12 +356,6 @@ impl DeltaStream {
     }
 }
 
-/// The Service of a backend slice.
-fn service_key(slice: &Key) -> Option<Key> {
-    let (service, _) = parse_name(&slice.name)?;
-    Some(Key { kind: Kind::Service, name: service.into() })
-}
-
 fn check_limit(held: usize) -> Result<(), Status> {
     if held <= MAX_HELD_BYTES {
         return Ok(());
@@ -397,6 +364,11 @@ fn check_limit(held: usize) -> Result<(), Status> {
         "the names and unacknowledged responses of this stream exceed {} MiB",
         MAX_HELD_BYTES >> 20
     )))
+}
+
+/// Whether a client that has these versions doesn't have this one of a resource.
+fn is_unknown(it: &PublishedResource, known: &HashMap<String, String>) -> bool {
+    known.get(&*it.key.name).is_none_or(|version| !is_version(version, &it.content))
 }
 
 fn is_version(text: &str, content: &Content) -> bool {

@@ -28,7 +28,7 @@ pub enum InvalidMessage {
     /// Incarnation 0.
     #[error("gateway {0}: incarnation 0 is invalid")]
     Incarnation(String),
-    /// The incarnation doesn't match the secret, or that has another length.
+    /// The incarnation doesn't match the secret, or that has another length or is missing.
     #[error("gateway {0}: the incarnation doesn't match the secret of 32 bytes")]
     Secret(String),
     /// Wrong length of a fingerprint.
@@ -200,13 +200,13 @@ impl TryFrom<proto::Heartbeat> for Heartbeat {
 
     fn try_from(mut message: proto::Heartbeat) -> Result<Self, InvalidMessage> {
         let secret = std::mem::take(&mut message.secret);
-        message.commitment = Vec::new();
-        if !secret.is_empty() {
-            let secret = Secret::from_slice(&secret).ok_or_else(|| InvalidMessage::Secret(message.gateway.clone()))?;
-            message.commitment = secret.commitment().into();
-        }
+        let secret = Secret::from_slice(&secret).ok_or_else(|| InvalidMessage::Secret(message.gateway.clone()))?;
+        message.commitment = secret.commitment().into();
         let predecessor = Secret::from_slice(&message.predecessor).map(|secret| Box::new(secret.commitment()));
         let heartbeat = Self { predecessor, ..message.into_stored()? };
+        if heartbeat.tunnel_key.is_none() {
+            return Err(InvalidMessage::TunnelKey(heartbeat.gateway.to_string(), 0));
+        }
         heartbeat.view.as_deref().map_or(Ok(()), check_number)?;
         Ok(heartbeat)
     }
@@ -225,7 +225,8 @@ impl proto::Heartbeat {
         if incarnation == 0 {
             return Err(InvalidMessage::Incarnation(gateway.to_string()));
         }
-        let commitment = checked_commitment(&gateway, incarnation, &self.commitment)?;
+        let commitment = checked_commitment(&gateway, incarnation, &self.commitment)?
+            .ok_or_else(|| InvalidMessage::Secret(gateway.to_string()))?;
         let desired_state = proto::heartbeat::DesiredState::try_from(desired_state)
             .map_err(|_| InvalidMessage::DesiredState(gateway.to_string(), desired_state))?
             .into();
@@ -272,7 +273,7 @@ impl proto::Heartbeat {
             sessions: heartbeat.sessions,
             view: heartbeat.view.as_deref().map(Into::into),
             tunnel_key: heartbeat.tunnel_key.map(Vec::from).unwrap_or_default(),
-            commitment: heartbeat.commitment.map(Vec::from).unwrap_or_default(),
+            commitment: heartbeat.commitment.into(),
             overlay_address,
             overlay_port,
             ..Self::default()

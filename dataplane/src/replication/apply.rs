@@ -306,7 +306,7 @@ pub fn purge((sessions, ports): (&mut Sessions, &mut Allocator), chunk: &mut Pur
         (chunk.cursor, chunk.outdated) = (None, true);
         return;
     }
-    if !chunk.policy.is_empty() && chunk.policy != *policy.members().policy_version() {
+    if chunk.policy != *policy.members().policy_version() {
         (chunk.cursor, chunk.has_other_policy) = (None, true);
         return;
     }

@@ -35,7 +35,7 @@ pub struct PurgeChunk {
     pub round: u8,
     /// The membership view of that round.
     pub view: u64,
-    /// The version of the owner's policy in that round; empty: unknown.
+    /// The version of the owner's policy in that round; empty: this gateway isn't in it.
     pub policy: Arc<str>,
     /// The replication epoch of our last round that the owner had acknowledged in full before it began its own; 0 if
     /// there is none.

@@ -300,7 +300,7 @@ impl<A: Address> Entry<A> {
     pub(super) fn apply_record(&mut self, half: &DirectionRecord) {
         (self.sequence, self.acknowledged, self.packets) = (half.sequence, half.acknowledged, half.packets);
         let is_origin = self.flags().has(Flags::ORIGIN);
-        let confirmed = is_origin && half.is_confirmed(self.tail[PROTOCOL]);
+        let confirmed = is_origin && half.flags & DirectionRecord::CONFIRMED != 0;
         let synchronized = self.tail[PROTOCOL] == protocol::TCP && half.sequence != 0;
         let bits = [(confirmed, Tracking::CONFIRMED), (synchronized, Tracking::SYNCHRONIZED)];
         let set = bits.into_iter().filter(|(is_set, _)| *is_set).map(|(_, bit)| bit);

@@ -8,7 +8,6 @@ use crate::flow::direction::Direction;
 use crate::flow::time::Tick;
 use crate::flow::tuple::Tuple;
 use crate::session::affinity::Choice;
-use crate::wire::protocol;
 
 /// Replication record of either address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,8 +98,7 @@ pub struct FamilyRecord<A> {
 /// State of one direction. It has no next hop: each gateway looks that up itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DirectionRecord {
-    /// Side, SYN, FIN, RST and SEEN of [`super::entry::Flags`], and the bits below, which gateways of older versions
-    /// leave out.
+    /// Side, SYN, FIN, RST and SEEN of [`super::entry::Flags`], and the bit below.
     pub flags: u8,
     /// Milliseconds since its last packet.
     pub idle_ms: u32,
@@ -115,21 +113,6 @@ pub struct DirectionRecord {
 }
 
 impl DirectionRecord {
-    /// The sending gateway tracks confirmation: see [`super::entry::Entry::is_confirmed`].
-    pub const TRACKS_CONFIRMATION: u8 = 0x40;
-    /// Original direction: the initiator is confirmed.
+    /// Original direction: the initiator is confirmed: see [`super::entry::Entry::is_confirmed`].
     pub const CONFIRMED: u8 = 0x80;
-
-    /// Whether the initiator is confirmed. Gateways of older versions don't send the flag; for them it is inferred as
-    /// they did it.
-    pub(super) fn is_confirmed(&self, protocol: u8) -> bool {
-        if self.flags & Self::TRACKS_CONFIRMATION != 0 {
-            return self.flags & Self::CONFIRMED != 0;
-        }
-        match protocol {
-            protocol::TCP => self.acknowledged != 0,
-            protocol::SCTP => self.sequence != 0,
-            _ => self.packets > 1,
-        }
-    }
 }

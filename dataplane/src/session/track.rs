@@ -61,7 +61,7 @@ impl<A: Address> Entry<A> {
 
     /// Confirmation flags for a replication record.
     pub(super) fn confirmation_flags(&self) -> u8 {
-        DirectionRecord::TRACKS_CONFIRMATION | if self.is_confirmed() { DirectionRecord::CONFIRMED } else { 0 }
+        if self.is_confirmed() { DirectionRecord::CONFIRMED } else { 0 }
     }
 
     /// Sequence number for a replication record: 0 if it isn't verified.

@@ -47,7 +47,7 @@ pub struct Cluster {
     pub policy_releases: Vec<PolicyRelease>,
     /// Drops all incremental replication.
     pub drops_replication: bool,
-    /// How often each gateway process has started; each start has a new tunnel key. 0: a version without tunnel
+    /// How often each gateway process has started; each start has a new tunnel key. 0: without tunnel
     /// authentication.
     pub process_starts: Vec<u8>,
     /// Whether tunnel packets without a tag are rejected.

@@ -70,7 +70,7 @@ fn who_uses_the_same_bits_is_named() {
     let host = scenario.node.host.clone();
     add_portmap_rules(&host, &scenario.uncovered().addresses[0]);
     host.ip(&["-6", "rule", "add", "fwmark", "0x100/0x300", "lookup", "main", "priority", "500"]).unwrap();
-    // The bits of earlier versions.
+    // Bits that kube-proxy and CNIs use, too.
     scenario.node.stop("TERM");
     scenario.node.start("mark_mask: 0x3f00");
     let expected: [(&str, u64); 3] = [

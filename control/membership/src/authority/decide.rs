@@ -28,7 +28,7 @@ impl MembershipState {
         self.activate(&mut members, now);
         self.drain(&mut members, number, now);
         if members != self.view.members {
-            let mut view = MembershipView { number, serving_changes: self.view.max_serving_changes(), members };
+            let mut view = MembershipView { number, serving_changes: self.view.serving_changes, members };
             view.serving_changes += u64::from(!view.has_same_active_members(&self.view));
             self.view = Arc::new(view);
             let (policy, view) = (&self.policy, &self.view);

@@ -287,7 +287,7 @@ impl<'a> Simulation<'a> {
         let heartbeat = Heartbeat {
             gateway: NAMES[index].into(),
             incarnation: gateway.incarnation,
-            commitment: Some(commitment(index, gateway.incarnation)),
+            commitment: commitment(index, gateway.incarnation),
             predecessor: gateway.predecessor.map(|predecessor| Box::new(commitment(index, predecessor))),
             desired_state: gateway.state,
             seen_view: gateway.view.number,
@@ -315,7 +315,7 @@ impl<'a> Simulation<'a> {
         let heartbeat = Heartbeat {
             gateway: NAMES[index].into(),
             incarnation,
-            commitment: Some(commitment(9, self.impostors)),
+            commitment: commitment(9, self.impostors),
             predecessor: None,
             desired_state: DesiredState::Ready,
             seen_view: self.state.view().number,

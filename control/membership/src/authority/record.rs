@@ -12,8 +12,8 @@ use crate::{Commitment, DesiredState, Fingerprint, Heartbeat, Member, TunnelKey}
 pub struct MemberRecord {
     /// Its process.
     pub incarnation: u64,
-    /// Commitment to its secret, once it has shown that.
-    pub(super) commitment: Option<Commitment>,
+    /// Commitment to its secret. The incarnation proves nothing, since everybody sees it.
+    pub(super) commitment: Commitment,
     /// The state that it requests.
     pub desired_state: DesiredState,
     /// Number of the view that it has applied.
@@ -64,20 +64,6 @@ impl MemberRecord {
         }
     }
 
-    /// Whether a heartbeat with this incarnation is from this process. The incarnation proves nothing, since everybody
-    /// sees it; a process that has shown a secret once must show it each time.
-    pub(super) fn has_same_secret(&self, heartbeat: &Heartbeat) -> bool {
-        self.commitment.is_none() || self.commitment == heartbeat.commitment
-    }
-
-    /// Renews the record by a heartbeat that another server has accepted. Servers of versions without secrets store no
-    /// commitment.
-    pub(super) fn observe(&mut self, heartbeat: &Heartbeat, now: Instant) {
-        let commitment = heartbeat.commitment.or(self.commitment);
-        self.renew(heartbeat, now);
-        self.commitment = commitment;
-    }
-
     /// Renews the record by a heartbeat of the same process.
     pub(super) fn renew(&mut self, heartbeat: &Heartbeat, now: Instant) {
         let is_unchanged = self.is_unable() == heartbeat.unable.is_some();
@@ -98,7 +84,7 @@ impl MemberRecord {
         now: Instant,
         ttl: Duration,
     ) -> Result<HeartbeatOutcome, Rejection> {
-        let is_successor = self.commitment.is_some() && heartbeat.predecessor.as_deref() == self.commitment.as_ref();
+        let is_successor = heartbeat.predecessor.as_deref() == Some(&self.commitment);
         if is_successor && self.stream_closed {
             *self = Self::from_heartbeat(heartbeat, now);
             return Ok(HeartbeatOutcome::Accepted);
@@ -159,7 +145,7 @@ impl MemberRecord {
     /// Copies its identity and addresses to its member in a view.
     pub(super) fn copy_to(&self, member: &mut Member) {
         member.incarnation = self.incarnation;
-        member.commitment = self.commitment;
+        member.commitment = Some(self.commitment);
         member.fingerprint = self.fingerprint;
         member.peer = self.peer;
         member.tunnel_key = self.tunnel_key;

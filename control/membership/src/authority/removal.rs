@@ -34,7 +34,7 @@ impl MembershipState {
     pub(super) fn renew_removed(&mut self, heartbeat: &Heartbeat, now: Instant) -> HeartbeatOutcome {
         let gateway = &heartbeat.gateway;
         let is_in_view = self.view.member(gateway).is_some_and(|member| {
-            member.incarnation == heartbeat.incarnation && member.commitment == heartbeat.commitment
+            member.incarnation == heartbeat.incarnation && member.commitment == Some(heartbeat.commitment)
         });
         if !self.is_leaving(gateway, now) {
             return HeartbeatOutcome::UnknownGateway;

@@ -69,7 +69,7 @@ impl Group {
     /// A heartbeat of the process with this secret, which has applied the current view.
     fn secret_heartbeat(&self, name: &str, process: u8, predecessor: Option<u8>, desired: DesiredState) -> Heartbeat {
         Heartbeat {
-            commitment: Some(secret(process).commitment()),
+            commitment: secret(process).commitment(),
             predecessor: predecessor.map(|process| Box::new(secret(process).commitment())),
             ..Heartbeat::minimal(name, secret(process).incarnation(), desired, self.state.view().number)
         }
@@ -226,21 +226,6 @@ fn a_view_has_the_tunnel_endpoint_of_the_last_heartbeat() {
 }
 
 #[test]
-fn without_a_count_every_view_may_have_changed_the_active_members() {
-    let mut group = Group::active(&["a", "b"]);
-    let old = MembershipView { serving_changes: 0, ..MembershipView::clone(group.state.view()) };
-    group.state = MembershipState::new(TTL);
-    group.state.set_policy(["a", "b"].map(Arc::from));
-    group.state.load(group.now, Some(Arc::new(old.clone())));
-    for name in ["a", "b"] {
-        group.heartbeat_with_view(name, 1, DesiredState::Ready, old.number, None).unwrap();
-    }
-    group.heartbeat("b", 1, DesiredState::Draining).unwrap();
-    assert_eq!(group.active_members(), ["a"]);
-    assert_eq!(group.state.view().serving_changes, old.number + 1);
-}
-
-#[test]
 fn timeouts_restart_after_the_server_was_unable_to_receive() {
     let mut group = Group::active(&["a"]);
     group.now += TTL * 5;
@@ -351,12 +336,6 @@ fn a_heartbeat_with_an_incarnation_but_without_its_secret_is_rejected() {
             group.state.stream_closed("a", incarnation);
         }
     }
-    // The same at a server that has only a view reported by another gateway.
-    let mut next = Group::new(&["a", "b"]);
-    next.report_view("b", 1, &before).unwrap();
-    assert_eq!(next.heartbeat("a", incarnation, DesiredState::Ready), rejected);
-    assert_eq!(next.heartbeat_with_secret("a", 1, None, DesiredState::Ready), Ok(HeartbeatOutcome::Accepted));
-    assert_eq!(next.member("a"), *before.member("a").unwrap());
 }
 
 #[test]
@@ -374,26 +353,6 @@ fn during_recovery_the_first_process_to_report_takes_no_name_from_an_active_one(
     next.heartbeat_with_secret("a", 1, None, DesiredState::Ready).unwrap();
     assert!(next.heartbeat_with_secret("a", 9, None, DesiredState::Ready).is_err());
     assert_eq!(*next.state.view(), before);
-}
-
-#[test]
-fn heartbeats_stored_by_a_server_without_secrets_keep_known_commitments() {
-    let mut group = Group::active_with_secrets(&["a", "b"]);
-    let (incarnation, number) = (secret(1).incarnation(), group.state.view().number);
-    // It stores the heartbeat of a without the commitment.
-    let stored = Heartbeat { commitment: None, ..group.secret_heartbeat("a", 1, None, DesiredState::Ready) };
-    group.state.observe(group.now, &stored);
-    group.advance(ms(1));
-    assert_eq!(group.state.view().number, number);
-    assert!(group.heartbeat("a", incarnation, DesiredState::Ready).is_err());
-    // A gateway without a stored commitment shows its secret to this server.
-    let mut group = Group::new(&["a"]);
-    group.state.observe(
-        group.now,
-        &Heartbeat { commitment: None, ..group.secret_heartbeat("a", 1, None, DesiredState::Joining) },
-    );
-    assert_eq!(group.heartbeat_with_secret("a", 1, None, DesiredState::Joining), Ok(HeartbeatOutcome::Accepted));
-    assert!(group.heartbeat("a", incarnation, DesiredState::Joining).is_err());
 }
 
 #[test]

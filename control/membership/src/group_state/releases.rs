@@ -131,15 +131,14 @@ impl GroupState {
     }
 
     /// The version of the policy whose moved shards a gateway has released. When that was awaited for too long, it counts
-    /// as done: a peer that is unreachable, that has rejected the policy or that belongs to an older version of the
-    /// software doesn't send any.
+    /// as done: a peer that is unreachable or has rejected the policy doesn't send any.
     fn released_policy(&self, name: &str, awaited_since: Option<Instant>, now: Instant) -> Arc<str> {
         if awaited_since.is_none_or(|since| now >= since + policy_release_timeout(self.ttl)) {
             return self.policy_releases.version.clone();
         }
         // A policy may come back. Then a gateway may have released it long ago, and use another one by now; and may not
-        // know yet that this gateway doesn't use that one any more. A version of the software without counts is believed.
-        let is_current = |release: &&Release| release.applied == 0 || release.seen == self.policy_releases.applied;
+        // know yet that this gateway doesn't use that one any more.
+        let is_current = |release: &&Release| release.seen == self.policy_releases.applied;
         self.released.get(name).filter(is_current).map(|release| release.policy.clone()).unwrap_or_default()
     }
 

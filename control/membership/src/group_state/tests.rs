@@ -349,7 +349,7 @@ fn a_gateway_is_ready_once_its_peers_have_sent_their_sessions_by_its_policy() {
     let gateways = [policy_peer("a"), policy_peer("b"), policy_peer("c")];
     fixture.state.set_policy(&gateways, &"v2".into(), fixture.start);
     for (version, ready) in [("", false), ("v1", false), ("v2", true)] {
-        peer.released = Some(Release { view: 7, policy: version.into(), ..Release::default() });
+        peer.released = Some(Release { view: 7, policy: version.into(), applied: 1, seen: 1 });
         fixture.links(&[("b", peer.clone())]);
         let expected = if ready { DesiredState::Ready } else { DesiredState::Joining };
         assert_eq!(fixture.desired_state(), expected, "{version}");
@@ -367,7 +367,7 @@ fn a_removed_gateway_leaves_once_its_peers_have_got_and_released_what_the_policy
     fixture.view(7, 0, members(true));
     let mut peer = linked(true, true);
     fixture.state.set_policy(&[policy_peer("b"), policy_peer("c")], &"v2".into(), fixture.start);
-    let release = |policy: &str| Some(Release { view: 7, policy: policy.into(), ..Release::default() });
+    let release = |policy: &str| Some(Release { view: 7, policy: policy.into(), applied: 1, seen: 1 });
     let cases = [(None, "", false), (Some("v1"), "v2", false), (Some("v2"), "v1", false), (Some("v2"), "v2", true)];
     for (acknowledged, of_peer, is_done) in cases {
         (peer.acknowledged_policy, peer.released) = (acknowledged.map(Arc::from), release(of_peer));
@@ -387,13 +387,15 @@ fn releases_by_policy_are_published_only_while_the_engine_awaits_any() {
     assert_eq!(fixture.policy_releases(0), ["", ""]);
     let gateways = [policy_peer("a"), policy_peer("b"), policy_peer("c")];
     fixture.state.set_policy(&gateways, &"v1".into(), fixture.start);
-    let release = |policy: &str| Release { view: 7, policy: policy.into(), ..Release::default() };
-    fixture.state.mark_released("b".into(), &release("v1"));
+    let release = |policy: &str, seen| Release { view: 7, policy: policy.into(), applied: seen, seen };
+    fixture.state.mark_released("b".into(), &release("v1", 1));
     assert_eq!(fixture.policy_releases(0), ["", ""], "nothing has moved here");
     fixture.state.set_policy(&gateways, &"v2".into(), fixture.start);
     fixture.state.set_awaits_policy_release(true, fixture.start);
-    assert_eq!(fixture.policy_releases(10), ["v1", ""]);
-    fixture.state.mark_released("b".into(), &release("v2"));
+    assert_eq!(fixture.policy_releases(10), ["", ""], "b may not know of v2 yet");
+    fixture.state.mark_released("b".into(), &release("v1", 2));
+    assert_eq!(fixture.policy_releases(15), ["v1", ""]);
+    fixture.state.mark_released("b".into(), &release("v2", 2));
     assert_eq!(fixture.policy_releases(20), ["v2", ""]);
     assert_eq!(fixture.state.next_deadline(fixture.at(2_000)), Some(fixture.at(3_000)));
     assert_eq!(fixture.policy_releases(3_000), ["v2", "v2"], "c never answers");
@@ -441,7 +443,7 @@ fn another_process_of_a_peer_has_released_nothing_by_policy() {
     let gateways = [policy_peer("a"), policy_peer("b"), policy_peer("c")];
     fixture.state.set_policy(&gateways, &"v2".into(), fixture.start);
     fixture.state.set_awaits_policy_release(true, fixture.start);
-    fixture.state.mark_released("b".into(), &Release { view: 7, policy: "v2".into(), ..Release::default() });
+    fixture.state.mark_released("b".into(), &Release { view: 7, policy: "v2".into(), applied: 1, seen: 1 });
     assert_eq!(fixture.policy_releases(10), ["v2", ""]);
     fixture.view(8, 20, view(2));
     assert_eq!(fixture.policy_releases(30), ["", ""]);

@@ -14,8 +14,8 @@ pub enum Action {
     BeginRound {
         /// The view that the peer uses.
         view: u64,
-        /// The last frame of this gateway that the peer had applied; `None`: unknown.
-        applied: Option<u64>,
+        /// The last frame of this gateway that the peer had applied; 0: none.
+        applied: u64,
     },
     /// Apply these records.
     Apply {
@@ -30,7 +30,7 @@ pub enum Action {
         round: u8,
         /// The view of the peer.
         view: u64,
-        /// The version of its policy; empty: unknown.
+        /// The version of its policy; empty: this gateway isn't in it.
         policy: Arc<str>,
         /// Whether another full sync is needed.
         needs_resync: bool,
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn records_belong_to_the_current_round_until_the_next_one_begins() {
         let mut inbound = inbound();
-        let begin = |number, round| NumberedFrame::SyncBegin { number, round, view: 7, applied: Some(3) };
+        let begin = |number, round| NumberedFrame::SyncBegin { number, round, view: 7, applied: 3 };
         let end = |number, round| NumberedFrame::SyncEnd { number, round, policy: "v1".into() };
         let frames = [begin(1, 9), sessions(2), end(5, 9), sessions(6), begin(7, 10), sessions(8), end(9, 10)];
         let steps = frames.map(|kind| {
@@ -128,7 +128,7 @@ mod tests {
         });
         let apply = |number, round| Action::Apply { records: vec![session_record(number)], round };
         let purge = |round| Action::Purge { round, view: 7, policy: "v1".into(), needs_resync: false };
-        let begun = || Action::BeginRound { view: 7, applied: Some(3) };
+        let begun = || Action::BeginRound { view: 7, applied: 3 };
         assert_eq!(steps, [begun(), apply(2, 1), purge(1), apply(6, 1), begun(), apply(8, 2), purge(2)]);
     }
 
@@ -136,7 +136,7 @@ mod tests {
     fn invalid_frame_sequences_are_protocol_violations() {
         let begun = || {
             let mut inbound = inbound();
-            inbound.process(NumberedFrame::SyncBegin { number: 3, round: 1, view: 0, applied: None }).unwrap();
+            inbound.process(NumberedFrame::SyncBegin { number: 3, round: 1, view: 0, applied: 0 }).unwrap();
             inbound
         };
         assert!(inbound().process(sessions(1)).is_err(), "no round has begun");

@@ -254,7 +254,7 @@ impl SendState {
             self.covered = std::mem::replace(&mut self.missed, vec![0; self.workers]);
             (self.begun_by, self.epoch, self.begin) = (self.view, None, self.frames.next_number());
             self.policy = None;
-            let (round, view, applied) = (self.round, self.view, Some(self.applied));
+            let (round, view, applied) = (self.round, self.view, self.applied);
             self.frames.push(Content::Begin, |number| NumberedFrame::SyncBegin { number, round, view, applied });
             self.sync = SyncProgress::InProgress { worker: 0, cursor: 0, requested: false };
             if self.workers == 0 {

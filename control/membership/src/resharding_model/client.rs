@@ -101,7 +101,7 @@ impl Process {
         let heartbeat = Heartbeat {
             gateway: self.name.clone(),
             incarnation: self.incarnation,
-            commitment: Some(commitment(self.index, self.incarnation)),
+            commitment: commitment(self.index, self.incarnation),
             predecessor: self.predecessor.map(|predecessor| Box::new(commitment(self.index, predecessor))),
             desired_state: self.reported.desired_state,
             seen_view: self.reported.seen_view,

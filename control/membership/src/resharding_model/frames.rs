@@ -23,7 +23,7 @@ pub(super) fn encode(frame: NumberedFrame) -> Vec<u8> {
             bytes.push(SESSIONS);
         }
         NumberedFrame::SyncBegin { number, round, view, applied } => {
-            [number, round.into(), view, applied.unwrap_or(0)].into_iter().for_each(put);
+            [number, round.into(), view, applied].into_iter().for_each(put);
             bytes.push(SYNC_BEGIN);
         }
         NumberedFrame::SyncEnd { number, round, policy } => {
@@ -70,9 +70,7 @@ pub(super) fn decode(bytes: &[u8]) -> NumberedFrame {
             let records: Vec<ReplicationRecord> = (1..bytes.len() / 8).step_by(2).map(record).collect();
             NumberedFrame::Sessions { number, records }
         }
-        SYNC_BEGIN => {
-            NumberedFrame::SyncBegin { number, round: value(1) as u32, view: value(2), applied: Some(value(3)) }
-        }
+        SYNC_BEGIN => NumberedFrame::SyncBegin { number, round: value(1) as u32, view: value(2), applied: value(3) },
         SYNC_END => NumberedFrame::SyncEnd { number, round: value(1) as u32, policy: version(2) },
         RELEASED => NumberedFrame::Released {
             number,

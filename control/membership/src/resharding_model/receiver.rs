@@ -56,7 +56,7 @@ impl Process {
         match action {
             Action::BeginRound { applied, .. } => {
                 let Some(peer) = self.peer(at) else { return false };
-                peer.round_epoch = (peer.outbound.acknowledged_epoch, applied.unwrap_or(0));
+                peer.round_epoch = (peer.outbound.acknowledged_epoch, applied);
                 peer.kept_in = None;
                 (peer.retry_at, peer.has_rejected) = (None, false);
                 false

@@ -49,15 +49,6 @@ impl SecretStore for FakeStore {
         contents.secrets.insert(name, secret);
         Ok(())
     }
-
-    async fn delete(&mut self, secret: &Secret) -> Result<(), WriteError> {
-        tokio::task::yield_now().await;
-        let mut contents = self.0.borrow_mut();
-        let name = contents.expect(secret)?;
-        contents.version += 1;
-        contents.secrets.remove(&name);
-        Ok(())
-    }
 }
 
 impl Contents {
@@ -87,7 +78,6 @@ fn specification() -> Specification {
         gateways: Some(Gateways {
             secrets: "gateway-{name}".parse().unwrap(),
             owners: Some("certificate-{name}".parse().unwrap()),
-            former: Some("gateways".to_owned()),
             names: names(&["node-1", "node-2"]),
         }),
         nodes: None,
@@ -152,33 +142,6 @@ fn a_gateways_secret_has_an_owner_of_its_own() {
     assert_eq!(owner("gateway-node-2"), ["DaemonSet certificate-node-2"]);
 }
 
-/// An earlier version's Secret.
-fn put_former(store: &FakeStore) {
-    let mut former = Secret { type_: Some("Opaque".to_owned()), ..Secret::default() };
-    former.metadata.name = Some("gateways".to_owned());
-    former.metadata.resource_version = Some("former".to_owned());
-    let label = ("app.kubernetes.io/managed-by".to_owned(), "vipgate".to_owned());
-    former.metadata.labels = Some(BTreeMap::from([label]));
-    store.0.borrow_mut().secrets.insert("gateways".to_owned(), former);
-}
-
-#[test]
-fn the_secret_with_all_keys_is_deleted_once_each_gateway_has_its_own() {
-    let store = FakeStore::default();
-    put_former(&store);
-    let mut running = Some(start(&store));
-    let mut lines = None;
-    while running.is_some() {
-        lines = go_on(&mut running);
-        let contents = store.0.borrow();
-        let has = |name: &str| contents.secrets.contains_key(name);
-        assert!(has("gateways") || (has("gateway-node-1") && has("gateway-node-2")));
-    }
-    assert!(!store.0.borrow().secrets.contains_key("gateways"));
-    let line = "deleted Secret gateways, which had the keys of all gateways".to_owned();
-    assert!(lines.unwrap().contains(&line));
-}
-
 #[test]
 fn a_lost_secret_is_made_again_of_the_same_ca() {
     let store = FakeStore::default();
@@ -226,11 +189,8 @@ proptest! {
     /// Three runs at once, of which some are killed: those that end have made one CA and what it signs. After them
     /// nothing is left to do, unless one was killed; then the next run completes it.
     #[test]
-    fn runs_at_once_agree(steps in steps(), is_ca_lost in any::<bool>(), is_upgrade in any::<bool>()) {
+    fn runs_at_once_agree(steps in steps(), is_ca_lost in any::<bool>()) {
         let store = FakeStore::default();
-        if is_upgrade {
-            put_former(&store);
-        }
         if is_ca_lost {
             // By somebody who replaces everything.
             run_alone(&store);
@@ -262,7 +222,6 @@ proptest! {
         let version = store.version();
         run_alone(&store);
         prop_assert_eq!(store.version(), version);
-        prop_assert!(!store.0.borrow().secrets.contains_key("gateways"));
     }
 
     /// The CA is deleted, with what it signed or without, while a run goes on. A run that begins after that ends with

@@ -1,5 +1,5 @@
-//! Tunnel authentication: derives tag keys from the public keys in the membership view. Once a gateway has published a
-//! key, its packets must carry tags. After its restart, the key of its previous process is accepted, too, until all
+//! Tunnel authentication: derives tag keys from the public keys in the membership view. Packets of a gateway must carry
+//! tags. After its restart, the key of its previous process is accepted, too, until all
 //! gateways have the new view; while the view still has that key, this gateway uses what its predecessor has left.
 
 use std::collections::BTreeMap;
@@ -9,14 +9,12 @@ use std::time::{Duration, Instant};
 use vipgate_dataplane::policy::members::Authentication;
 use vipgate_dataplane::wire::tunnel_auth::TagKey;
 
-use crate::config::PeerAuthentication;
 use crate::membership::MembershipView;
 use crate::peer::{TagKeys, TunnelEnd, TunnelKey, TunnelSecret};
 
 /// The keys of this gateway and of its peers.
 #[derive(Debug, Default)]
 pub(super) struct TunnelAuthentication {
-    mode: PeerAuthentication,
     own: Option<TunnelSecret>,
     /// The predecessor's.
     inherited: Option<TunnelSecret>,
@@ -37,8 +35,8 @@ struct PeerKeys {
 }
 
 impl TunnelAuthentication {
-    pub(super) fn new(mode: PeerAuthentication, own: Option<TunnelSecret>) -> Self {
-        Self { mode, own, inherited: None, peers: BTreeMap::new() }
+    pub(super) fn new(own: Option<TunnelSecret>) -> Self {
+        Self { own, inherited: None, peers: BTreeMap::new() }
     }
 
     /// The same with the key of a predecessor.
@@ -52,7 +50,7 @@ impl TunnelAuthentication {
         let inherited = self.inherited.as_ref().filter(|secret| Some(*secret.public()) == named);
         let Some(own) = inherited.or(self.own.as_ref()) else { return };
         self.peers.retain(|peer, _| view.member(peer).is_some());
-        // Peers can't create tags before they know this gateway's key, so none are required until the view contains it.
+        // Peers can't create tags before they know this gateway's key.
         let is_published = named == Some(*own.public());
         for member in view.members.iter().filter(|member| *member.name != *name && member.incarnation != 0) {
             let known = self.peers.get(&member.name);
@@ -67,29 +65,12 @@ impl TunnelAuthentication {
         }
     }
 
-    /// The authentication of packets to and from a peer.
+    /// The authentication of packets to and from a peer. One without a valid key sends nothing that counts.
     pub(super) fn for_peer(&self, name: &str, now: Instant) -> Authentication {
-        match self.peers.get(name) {
-            Some(peer) if peer.key.is_some() => match peer.tag_keys() {
-                Some(TagKeys { transmit_key, receive_key }) => {
-                    let previous = peer.previous.filter(|(_, until)| now < *until).map(|(key, _)| key);
-                    Authentication::Tagged { transmit_key, receive_keys: [Some(receive_key), previous] }
-                }
-                None => Authentication::Rejected,
-            },
-            // Not in any view, so it sends nothing.
-            None if self.own.is_some() => Authentication::Rejected,
-            // An older version without keys, or no policy server to distribute keys.
-            Some(_) | None => self.without_key(),
-        }
-    }
-
-    /// The authentication of packets where no keys are published.
-    pub(super) fn without_key(&self) -> Authentication {
-        match self.mode {
-            PeerAuthentication::Offered => Authentication::None,
-            PeerAuthentication::Required => Authentication::Rejected,
-        }
+        let known = self.peers.get(name).and_then(|peer| Some((peer.tag_keys()?, peer.previous)));
+        let Some((TagKeys { transmit_key, receive_key }, previous)) = known else { return Authentication::Rejected };
+        let previous = previous.filter(|(_, until)| now < *until).map(|(key, _)| key);
+        Authentication::Tagged { transmit_key, receive_keys: [Some(receive_key), previous] }
     }
 
     /// When keys of previous processes expire.
@@ -125,10 +106,10 @@ mod tests {
         MembershipView { number: 1, members: members.iter().map(member).collect(), ..MembershipView::default() }
     }
 
-    fn tunnels(mode: PeerAuthentication) -> (TunnelAuthentication, TunnelKey) {
+    fn tunnels() -> (TunnelAuthentication, TunnelKey) {
         let own = TunnelSecret::generate().unwrap();
         let public = *own.public();
-        (TunnelAuthentication::new(mode, Some(own)), public)
+        (TunnelAuthentication::new(Some(own)), public)
     }
 
     /// The tag keys that `b` derives from `a`'s public key.
@@ -138,7 +119,7 @@ mod tests {
 
     #[test]
     fn both_keys_of_a_restarted_gateway_are_accepted_until_the_ttl_has_passed() {
-        let (mut tunnels, own) = tunnels(PeerAuthentication::Required);
+        let (mut tunnels, own) = tunnels();
         let [first, second] = [(); 2].map(|()| TunnelSecret::generate().unwrap());
         let now = Instant::now();
         assert_eq!(tunnels.for_peer("b", now), Authentication::Rejected, "not in any view");
@@ -173,8 +154,7 @@ mod tests {
         let (predecessor, own, other) =
             (TunnelSecret::new([1; 32]), TunnelSecret::new([2; 32]), TunnelSecret::new([3; 32]));
         let (former, named, peer) = (*predecessor.public(), *own.public(), *other.public());
-        let mut tunnels =
-            TunnelAuthentication::new(PeerAuthentication::Required, Some(own)).with_inherited(Some(predecessor));
+        let mut tunnels = TunnelAuthentication::new(Some(own)).with_inherited(Some(predecessor));
         let now = Instant::now();
         tunnels.update("a", &view(&[("a", 1, Some(former)), ("b", 7, Some(peer))]), now, TTL);
         let before = at_b(&other, &former);
@@ -194,39 +174,30 @@ mod tests {
     }
 
     #[test]
-    fn tags_are_not_required_before_the_view_contains_the_own_key() {
-        let (mut tunnels, own) = tunnels(PeerAuthentication::Offered);
+    fn packets_are_rejected_before_the_view_contains_the_own_key() {
+        let (mut tunnels, own) = tunnels();
         let (other, now) = (TunnelSecret::generate().unwrap(), Instant::now());
-        // A server upgraded while gateways run receives their keys one after the other.
         tunnels.update("a", &view(&[("a", 1, None), ("b", 7, Some(*other.public()))]), now, TTL);
-        assert_eq!(tunnels.for_peer("b", now), Authentication::None);
+        assert_eq!(tunnels.for_peer("b", now), Authentication::Rejected);
         tunnels.update("a", &view(&[("a", 1, Some(own)), ("b", 7, Some(*other.public()))]), now, TTL);
         assert!(matches!(tunnels.for_peer("b", now), Authentication::Tagged { receive_keys: [Some(_), None], .. }));
     }
 
     #[test]
-    fn a_peer_without_a_key_is_accepted_unless_authentication_is_required() {
-        let now = Instant::now();
-        for (mode, outcome) in [
-            (PeerAuthentication::Offered, Authentication::None),
-            (PeerAuthentication::Required, Authentication::Rejected),
-        ] {
-            let (mut tunnels, own) = tunnels(mode);
-            let other = TunnelSecret::generate().unwrap();
-            tunnels.update("a", &view(&[("a", 1, Some(own)), ("b", 7, None)]), now, TTL);
-            assert_eq!(tunnels.for_peer("b", now), outcome);
-            assert_eq!(TunnelAuthentication::new(mode, None).for_peer("b", now), outcome, "no server distributes keys");
-            // Upgraded, then downgraded: a process that has published a key can't lose it.
-            let with = view(&[("a", 1, Some(own)), ("b", 8, Some(*other.public()))]);
-            tunnels.update("a", &with, now, TTL);
-            assert!(matches!(tunnels.for_peer("b", now), Authentication::Tagged { receive_keys: [Some(_), None], .. }));
-            tunnels.update("a", &view(&[("a", 1, Some(own)), ("b", 8, None)]), now, TTL);
-            assert!(matches!(tunnels.for_peer("b", now), Authentication::Tagged { .. }));
-            tunnels.update("a", &view(&[("a", 1, Some(own)), ("b", 9, None)]), now, TTL);
-            assert_eq!(tunnels.for_peer("b", now), outcome);
-            // An invalid key is refused.
-            tunnels.update("a", &view(&[("a", 1, Some(own)), ("b", 10, Some([0; 32]))]), now, TTL);
-            assert_eq!(tunnels.for_peer("b", now), Authentication::Rejected);
-        }
+    fn packets_of_a_peer_without_a_valid_key_are_rejected() {
+        let ((mut tunnels, own), now) = (tunnels(), Instant::now());
+        let other = TunnelSecret::generate().unwrap();
+        tunnels.update("a", &view(&[("a", 1, Some(own)), ("b", 7, None)]), now, TTL);
+        assert_eq!(tunnels.for_peer("b", now), Authentication::Rejected);
+        assert_eq!(TunnelAuthentication::new(None).for_peer("b", now), Authentication::Rejected);
+        // A process that has published a key can't lose it.
+        tunnels.update("a", &view(&[("a", 1, Some(own)), ("b", 8, Some(*other.public()))]), now, TTL);
+        assert!(matches!(tunnels.for_peer("b", now), Authentication::Tagged { receive_keys: [Some(_), None], .. }));
+        tunnels.update("a", &view(&[("a", 1, Some(own)), ("b", 8, None)]), now, TTL);
+        assert!(matches!(tunnels.for_peer("b", now), Authentication::Tagged { .. }));
+        tunnels.update("a", &view(&[("a", 1, Some(own)), ("b", 9, None)]), now, TTL);
+        assert_eq!(tunnels.for_peer("b", now), Authentication::Rejected);
+        tunnels.update("a", &view(&[("a", 1, Some(own)), ("b", 10, Some([0; 32]))]), now, TTL);
+        assert_eq!(tunnels.for_peer("b", now), Authentication::Rejected);
     }
 }

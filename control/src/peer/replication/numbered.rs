@@ -15,7 +15,7 @@ pub(crate) fn encode(frame: NumberedFrame) -> Vec<u8> {
             Kind::Sessions(Sessions { number, sessions: records.iter().map(record::encode).collect() })
         }
         NumberedFrame::SyncBegin { number, round, view, applied } => {
-            Kind::SyncBegin(SyncBegin { number, round, view, applied })
+            Kind::SyncBegin(SyncBegin { number, round, view, applied: Some(applied) })
         }
         NumberedFrame::SyncEnd { number, round, policy } => {
             Kind::SyncEnd(SyncEnd { number, round, policy: policy.to_string() })
@@ -26,10 +26,10 @@ pub(crate) fn encode(frame: NumberedFrame) -> Vec<u8> {
     })
 }
 
-/// Decodes a numbered frame, without records of states and directions that this version doesn't know.
+/// Decodes a numbered frame.
 ///
 /// # Errors
-/// If the frame has no number or too many sessions, or a session is invalid.
+/// If the frame has no number or too many sessions, lacks a field, or a session is invalid.
 pub(crate) fn decode(kind: &Kind) -> Result<NumberedFrame, LinkError> {
     Ok(match kind {
         Kind::Sessions(frame) => {
@@ -37,13 +37,17 @@ pub(crate) fn decode(kind: &Kind) -> Result<NumberedFrame, LinkError> {
                 return Err(LinkError::ProtocolViolation("too many sessions in one frame"));
             }
             let records: Result<Vec<_>, _> = frame.sessions.iter().map(record::decode).collect();
-            NumberedFrame::Sessions { number: frame.number, records: records?.into_iter().flatten().collect() }
+            NumberedFrame::Sessions { number: frame.number, records: records? }
         }
         Kind::SyncBegin(SyncBegin { number, round, view, applied }) => {
-            NumberedFrame::SyncBegin { number: *number, round: *round, view: *view, applied: *applied }
+            let applied = applied.ok_or(LinkError::ProtocolViolation("a SyncBegin without `applied`"))?;
+            NumberedFrame::SyncBegin { number: *number, round: *round, view: *view, applied }
         }
         Kind::SyncEnd(SyncEnd { number, round, policy }) => {
             NumberedFrame::SyncEnd { number: *number, round: *round, policy: policy.as_str().into() }
+        }
+        Kind::Released(Released { policy, applied, .. }) if policy.is_empty() || *applied == 0 => {
+            return Err(LinkError::ProtocolViolation("a Released without the version or the number of its policy"));
         }
         Kind::Released(Released { number, view, policy, applied, seen }) => NumberedFrame::Released {
             number: *number,
@@ -71,6 +75,19 @@ mod tests {
         assert!(decode(&sessions(MAX_RECORDS_APPLIED)).is_ok());
         for kind in [sessions(MAX_RECORDS_APPLIED + 1), Kind::SyncRequest(crate::peer::proto::SyncRequest {})] {
             assert!(matches!(decode(&kind), Err(LinkError::ProtocolViolation(_))));
+        }
+    }
+
+    #[test]
+    fn frames_that_lack_a_field_are_protocol_violations() {
+        let begin = |applied| Kind::SyncBegin(SyncBegin { number: 4, round: 1, view: 2, applied });
+        assert!(decode(&begin(Some(0))).is_ok());
+        let released = |policy: &str, applied| {
+            Kind::Released(Released { number: 4, view: 2, policy: policy.into(), applied, seen: 0 })
+        };
+        assert!(decode(&released("v1", 1)).is_ok());
+        for kind in [begin(None), released("", 1), released("v1", 0)] {
+            assert!(matches!(decode(&kind), Err(LinkError::ProtocolViolation(_))), "{kind:?}");
         }
     }
 }

@@ -84,8 +84,8 @@ impl RetrySchedule {
 struct RoundState {
     /// The epoch of the last full sync that the peer had acknowledged when the round began.
     acknowledged_epoch: u64,
-    /// The last frame of this gateway that the peer had applied then; `None`: unknown.
-    applied: Option<u64>,
+    /// The last frame of this gateway that the peer had applied then; 0: none.
+    applied: u64,
     /// The same for a round that had to keep sessions that it didn't list.
     kept_in: Option<u64>,
     retry: RetrySchedule,
@@ -142,7 +142,7 @@ impl RecordReceiver<'_> {
         let guard = self.apply_locks.lock(&self.peer).await;
         let mut inbound = ReceiveState::new(self.peer.clone(), self.sync_rounds.clone());
         let retry = RetrySchedule::new(self.retry_delay);
-        let mut round = RoundState { acknowledged_epoch: 0, applied: None, kept_in: None, retry };
+        let mut round = RoundState { acknowledged_epoch: 0, applied: 0, kept_in: None, retry };
         let mut evicted = self.evicted();
         loop {
             let kind = tokio::select! {
@@ -174,7 +174,7 @@ impl RecordReceiver<'_> {
                 }
                 Action::Purge { round: number, view, policy, needs_resync } => {
                     // What a full sync of this gateway lists may still be on its way, though workers treat it as sent.
-                    let in_flight = round.applied.is_some_and(|frame| !self.status.is_synced_by(&self.peer, frame));
+                    let in_flight = !self.status.is_synced_by(&self.peer, round.applied);
                     let epoch = if in_flight { 0 } else { round.acknowledged_epoch };
                     let mut purged = self.purge(number, (view, policy), epoch, &guard).await?;
                     if in_flight {
@@ -206,7 +206,7 @@ impl RecordReceiver<'_> {
     }
 
     /// A sync round begins under a view.
-    async fn begin_round(&self, view: u64, applied: Option<u64>, round: &mut RoundState) -> Result<(), LinkError> {
+    async fn begin_round(&self, view: u64, applied: u64, round: &mut RoundState) -> Result<(), LinkError> {
         self.update_status(|status| status.in_sync_from = false);
         self.wait_for_view(view).await?;
         (round.acknowledged_epoch, round.kept_in) = (self.status.acknowledged_epoch(&self.peer), None);

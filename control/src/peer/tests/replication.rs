@@ -44,7 +44,7 @@ async fn each_peer_gets_the_sessions_it_is_the_replica_target_of() {
     wait_until("standby sessions", || b.workers.standby().len() == 300 && c.workers.standby().len() == 600).await;
     // A release: first the queued records, then the Released frame.
     (900..1000).for_each(|number| a.workers.open(number, B));
-    let release = crate::peer::Release { view: 5, policy: "v1".into(), ..crate::peer::Release::default() };
+    let release = crate::peer::Release { view: 5, policy: "v1".into(), applied: 1, seen: 0 };
     a.peers.release("b", release.clone());
     let mut events = b.events;
     loop {

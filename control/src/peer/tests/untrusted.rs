@@ -280,7 +280,7 @@ async fn a_sender_that_exceeds_the_window_is_rejected() {
     let (gateway, identity) = gateway_with_peer();
     let mut stream = connect(&identity, &gateway).await.unwrap();
     stream.write_all(&hello("a", 7)).await.unwrap();
-    let mut flood = frame::encode(Kind::SyncBegin(SyncBegin { number: 1, round: 1, view: 0, applied: None }));
+    let mut flood = frame::encode(Kind::SyncBegin(SyncBegin { number: 1, round: 1, view: 0, applied: Some(0) }));
     (2..2000).for_each(|number| flood.extend(frame::encode(Kind::Sessions(Sessions { number, sessions: Vec::new() }))));
     // The connection may be closed before everything is written.
     let _ = stream.write_all(&flood).await;

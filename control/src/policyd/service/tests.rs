@@ -29,6 +29,7 @@ mod set_aside;
 use super::*;
 use crate::config::{KubernetesSource, NodeTokens, PolicyServer, Tls};
 use crate::listener::{ConnectionLimiter, Limits, RejectReason};
+use crate::membership::Secret;
 use crate::policyd::listen::{self, Certificates};
 use crate::policyd::membership;
 use crate::policyd::meter::MeterLayer;
@@ -248,7 +249,15 @@ async fn a_heartbeat_is_only_accepted_for_a_name_in_the_certificate() {
     let config = server.client_config(Some((&ca, &own)), &folder);
     let (channel, _) = open_channel(&config, &Target::first(&config)).await.unwrap();
     let heartbeat = async |gateway: &str| {
-        let heartbeat = Heartbeat { gateway: gateway.to_owned(), incarnation: 7, sequence: 1, ..Heartbeat::default() };
+        let secret = Secret::new([7; 32]);
+        let heartbeat = Heartbeat {
+            gateway: gateway.to_owned(),
+            incarnation: secret.incarnation(),
+            secret: secret.bytes().to_owned(),
+            tunnel_key: vec![1; 32],
+            sequence: 1,
+            ..Heartbeat::default()
+        };
         let heartbeats = tokio_stream::iter([heartbeat]).into_streaming_request();
         let mut replies = MembershipClient::new(channel.clone()).join(heartbeats).await.unwrap().into_inner();
         timeout(TIMEOUT, replies.message()).await.expect("a reply")

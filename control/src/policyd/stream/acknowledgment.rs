@@ -51,7 +51,7 @@ impl DeltaStream {
         let settings: Vec<Key> = settings.filter(|key| self.subscriptions.contains_key(&key.kind)).collect();
         list.extend(settings);
         let bytes = list.len() * SHARED_KEY_BYTES + self.resend_bytes;
-        let batch = Batch::of_keys(publication, KeyList { list, bytes }, self.has_whole_services);
+        let batch = Batch::of_keys(publication, KeyList { list, bytes });
         Some(Update { publication: publication.clone(), batch })
     }
 

@@ -1,13 +1,12 @@
 //! Responses that haven't been sent yet. A response is a list of keys until it can be sent, so nothing is encoded for a
 //! client that doesn't read.
 
-use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
 use prost::bytes::Bytes;
 
-use crate::policyd::publication::{EncodedResponse, Publication, PublishedResource, encode_responses};
+use crate::policyd::publication::{EncodedResponse, Publication, encode_responses};
 use crate::xds::resource::{Key, Kind};
 
 /// Memory of a name beside its bytes, in a subscription or in a response; and of a key that the publication shares.
@@ -34,7 +33,7 @@ pub(super) enum Body {
     /// Encoded already.
     Encoded(Bytes),
     /// A range of these keys, all of one kind.
-    Keys { kind: Kind, keys: Arc<KeyList>, range: Range<usize>, has_whole_services: bool },
+    Keys { kind: Kind, keys: Arc<KeyList>, range: Range<usize> },
 }
 
 /// Resources in a response, or in the batch it belongs to. No reference to a publication: a client that doesn't
@@ -74,25 +73,21 @@ impl Body {
 
     /// Encodes its resources as they are in this publication.
     pub(super) fn encode(self, publication: &Publication) -> Bytes {
-        let (kind, keys, range, has_whole_services) = match self {
+        let (kind, keys, range) = match self {
             Self::Encoded(bytes) => return bytes,
-            Self::Keys { kind, keys, range, has_whole_services } => (kind, keys, range, has_whole_services),
+            Self::Keys { kind, keys, range } => (kind, keys, range),
         };
         let (mut present, mut removed) = (Vec::new(), Vec::new());
         for key in &keys.list[range] {
-            match get(publication, key, has_whole_services) {
+            match publication.get(key) {
                 Some(it) => present.push(it),
                 None => removed.push(key.name.to_string()),
             }
         }
         // By its size it is one response. Several could be concatenated: protobuf merges concatenated messages.
-        let responses = encode_responses(&publication.version, kind, present.iter().map(AsRef::as_ref), removed);
+        let responses = encode_responses(&publication.version, kind, present.into_iter(), removed);
         responses.iter().map(|response| &*response.bytes).collect::<Vec<&[u8]>>().concat().into()
     }
-}
-
-fn get<'a>(publication: &'a Publication, key: &Key, has_whole_services: bool) -> Option<Cow<'a, PublishedResource>> {
-    if has_whole_services { publication.get_whole(key) } else { publication.get(key).map(Cow::Borrowed) }
 }
 
 impl Contents {
@@ -107,18 +102,16 @@ impl Contents {
 
 impl Batch {
     /// Responses with the resources of these keys in a publication, in order; each response has keys of one kind.
-    /// `has_whole_services`: a Service has all its backends.
-    pub(super) fn of_keys(publication: &Publication, keys: KeyList, has_whole_services: bool) -> Self {
+    pub(super) fn of_keys(publication: &Publication, keys: KeyList) -> Self {
         let keys = Arc::new(keys);
         let mut bodies = Vec::new();
         let (mut begin, mut size) = (0, 0);
         for (i, key) in keys.list.iter().enumerate() {
             let (end, name) = (i + 1, key.name.len());
-            size +=
-                get(publication, key, has_whole_services).map_or(name + 8, |it| it.content.body.len() + 2 * name + 128);
+            size += publication.get(key).map_or(name + 8, |it| it.content.body.len() + 2 * name + 128);
             if size >= MAX_BODY_BYTES || keys.list.get(end).is_none_or(|next| next.kind != key.kind) {
                 let (kind, keys) = (key.kind, keys.clone());
-                bodies.push(Body::Keys { kind, keys, range: begin..end, has_whole_services });
+                bodies.push(Body::Keys { kind, keys, range: begin..end });
                 (begin, size) = (end, 0);
             }
         }

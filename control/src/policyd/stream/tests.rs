@@ -11,7 +11,8 @@ use super::*;
 use crate::source::SourceUpdate;
 use crate::source::store::ManifestStore;
 use crate::xds::fixtures::large_service;
-use crate::xds::resource::{Decoded, SETTINGS, decode, encode};
+use crate::xds::resource::slices::ServiceResource;
+use crate::xds::resource::{SETTINGS, encode};
 
 /// The publication after `previous`, of Services with one pod each: `(number, last byte of the VIP)`.
 fn publication(previous: &Publication, tenants: &[(u8, u8)]) -> Arc<Publication> {
@@ -463,7 +464,7 @@ fn a_changed_backend_sends_one_slice_of_its_service() {
     let second = of_service(&first, changed);
     let slices = second.changed_keys.iter().filter(|key| key.kind == Kind::BackendSlice).count();
     assert_eq!((slices, second.changed_keys.len()), (1, 2), "a slice and the Settings");
-    let whole: usize = encode::whole_service(&large_service(5000)).1.body.len();
+    let whole = encode::service_resource(&ServiceResource { service: large_service(5000), slices: 0 }).1.body.len();
     let update: usize = second.delta().iter().map(|response| response.bytes.len()).sum();
     assert!(whole > 200_000 && update < 10_000, "{whole} bytes, {update} bytes for the change");
     client.publish(&second);
@@ -474,54 +475,4 @@ fn a_changed_backend_sends_one_slice_of_its_service() {
     client.publish(&none);
     client.assert_holds(&none);
     assert_eq!((none.count(Kind::BackendSlice), client.held.len()), (0, 1));
-}
-
-/// Older gateways don't know backend slices.
-#[test]
-fn a_client_without_backend_slices_gets_whole_services() {
-    let services = |stream: &mut DeltaStream| -> Vec<usize> {
-        let responses = std::iter::from_fn(|| stream.next_response());
-        let responses = responses.map(|it| DeltaDiscoveryResponse::decode(it.bytes).unwrap());
-        let backends = |resource: envoy_types::pb::envoy::service::discovery::v3::Resource| {
-            let body = resource.resource.unwrap();
-            let kind = Kind::from_type_url(&body.type_url).unwrap();
-            assert_ne!(kind, Kind::BackendSlice);
-            match decode(kind, &resource.name, &body.value).unwrap() {
-                Decoded::Service(service) => Some(service.service.backends.len()),
-                _ => None,
-            }
-        };
-        responses.flat_map(|it| it.resources).filter_map(backends).collect()
-    };
-    let first = of_service(&Publication::default(), large_service(300));
-    let mut stream = DeltaStream::default();
-    for kind in Kind::OF_GATEWAYS.into_iter().filter(|kind| *kind != Kind::BackendSlice) {
-        let request = DeltaDiscoveryRequest { type_url: kind.type_url().to_owned(), ..Default::default() };
-        stream.handle_request(request, &first).unwrap();
-    }
-    assert_eq!(services(&mut stream), [300]);
-    let mut changed = large_service(300);
-    changed.backends[7].weight = 7;
-    let mut last = first;
-    for (service, expected) in
-        [(changed, 300), (large_service(301), 301), (large_service(9), 9), (large_service(400), 400)]
-    {
-        let next = of_service(&last, service);
-        let update = stream.update(&next).unwrap().unwrap();
-        stream.publish(update);
-        assert_eq!(services(&mut stream), [expected]);
-        last = next;
-    }
-    // It reconnects with the version that it has.
-    let version = Content::version_text(encode::whole_service(&large_service(400)).1.version);
-    for (version, expected) in [(version, vec![]), ("1".to_owned(), vec![400])] {
-        let mut stream = DeltaStream::default();
-        let request = DeltaDiscoveryRequest {
-            type_url: Kind::Service.type_url().to_owned(),
-            initial_resource_versions: [("Service a/s".to_owned(), version)].into(),
-            ..Default::default()
-        };
-        stream.handle_request(request, &last).unwrap();
-        assert_eq!(services(&mut stream), expected);
-    }
 }

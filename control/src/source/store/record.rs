@@ -94,8 +94,7 @@ impl ManifestStore {
         Some(next)
     }
 
-    /// Pools whose status never had a record, where the status has it: a server of an earlier version leads, or the leader
-    /// will write it in a moment.
+    /// Pools whose status never had a record, where the status has it: the leader will write it in a moment.
     fn unrecorded_pools(&self) -> BTreeSet<String> {
         let is_unrecorded =
             |object: &&Arc<Object>| matches!(&object.body, Body::AddressPool(pool) if pool.recorded.is_none());

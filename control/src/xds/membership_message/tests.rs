@@ -17,6 +17,18 @@ fn member(name: &str) -> Member {
     }
 }
 
+/// A heartbeat of `a` with only the required fields.
+fn minimal() -> proto::Heartbeat {
+    let secret = Secret::new([5; 32]);
+    proto::Heartbeat {
+        gateway: "a".into(),
+        incarnation: secret.incarnation(),
+        secret: secret.bytes().to_owned(),
+        tunnel_key: vec![2; 32],
+        ..proto::Heartbeat::default()
+    }
+}
+
 #[test]
 fn a_view_survives_encoding_and_decoding() {
     let view = MembershipView { number: 5, serving_changes: 3, members: vec![member("a"), Member::new("b".into(), 5)] };
@@ -35,7 +47,7 @@ fn a_heartbeat_survives_encoding_and_decoding() {
     let heartbeat = Heartbeat {
         gateway: "a".into(),
         incarnation: parsed(secret).incarnation(),
-        commitment: Some(parsed(secret).commitment()),
+        commitment: parsed(secret).commitment(),
         predecessor: Some(Box::new(parsed(predecessor).commitment())),
         desired_state: DesiredState::Draining,
         seen_view: 9,
@@ -53,12 +65,14 @@ fn a_heartbeat_survives_encoding_and_decoding() {
     assert_eq!(stored.clone().into_stored(), Ok(Heartbeat { predecessor: None, ..heartbeat.clone() }));
     let sent = proto::Heartbeat { secret: secret.into(), predecessor: predecessor.into(), ..stored.clone() };
     assert_eq!(Heartbeat::try_from(sent.clone()), Ok(heartbeat.clone()));
-    // A commitment in a gateway's message is ignored.
-    assert_eq!(Heartbeat::try_from(stored).map(|it| it.commitment), Ok(None));
-    for secret in [vec![4; 32], vec![3; 31], heartbeat.commitment.unwrap().into()] {
+    // A commitment in a gateway's message is no secret.
+    assert_eq!(Heartbeat::try_from(stored), Err(InvalidMessage::Secret("a".into())));
+    for secret in [vec![4; 32], vec![3; 31], heartbeat.commitment.into()] {
         let invalid = proto::Heartbeat { secret, ..sent.clone() };
         assert_eq!(Heartbeat::try_from(invalid), Err(InvalidMessage::Secret("a".into())));
     }
+    let without_key = proto::Heartbeat { tunnel_key: Vec::new(), ..sent.clone() };
+    assert_eq!(Heartbeat::try_from(without_key), Err(InvalidMessage::TunnelKey("a".into(), 0)));
     let view = proto::View { number: MAX_NUMBER / 2, ..proto::View::default() };
     let last = proto::Heartbeat { view: Some(view), ..sent };
     assert_eq!(Heartbeat::try_from(last), Err(InvalidMessage::Number(MAX_NUMBER / 2)), "view numbers would run out");
@@ -66,12 +80,7 @@ fn a_heartbeat_survives_encoding_and_decoding() {
 
 #[test]
 fn a_fault_is_one_line_of_limited_length() {
-    let message = |unable: String| proto::Heartbeat {
-        gateway: "a".into(),
-        incarnation: 1,
-        unable,
-        ..proto::Heartbeat::default()
-    };
+    let message = |unable: String| proto::Heartbeat { unable, ..minimal() };
     let parse = |text: &str| Heartbeat::try_from(message(text.to_owned())).unwrap().unable;
     assert_eq!(parse(""), None);
     assert_eq!(parse("a\nb").as_deref(), Some("a b"));
@@ -108,7 +117,7 @@ fn invalid_messages_are_rejected() {
     assert_eq!(of(&|view| view.members.push(view.members[0].clone())), InvalidMessage::DuplicateMember(5, "a".into()));
     let many = vec![proto::Member::default(); MAX_MEMBERS + 1];
     assert_eq!(of(&|view| view.members.clone_from(&many)), InvalidMessage::TooManyMembers(5, MAX_MEMBERS + 1));
-    let heartbeat = proto::Heartbeat { gateway: "a".into(), incarnation: 1, ..proto::Heartbeat::default() };
+    let heartbeat = minimal();
     assert!(Heartbeat::try_from(heartbeat.clone()).is_ok());
     assert_eq!(
         Heartbeat::try_from(proto::Heartbeat { incarnation: 0, ..heartbeat.clone() }),

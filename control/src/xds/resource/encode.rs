@@ -18,7 +18,7 @@ use vipgate_policy::fingerprint::{Fingerprint, mix};
 use vipgate_policy::manifest::UncoveredAction;
 
 pub use self::node_policy::{References, node_policy};
-pub use self::service::{backend_slice, service, service_resource, slices, whole_service};
+pub use self::service::{backend_slice, service, service_resource, slices};
 use super::super::proto;
 use super::{CLUSTER, Content, Key, Kind, SETTINGS};
 

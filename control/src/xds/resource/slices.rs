@@ -1,8 +1,8 @@
 //! Backend slices: the backends of a large Service, divided by address, so that one changed backend changes one slice.
 //!
-//! A Service's resource and slices have two lists of backends: the first one of each address, and further ones.
-//! Gateways of versions that expect each address once read the first list alone. Its backends are assigned to slices by
-//! address, further ones by their first target port, too, since an address may have more of them than a slice.
+//! A Service's resource and slices have two lists of backends: the first one of each address, and further ones. The
+//! first ones are assigned to slices by address, further ones by their first target port, too, since an address may have
+//! more of them than a slice.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

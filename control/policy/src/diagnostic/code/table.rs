@@ -100,11 +100,6 @@ codes! {
         "A client certificate needs its private key, and the other way round. Set both `cert` and `key`, or neither.",
         "gateway.yaml": "policy: {server: {url: \"https://127.0.0.1:18000\", key: key.pem}}"
             => "policy: {server: {url: \"http://127.0.0.1:18000\"}}";
-    AuthenticationWithoutServer = 206, "Peer authentication needs a policy server",
-        "Gateways get each other's public keys from the policy server. With policy from files there is none, so \
-         `required` would drop all packets of other gateways. Use `policy.server`, or the default `offered`.",
-        "gateway.yaml": "peer: {address: 192.0.2.11, authentication: required}"
-            => "peer: {address: 192.0.2.11, authentication: offered}";
     AllowEmptyWithServer = 207, "allow_empty has no effect",
         "In gateway.yaml the field is about `policy.files`. With a policy server, the server decides whether an empty \
          source is an empty policy. Set `allow_empty` in policyd.yaml instead.",

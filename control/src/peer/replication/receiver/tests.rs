@@ -75,6 +75,7 @@ impl Scenario {
         let workers = Arc::new(MockWorker { sender, keeps, is_full, epochs });
         let (board, turns) = (StatusPublisher::new(), ApplyLocks::default());
         board.set_peers(&["b".into()]);
+        board.update("b", |peer| peer.replication.synced_frame = Some(1));
         let (events, _events) = mpsc::channel(16);
         let (sender, lane) = mpsc::channel(16);
         let (_view, view) = watch::channel(Arc::new(PeerView { number: 9, ..PeerView::default() }));
@@ -125,7 +126,7 @@ impl Scenario {
     }
 
     async fn begin(&mut self) {
-        self.frame(|number| Kind::SyncBegin(SyncBegin { number, round: 1, view: 8, applied: None }), false).await;
+        self.frame(|number| Kind::SyncBegin(SyncBegin { number, round: 1, view: 8, applied: Some(1) }), false).await;
     }
 
     async fn end(&mut self) {

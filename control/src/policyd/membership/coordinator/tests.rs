@@ -46,22 +46,7 @@ async fn a_batch_without_a_write_does_not_end_a_store_outage() {
         outage: Outage::default(),
     };
     coordinator.load_policy();
-    let heartbeat = Heartbeat {
-        gateway: "a".into(),
-        incarnation: 1,
-        commitment: None,
-        predecessor: None,
-        desired_state: DesiredState::Ready,
-        seen_view: 0,
-        fingerprint: None,
-        peer: None,
-        tunnel_key: None,
-        overlay: None,
-        unable: None,
-        policy_version: None,
-        sessions: 0,
-        view: None,
-    };
+    let heartbeat = Heartbeat::minimal("a", 1, DesiredState::Ready, 0);
     for _ in 0..3 {
         let (sender, reply) = oneshot::channel();
         coordinator

@@ -56,13 +56,16 @@ impl Keys {
     }
 
     fn heartbeat(&self, name: &str) -> String {
-        format!("{}beats/{name}", self.prefix)
+        format!("{}heartbeats/{name}", self.prefix)
     }
 
     /// `None`: not a key of the store.
     fn parse(&self, key: &[u8]) -> Option<KeyKind> {
         let rest = str::from_utf8(key).ok()?.strip_prefix(&self.prefix)?;
-        if rest == "view" { Some(KeyKind::View) } else { Some(KeyKind::Heartbeat(rest.strip_prefix("beats/")?.into())) }
+        if rest == "view" {
+            return Some(KeyKind::View);
+        }
+        Some(KeyKind::Heartbeat(rest.strip_prefix("heartbeats/")?.into()))
     }
 }
 

@@ -17,11 +17,6 @@ pub fn service(service: &PlacedService) -> (Key, Content) {
     encode(service, if slices > 0 { &[] } else { &service.backends }, slices)
 }
 
-/// Encodes a Service with all its backends, for clients that don't know slices.
-pub fn whole_service(service: &PlacedService) -> (Key, Content) {
-    encode(service, &service.backends, 0)
-}
-
 /// Encodes a decoded Service.
 pub fn service_resource(resource: &ServiceResource) -> (Key, Content) {
     encode(&resource.service, &resource.service.backends, resource.slices)

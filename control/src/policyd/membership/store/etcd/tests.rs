@@ -198,7 +198,7 @@ async fn gateways_may_use_any_of_several_servers() {
 /// A heartbeat of the process with this secret.
 fn secret_heartbeat(name: &str, process: u8, seen_view: u64) -> Heartbeat {
     let secret = Secret::from_slice(&[process; 32]).unwrap();
-    let commitment = Some(secret.commitment());
+    let commitment = secret.commitment();
     Heartbeat { commitment, ..Heartbeat::minimal(name, secret.incarnation(), DesiredState::Ready, seen_view) }
 }
 
@@ -220,7 +220,7 @@ async fn an_impostor_is_rejected_at_every_server() {
                 Err(error) => panic!("{error}"),
             }
             let incarnation = secret_heartbeat("a", 1, 0).incarnation;
-            for commitment in [None, secret_heartbeat("a", 9, 0).commitment] {
+            for commitment in [2, 9].map(|process| secret_heartbeat("a", process, 0).commitment) {
                 let forged =
                     Heartbeat { commitment, ..Heartbeat::minimal("a", incarnation, DesiredState::Ready, view.number) };
                 let error = at.heartbeat(forged).await.unwrap_err();
