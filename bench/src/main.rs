@@ -56,7 +56,7 @@ enum Command {
     Failover(failover::Options),
     /// Isolation of one tenant while another tenant's VIP is flooded: goodput, latency, new connections; needs root
     Flood(flood::Options),
-    /// Overhead of captures, the NAT log and `top` per packet
+    /// Overhead of captures, the NAT log and queries per packet
     Watch(observability::Options),
     /// Draws SVGs from the output of `path`, `wire --loads` and `failover`
     Plot(plot::Options),

@@ -1,5 +1,5 @@
-//! Observability overhead benchmark: captures of one pod, of one port, of drops and of all packets, the NAT log, `top`,
-//! and all of them together, in alternating rounds.
+//! Observability overhead benchmark: captures of one pod, of one port, of drops and of all packets, the NAT log,
+//! queries of drops and ports, and all of them together, in alternating rounds.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,10 +30,10 @@ use crate::rig::Rig;
 
 /// Bytes captured per packet.
 const LENGTH: usize = DEFAULT_SNAP_LENGTH as usize;
-/// Refresh interval of `vipgate top`.
-const TOP_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval of the queries.
+const QUERY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Measures the overhead of captures, the NAT log and `top` on packets of established sessions
+/// Measures the overhead of captures, the NAT log and queries on packets of established sessions
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Options {
     /// Established sessions; a comma-separated list is measured one by one
@@ -62,9 +62,9 @@ enum Feature {
     CaptureAll,
     /// `nat_log` with sessions.
     NatLog,
-    /// `top`.
-    Top,
-    /// A capture of one pod, the NAT log and `top`.
+    /// `drops` and `ports`, every second.
+    Queries,
+    /// A capture of one pod, the NAT log and the queries.
     All,
 }
 
@@ -76,7 +76,7 @@ impl Feature {
         Self::CaptureDrops,
         Self::CaptureAll,
         Self::NatLog,
-        Self::Top,
+        Self::Queries,
         Self::All,
     ];
 
@@ -88,7 +88,7 @@ impl Feature {
             Self::CaptureDrops => "capture_drops",
             Self::CaptureAll => "capture_all",
             Self::NatLog => "log",
-            Self::Top => "top",
+            Self::Queries => "queries",
             Self::All => "all",
         }
     }
@@ -101,7 +101,7 @@ impl Feature {
             Self::CapturePort => Some(CaptureFilter { port: Some(port), ..CaptureFilter::default() }),
             Self::CaptureDrops => Some(CaptureFilter { outcome: OutcomeFilter::Dropped, ..CaptureFilter::default() }),
             Self::CaptureAll => Some(CaptureFilter::default()),
-            Self::None | Self::NatLog | Self::Top => None,
+            Self::None | Self::NatLog | Self::Queries => None,
         }
     }
 }
@@ -190,9 +190,9 @@ impl ActiveObserver {
         if matches!(feature, Feature::NatLog | Feature::All) {
             rig.send_command(Command::LogSessions(Some(Arc::new(SessionEventQueue::new(SESSION_QUEUE_CAPACITY)))))?;
         }
-        if matches!(feature, Feature::Top | Feature::All) {
+        if matches!(feature, Feature::Queries | Feature::All) {
             let (commands, stop) = (rig.commands.clone(), stop.clone());
-            threads.push(thread::spawn(move || poll_as_top(&commands, &stop)));
+            threads.push(thread::spawn(move || query(&commands, &stop)));
         }
         for _ in 0..4 {
             rig.worker.turn(rig.now);
@@ -232,21 +232,21 @@ fn read_capture(ring: &CaptureRing, stop: &AtomicBool) -> u64 {
     captured
 }
 
-/// Queries drops and ports like `top`, which reads counters directly.
-fn poll_as_top(commands: &Sender<Command>, stop: &AtomicBool) -> u64 {
-    let mut elapsed = TOP_INTERVAL;
+/// Queries drops and ports.
+fn query(commands: &Sender<Command>, stop: &AtomicBool) -> u64 {
+    let mut elapsed = QUERY_INTERVAL;
     while !stop.load(Ordering::Relaxed) {
-        if elapsed >= TOP_INTERVAL {
+        if elapsed >= QUERY_INTERVAL {
             elapsed = Duration::ZERO;
             let (reply, response) = bounded(1);
             let records = Vec::with_capacity(drops::MAX_RECORDS);
             let chunk = Box::new(DropChunk { now: Tick(0), last: [None; DropReason::ALL.len()], records });
             let _ = commands.send(Command::Drops { chunk, reply });
-            let _ = response.recv_timeout(TOP_INTERVAL);
+            let _ = response.recv_timeout(QUERY_INTERVAL);
             let (reply, response) = bounded(1);
             let chunk = PortChunk { only: None, cursor: Some(0), records: Vec::with_capacity(64) };
             let _ = commands.send(Command::Ports { chunk, reply });
-            let _ = response.recv_timeout(TOP_INTERVAL);
+            let _ = response.recv_timeout(QUERY_INTERVAL);
         }
         let step = Duration::from_millis(5);
         thread::sleep(step);

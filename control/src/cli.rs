@@ -18,7 +18,6 @@ mod sessions;
 mod show;
 mod status;
 mod table;
-mod top;
 mod trace;
 
 use std::net::IpAddr;
@@ -205,9 +204,6 @@ enum Command {
     Explain(explain::Explain),
     /// Capture packets before and after translation, each with its verdict
     Capture(capture::Capture),
-    /// Live view of the gateway: rates, sessions, drops, VIPs, workers
-    #[command(after_help = "Example:\n  vipgate top --every 2s")]
-    Top(top::Top),
     /// Print completions for a shell
     #[command(after_help = "Example:\n  vipgate completions bash > /etc/bash_completion.d/vipgate")]
     Completions {
@@ -359,7 +355,6 @@ fn run(cli: Cli) -> Result<(), CommandError> {
         Command::Trace(args) => trace::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Capture(args) => capture::run(&args),
-        Command::Top(args) => top::run(&args),
         Command::Completions { shell } => generate::completions(shell),
         Command::Generate { action } => generate::generate(&action),
         Command::Man { directory } => generate::man(&directory),

@@ -149,8 +149,6 @@ fn explain_reports_policy_precedence() {
         (vec!["drops", "--reason", "bad_luck"], 2, "\"bad_luck\" is not a drop reason; known reasons: no_service"),
         (vec!["capture", "--filter", "hots 10.1.0.11"], 2, "--filter: unknown keyword \"hots\""),
         (vec!["capture", "--filter", "in eth9"], 2, "in \"eth9\": this gateway has gw-in, gw-out"),
-        (vec!["top"], 2, "top needs a terminal"),
-        (vec!["top", "--once", "wide"], 2, "expected COLUMNSxLINES"),
     ] {
         let (actual, stdout, stderr) = run(&testbed, &command);
         assert_eq!((actual, stdout.as_str()), (code, ""), "{command:?}: {stderr}");
@@ -233,18 +231,9 @@ fn a_capture_shows_both_sides_with_the_verdict_and_always_ends() {
 }
 
 #[test]
-fn top_ports_man_pages_and_completions_work() {
-    let testbed = Testbed::with_gateway("top");
+fn ports_man_pages_and_completions_work() {
+    let testbed = Testbed::with_gateway("ports");
     testbed.check_source_addresses(&testbed.pods[0], SERVER, VIP_A);
-    for size in ["80x24", "200x50"] {
-        let (code, stdout, stderr) = run(&testbed, &["top", "--every", "200ms", "--once", size]);
-        assert_eq!(code, 0, "{stderr}");
-        for word in ["gw-test", "egress", "sessions", "workers", "203.0.113.10", "Service tenant-a/api"] {
-            assert!(stdout.contains(word), "{word} in\n{stdout}");
-        }
-    }
-    let (code, stdout, _) = run(&testbed, &["top", "--every", "200ms", "--once", "40x20"]);
-    assert!(code == 0 && stdout.contains("needs 60 columns"), "{stdout}");
     let ports = testbed.query(&["ports"]);
     let vip = ports["vips"].as_array().unwrap().iter().find(|vip| vip["address"] == VIP_A[0]).unwrap();
     let (sessions, used) = (vip["sessions"].as_u64().unwrap(), vip["blocks_used"].as_u64().unwrap());

@@ -166,7 +166,6 @@ fn help_lists_every_command() {
         "trace",
         "explain",
         "capture",
-        "top",
         "completions",
         "man",
     ];

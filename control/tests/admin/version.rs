@@ -128,7 +128,6 @@ fn run_all_commands(router: tonic::transport::server::Router) -> Vec<String> {
         &["trace", "--from", "10.1.0.11", "--to", "198.51.100.10"],
         &["explain", "10.1.0.11"],
         &["capture"],
-        &["top", "--once"],
         &["policy", "accept-empty"],
     ];
     let errors = commands.map(|command| {
