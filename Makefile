@@ -12,7 +12,7 @@ PACKAGES := clang:clang llvm:llc libbpf-dev:/usr/include/bpf/bpf_helpers.h \
 CARGO_DENY := 0.20.2
 CARGO_MACHETE := 0.9.2
 
-.PHONY: help deps deny build demo test fmt lint unit model reconcile loom miri fuzz doc e2e e2e-gateways e2e-server e2e-kubernetes e2e-node e2e-kubernetes-current chart-install e2e-kernels e2e-starts faults bench bench-watch bench-wire bench-node bench-flood soak bench-neighbor bench-policy bench-gateways clean-lab
+.PHONY: help deps deny build demo test fmt lint unit model loom miri fuzz doc e2e e2e-gateways e2e-server e2e-kubernetes e2e-node e2e-kubernetes-current chart-install e2e-kernels e2e-starts faults bench bench-watch bench-wire bench-node bench-flood soak bench-neighbor bench-policy bench-gateways clean-lab
 
 help: ## list targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | awk -F: '{printf "  make %-15s%s\n", $$1, $$2}'
@@ -104,12 +104,6 @@ MODEL_WORLDS ?= 1000000
 model: deps ## check MODEL_WORLDS=1000000 random worlds of the models of resharding and of public addresses, twelve minutes
 	VIPGATE_MODEL_WORLDS=$(MODEL_WORLDS) $(TEST) --lib -p vipgate-membership -- --nocapture no_port_is_given_out_twice
 	VIPGATE_MODEL_WORLDS=$(MODEL_WORLDS) $(TEST) --lib -p vipgate-cloud -- --nocapture nothing_is_taken_from_anybody
-
-# Random worlds of the reconciler with fake clouds, over HTTP.
-RECONCILE_WORLDS ?= 300
-
-reconcile: deps ## check RECONCILE_WORLDS=300 random worlds of public addresses at each cloud provider over HTTP, five minutes
-	VIPGATE_RECONCILE_WORLDS=$(RECONCILE_WORLDS) $(TEST) --test providers -- --nocapture reconcile::
 
 # Numbers of random worlds, and of seeds of packets, that the oracles try from.
 MINUTES ?= 60

@@ -116,11 +116,6 @@ impl FakeAws {
         }
     }
 
-    /// Releases an address by somebody else's hand.
-    pub fn remove_address(&mut self, allocation: &str) {
-        self.state.eips.remove(allocation);
-    }
-
     /// The public addresses by allocation id.
     pub fn addresses(&self) -> BTreeMap<String, IpAddr> {
         self.state.eips.iter().map(|(id, eip)| (id.clone(), eip.public)).collect()

@@ -38,11 +38,6 @@ impl Faults {
         self.planned.push(Planned { is_for: Box::new(is_for), fault, left: count });
     }
 
-    /// Forgets the faults that haven't happened.
-    pub(crate) fn clear(&mut self) {
-        self.planned.clear();
-    }
-
     /// Takes the fault of a request.
     pub(crate) fn take(&mut self, request: &RecordedRequest) -> Option<Fault> {
         let at = self.planned.iter().position(|planned| (planned.is_for)(request))?;

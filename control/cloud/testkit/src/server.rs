@@ -90,11 +90,6 @@ impl<C: FakeCloud> FakeServer<C> {
         lock(&self.shared).faults.plan(count, fault, is_for);
     }
 
-    /// Forgets the faults that were planned and haven't happened.
-    pub fn clear_faults(&self) {
-        lock(&self.shared).faults.clear();
-    }
-
     /// Takes the requests since the last call.
     pub fn take_log(&self) -> Vec<RecordedRequest> {
         std::mem::take(&mut lock(&self.shared).log)

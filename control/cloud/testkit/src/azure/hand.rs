@@ -27,15 +27,6 @@ impl FakeAzure {
         self.edit(address, |it| it["properties"]["natGateway"] = json!({ "id": id }));
     }
 
-    /// Lets no NAT gateway use an address any more.
-    pub fn detach_from_nat_gateway(&mut self, address: &str) {
-        self.edit(address, |it| {
-            if let Some(properties) = it["properties"].as_object_mut() {
-                properties.remove("natGateway");
-            }
-        });
-    }
-
     /// Lets a load balancer use an address.
     pub fn attach_to_load_balancer(&mut self, address: &str, balancer: &str) {
         let id = state::id("Microsoft.Network/loadBalancers", balancer);
@@ -86,11 +77,6 @@ impl FakeAzure {
             state.remove(&state::id("Microsoft.Compute/virtualMachines", name));
             state.remove(&state::id("Microsoft.Network/networkInterfaces", &format!("{name}-nic")));
         });
-    }
-
-    /// Deletes an address that is attached nowhere.
-    pub fn remove_address(&mut self, name: &str) {
-        self.change(|state| state.remove(&state::id("Microsoft.Network/publicIPAddresses", name)));
     }
 
     /// Changes the version of an address or an interface, as an unrelated change does.
