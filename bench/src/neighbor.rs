@@ -90,7 +90,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     for subject in [SystemUnderTest::Vipgate, SystemUnderTest::Nft] {
         let testbed = Testbed::start(subject, &config, cores[0])?;
         for (family, name) in ["ipv4", "ipv6"].into_iter().enumerate() {
-            let report = testbed.measure(options, subject, (family, name));
+            let report = testbed.measure(options, subject, family, name);
             println!("{}", serde_json::to_string(&report.with_context(|| format!("{subject:?}, {name}"))?)?);
         }
     }
@@ -168,7 +168,8 @@ impl Testbed {
         &self,
         options: &Options,
         subject: SystemUnderTest,
-        (family, name): (usize, &'static str),
+        family: usize,
+        name: &'static str,
     ) -> Result<Report> {
         // The hosts resolve their own next hops first.
         for _ in 0..3 {

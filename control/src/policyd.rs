@@ -160,7 +160,7 @@ async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
     let (publish, published) = watch::channel(None);
     let (command_sender, commands) = mpsc::channel(1);
     let listen = config.listen.to_string();
-    let state = server_state(config, (intake.status(), kubernetes, certificates), command_sender, published);
+    let state = server_state(config, intake.status(), kubernetes, certificates, command_sender, published);
     let signal_error = |error| CommandError::runtime(error).context("cannot install signal handlers");
     let mut terminate = signal(SignalKind::terminate()).map_err(signal_error)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(signal_error)?;
@@ -209,14 +209,22 @@ async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
 /// The shared state of a server, whose membership service runs from here on.
 fn server_state(
     config: PolicydConfig,
-    (source, kubernetes, certificates): (Arc<SourceStatus>, Option<KubernetesState>, Option<Arc<Certificates>>),
+    source: Arc<SourceStatus>,
+    kubernetes: Option<KubernetesState>,
+    certificates: Option<Arc<Certificates>>,
     accept_empty: mpsc::Sender<AcceptEmptyCommand>,
     published: watch::Receiver<Option<Arc<Publication>>>,
 ) -> Arc<ServerState> {
     let stats = Arc::default();
     let leadership = kubernetes.as_ref().map(KubernetesState::leadership);
-    let limits = (config.leases, config.membership);
-    let membership = membership::open(&config.source, leadership, limits, published.clone(), Arc::clone(&stats));
+    let membership = membership::open(
+        &config.source,
+        leadership,
+        config.leases,
+        config.membership,
+        published.clone(),
+        Arc::clone(&stats),
+    );
     Arc::new(ServerState {
         source,
         accept_empty,
@@ -290,7 +298,7 @@ fn serve_gateways(
         }
         Some(certificates) => {
             tokio::spawn(certificates.clone().watch());
-            let incoming = listen::accept_tls(listener, connections, certificates, (state.stats.clone(), rejections));
+            let incoming = listen::accept_tls(listener, connections, certificates, state.stats.clone(), rejections);
             tokio::spawn(router.serve_with_incoming_shutdown(ReceiverStream::new(incoming), shutdown))
         }
     }

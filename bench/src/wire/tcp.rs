@@ -131,7 +131,7 @@ pub(super) fn run(options: &Options, run: &Run) -> Result<()> {
             let mut measurements = Vec::new();
             for round in 0..run.rounds {
                 for &system in &run.systems {
-                    measurements.extend(measure_round(options, run, &config, setting, (round, system)));
+                    measurements.extend(measure_round(options, run, &config, setting, round, system));
                 }
             }
             print_reports(&run.systems, setting, &measurements)?;
@@ -146,7 +146,8 @@ fn measure_round(
     run: &Run,
     config: &SutConfig,
     setting: Setting,
-    (round, system): (u32, SystemUnderTest),
+    round: u32,
+    system: SystemUnderTest,
 ) -> Vec<Measurement> {
     let cases = options.streams.iter().flat_map(|&streams| options.transfer.iter().map(move |&it| (streams, it)));
     let measurement = |(streams, direction), result: Result<Goodput, String>| Measurement {

@@ -207,7 +207,7 @@ impl Snapshot {
         let (record, unreadable) = (Arc::new(record), self.unreadable.clone());
         let (is_complete, unrecorded_pools) = (self.is_complete, BTreeSet::new());
         let recorded = Recorded { record, now, unreadable, is_complete, unrecorded_pools };
-        Planner::new(services, pools, (&self.policy_addresses, &recorded)).plan()
+        Planner::new(services, pools, &self.policy_addresses, &recorded).plan()
     }
 }
 

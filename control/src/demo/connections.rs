@@ -12,7 +12,7 @@ use crate::lab::reflector::query_http_at;
 const PER_PAIR: usize = 8;
 
 /// Reports one line about all connections.
-pub(super) fn check((pods, server): (&[Host], &Host), vips: [&str; 2], report: &mut Report, what: &str) {
+pub(super) fn check(pods: &[Host], server: &Host, vips: [&str; 2], report: &mut Report, what: &str) {
     let egress = |pod| [0, 1].map(|family| (pod, SERVER[family], vips[family]));
     let inbound = [0, 1].map(|family| (server, vips[family], SERVER[family]));
     let pairs: Vec<(&Host, &str, &str)> = pods.iter().flat_map(egress).chain(inbound).collect();

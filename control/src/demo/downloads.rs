@@ -23,7 +23,8 @@ const MAX_GAP: Duration = Duration::from_secs(2);
 
 /// Starts a download by a pod from a server's address, and checks that the server sees it with this VIP.
 pub(super) fn start(
-    (server, address): (&Host, &str),
+    server: &Host,
+    address: &str,
     pod: &Host,
     vip: &str,
     report: &mut Report,

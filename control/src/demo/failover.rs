@@ -47,14 +47,14 @@ pub(super) fn stop(topology: &mut FailoverTopology, report: &mut Report) -> Resu
 }
 
 fn check_connections(topology: &FailoverTopology, report: &mut Report, what: &str) {
-    connections::check((&topology.pods, &topology.group.server), VIPS, report, what);
+    connections::check(&topology.pods, &topology.group.server, VIPS, report, what);
 }
 
 /// Kills the gateway of a running download; returns its index.
 fn kill_during_download(topology: &mut FailoverTopology, report: &mut Report) -> Result<usize, CommandError> {
     let (_, [address, _]) = PODS[0];
     let group = &mut topology.group;
-    let download = downloads::start((&group.server, SERVER[0]), &topology.pods[0], VIPS[0], report)?;
+    let download = downloads::start(&group.server, SERVER[0], &topology.pods[0], VIPS[0], report)?;
     let seen = download.client_address();
 
     thread::sleep(KILL_AFTER.saturating_sub(download.started().elapsed()));

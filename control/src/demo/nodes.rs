@@ -88,7 +88,7 @@ fn start_agent(topology: &mut NodeTopology, report: &mut Report) -> Result<(), C
 
 fn check_connections(topology: &NodeTopology, report: &mut Report, what: &str) {
     let pods: Vec<_> = covered(topology).map(|pod| pod.host.clone()).collect();
-    connections::check((&pods, &topology.group.server), VIPS, report, what);
+    connections::check(&pods, &topology.group.server, VIPS, report, what);
 }
 
 /// Kills the gateway of a pod's running downloads, one of each family.
@@ -96,7 +96,7 @@ fn kill_during_downloads(topology: &mut NodeTopology, report: &mut Report) -> Re
     let Pod { host, addresses, .. } = topology.pods[0].clone();
     let mut downloads = Vec::new();
     for (family, vip) in VIPS.into_iter().enumerate() {
-        downloads.push(downloads::start((&topology.group.server, SERVER[family]), &host, vip, report)?);
+        downloads.push(downloads::start(&topology.group.server, SERVER[family], &host, vip, report)?);
     }
     let first = &downloads[0];
     thread::sleep(KILL_AFTER.saturating_sub(first.started().elapsed()));

@@ -67,7 +67,7 @@ impl Node for Service {
         let destination: IpAddr =
             destination.parse().map_err(|_| Status::invalid_argument(format!("`{destination}` is no address")))?;
         let pod = find_pod(&pod, destination, status.policy.as_deref())?;
-        let (steps, outcome) = trace(plan, status.policy.as_deref(), (self.mask, self.numbers), pod, destination);
+        let (steps, outcome) = trace(plan, status.policy.as_deref(), self.mask, self.numbers, pod, destination);
         let outcome = match outcome {
             Outcome::Gateway(name) => format!("to gateway {name}"),
             Outcome::Unchanged => "unchanged".to_owned(),

@@ -268,8 +268,8 @@ impl Manager {
             let mut beyond_limit = 0;
             let desired = observation.as_ref().zip(published.as_ref()).map(|(observation, published)| {
                 let mut desired = desired::desired(&self.config.cluster, &published.placement, &view, observation);
-                let of_pool = (name.as_str(), &pool.spec.spec);
-                beyond_limit = pool.demand.update(of_pool, &shortages, &mut desired, observation, Instant::now());
+                let (spec, now) = (&pool.spec.spec, Instant::now());
+                beyond_limit = pool.demand.update(name.as_str(), spec, &shortages, &mut desired, observation, now);
                 Arc::new(desired)
             });
             if let Some(observation) = &observation {
@@ -294,7 +294,7 @@ impl Manager {
         let (states, of_manager) = watch::channel(Arc::default());
         let leadership = self.watches.leadership.clone();
         let leads = move || leadership.as_ref().is_none_or(|it| leads_for(*it.borrow(), Duration::ZERO));
-        let task = provider::spawn(&spec.spec, &self.config, meter.clone(), (of_reconciler, states), leads);
+        let task = provider::spawn(&spec.spec, &self.config, meter.clone(), of_reconciler, states, leads);
         let task = task.map_err(|error| Box::new(FailedPool { spec: spec.clone(), error }))?;
         let demand = DemandTracker::default();
         Ok(Pool { spec: spec.clone(), inputs, states: of_manager, meter, demand, task })

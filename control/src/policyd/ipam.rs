@@ -99,7 +99,9 @@ impl IpamState {
 /// Gives addresses while this server leads, until `stop` is set.
 pub(super) async fn run(
     source: KubernetesSource,
-    (state, objects, cloud): (Arc<IpamState>, Arc<ObjectState>, Arc<CloudState>),
+    state: Arc<IpamState>,
+    objects: Arc<ObjectState>,
+    cloud: Arc<CloudState>,
     leadership: watch::Receiver<Leadership>,
     stop: watch::Receiver<bool>,
 ) {
@@ -263,7 +265,7 @@ impl Allocator {
                 continue;
             };
             let outcome = if self.may_write(stop).await {
-                let written = self.api.write_record((change.pool, pool), change.record).await;
+                let written = self.api.write_record(change.pool, pool, change.record).await;
                 self.count(&format!("AddressPool {}", change.pool), written.as_ref().err())
             } else {
                 Rest::More

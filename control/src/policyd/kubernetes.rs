@@ -71,9 +71,9 @@ impl KubernetesState {
     ) -> JoinHandle<()> {
         let source = || self.source.clone();
         let (objects, ipam) = (self.objects.clone(), self.ipam.clone());
-        let allocator = (ipam.clone(), objects.clone(), cloud.clone());
+        let (leadership, until) = (self.leadership(), stop.clone());
+        let allocator = ipam::run(source(), ipam.clone(), objects.clone(), cloud.clone(), leadership, until);
         let sources = InputSources { objects, ipam, cloud, registry, membership };
-        let allocator = ipam::run(source(), allocator, self.leadership(), stop.clone());
         let status = object_status::run(source(), sources, self.leadership(), stop.clone());
         tokio::spawn(events::run(source(), self.objects.events.clone(), stop.clone()));
         let writers = [tokio::spawn(allocator), tokio::spawn(status)];

@@ -113,7 +113,8 @@ pub fn accept_tls(
     listener: TcpListener,
     room: Arc<ConnectionLimiter>,
     certificates: Arc<Certificates>,
-    (stats, rejections): (Arc<Stats>, Arc<RejectionLog>),
+    stats: Arc<Stats>,
+    rejections: Arc<RejectionLog>,
 ) -> Incoming<TlsStream<TcpStream>> {
     let (sender, receiver) = mpsc::channel(QUEUE);
     tokio::spawn(async move {

@@ -17,7 +17,8 @@ impl Policy {
     /// The gateway that has the session of a client (its address, port and protocol) with a frontend at a VIP and a backend.
     pub fn owner_of_client<A: Family>(
         &self,
-        (vip, frontend): (&Vip, FrontendId),
+        vip: &Vip,
+        frontend: FrontendId,
         client: &Listener<A>,
         backend: A,
     ) -> Owner {
@@ -47,7 +48,7 @@ impl Policy {
             let vips = self.service(frontend.service).map_or(&[][..], |service| &A::part(service).vips);
             let shows_frontend = self.reply_shows_frontend(frontend, &client, reply.source);
             let vips = vips.iter().filter(move |_| !shows_frontend).filter_map(|vip| self.vip(*vip));
-            vips.map(move |vip| self.owner_of_client((vip, frontend), &client, reply.source))
+            vips.map(move |vip| self.owner_of_client(vip, frontend, &client, reply.source))
         });
         owners.skip_while(|owner| is_forwarded && *owner != Owner::This).find_map(|owner| match owner {
             Owner::Other(gateway) => Some(gateway),

@@ -300,7 +300,7 @@ impl RecordApplier<'_> {
 /// cursor. They may be open: this gateway need not be a replica target any more. The active members must not have
 /// changed since the round began: the owner had no reason to list sessions of shards that it got later. Nor must its
 /// policy be another one: by a later policy it may own no longer what it owns by the one here, and lists nothing of it.
-pub fn purge((sessions, ports): (&mut Sessions, &mut Allocator), chunk: &mut PurgeChunk, policy: &Policy) {
+pub fn purge(sessions: &mut Sessions, ports: &mut Allocator, chunk: &mut PurgeChunk, policy: &Policy) {
     let Some(cursor) = chunk.cursor else { return };
     if policy.members().active_since() > chunk.view {
         (chunk.cursor, chunk.outdated) = (None, true);
@@ -312,15 +312,16 @@ pub fn purge((sessions, ports): (&mut Sessions, &mut Allocator), chunk: &mut Pur
     }
     let v4_slots = u64::from(u32::table(sessions).slots());
     chunk.cursor = if cursor < v4_slots {
-        Some(purge_family::<u32>((sessions, ports), cursor, chunk, policy))
+        Some(purge_family::<u32>(sessions, ports, cursor, chunk, policy))
     } else {
-        let next = purge_family::<V6>((sessions, ports), cursor - v4_slots, chunk, policy);
+        let next = purge_family::<V6>(sessions, ports, cursor - v4_slots, chunk, policy);
         (next < V6::table(sessions).slots().into()).then_some(next + v4_slots)
     };
 }
 
 fn purge_family<A: SessionFamily>(
-    (sessions, ports): (&mut Sessions, &mut Allocator),
+    sessions: &mut Sessions,
+    ports: &mut Allocator,
     cursor: u64,
     chunk: &mut PurgeChunk,
     policy: &Policy,

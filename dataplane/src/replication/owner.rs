@@ -16,7 +16,7 @@ pub fn owner<A: SessionFamily>(entry: &Entry<A>, policy: &Policy) -> Owner {
     }
     let listener = |address, port| Listener { address, port, protocol: entry.key().protocol };
     match policy.frontend(&listener(address, port)) {
-        Some(frontend) => policy.owner_of_client((vip, frontend), &listener(remote, remote_port), endpoint),
+        Some(frontend) => policy.owner_of_client(vip, frontend, &listener(remote, remote_port), endpoint),
         // If all gateways announce the VIP, an inbound session stays with the gateway that opened it.
         None if vip.shards.is_distributed() => Owner::This,
         None => vip.shards.owner(),

@@ -113,7 +113,7 @@ fn classify<A: PacketFamily>(batch: &Batch, i: usize, context: &Context<'_>) -> 
     }
     let class = match (endpoint, vip) {
         (Some((id, endpoint, egress)), _) if policy.translates(egress, tuple.destination) => {
-            from_pod::<A>(batch, i, (id, endpoint), context)
+            from_pod::<A>(batch, i, id, endpoint, context)
         }
         (_, Some(vip)) => to_vip::<A>(batch, i, vip, context),
         (Some(_), None) => Class::Unchanged,
@@ -198,7 +198,8 @@ fn backend_reply<A: PacketFamily>(
 fn from_pod<A: PacketFamily>(
     batch: &Batch,
     i: usize,
-    (id, endpoint): (EndpointId, &Endpoint),
+    id: EndpointId,
+    endpoint: &Endpoint,
     context: &Context<'_>,
 ) -> Class {
     // Its sessions may have their ports in shards of any gateway: a packet with a standby session here goes to the

@@ -261,7 +261,7 @@ fn owner_gateway<A: PacketFamily>(
     let policy = &context.snapshot.policy;
     let owner = match called_vip(key, policy) {
         Some(vip) => match policy.frontend(&key.receiver()) {
-            Some(frontend) => owner_of_client(key, (vip, frontend), sides, context),
+            Some(frontend) => owner_of_client(key, vip, frontend, sides, context),
             None => vip.shards.owner_of_port(key.destination_port),
         },
         None => match policy.owner_of_reply(key, received.is_from_peer()) {
@@ -285,7 +285,8 @@ fn called_vip<'a, A: PacketFamily>(key: &Tuple<A>, policy: &'a Policy) -> Option
 /// takes none of its clients. If no backend takes new sessions, that of an older one isn't known: it is unspecified.
 fn owner_of_client<A: PacketFamily>(
     key: &Tuple<A>,
-    (vip, frontend): (&Vip, FrontendId),
+    vip: &Vip,
+    frontend: FrontendId,
     sides: u8,
     context: &Context<'_>,
 ) -> Owner {
@@ -294,7 +295,7 @@ fn owner_of_client<A: PacketFamily>(
     }
     let target = load_balance::stateless_backend(key, frontend, sides, context);
     let backend = target.map(|target| target.address).unwrap_or_default();
-    context.snapshot.policy.owner_of_client((vip, frontend), &key.sender(), backend)
+    context.snapshot.policy.owner_of_client(vip, frontend, &key.sender(), backend)
 }
 
 /// The other gateway or worker that may have the session; otherwise a drop.

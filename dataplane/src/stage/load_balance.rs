@@ -247,7 +247,7 @@ pub fn decide<'a, A: PacketFamily>(
 fn owner_of_client<A: PacketFamily>(batch: &Batch, i: usize, target: &Backend<A>, context: &Context<'_>) -> Owner {
     let (policy, origin) = (&context.snapshot.policy, &A::tuples(batch)[i]);
     let Some(vip) = policy.vip(origin.destination) else { return Owner::This };
-    policy.owner_of_client((vip, batch.frontends[i]), &origin.sender(), target.address)
+    policy.owner_of_client(vip, batch.frontends[i], &origin.sender(), target.address)
 }
 
 /// Whether a client's segment inside a connection opens a session: another gateway had it until the members changed, and

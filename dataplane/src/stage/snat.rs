@@ -71,7 +71,7 @@ fn prefetch<A: PacketFamily>(
     for (i, ahead) in packets.into_iter().zip(0..) {
         let origin = A::tuples(batch)[i];
         let (endpoint, egress) = policy.endpoint_by_id(batch.endpoints[i]);
-        let reply = vip_candidates(policy, (endpoint, egress), &origin).next().and_then(|vip| {
+        let reply = vip_candidates(policy, endpoint, egress, &origin).next().and_then(|vip| {
             let (source, part) = (A::from_ip(vip.address)?, policy.parts_of(endpoint, vip).next()?);
             let source_port = ports.preview((&vip.ports, part), ahead)?;
             Some(Tuple { source, source_port, ..origin }.reversed())
@@ -102,7 +102,7 @@ fn reject<A: PacketFamily>(batch: &mut Batch, i: usize, reason: DropReason, cont
 fn count_exhausted<A: PacketFamily>(batch: &Batch, i: usize, context: &Context<'_>) {
     let policy = &context.snapshot.policy;
     let (endpoint, egress) = policy.endpoint_by_id(batch.endpoints[i]);
-    let tried = vip_candidates(policy, (endpoint, egress), &A::tuples(batch)[i])
+    let tried = vip_candidates(policy, endpoint, egress, &A::tuples(batch)[i])
         .filter(|vip| policy.parts_of(endpoint, vip).next().is_some());
     tried.for_each(|vip| vip.ports.pool.count_refused(vip.shards.is_distributed()));
 }
@@ -165,7 +165,7 @@ pub fn try_next_gateway<A: PacketFamily>(
     let policy = &context.snapshot.policy;
     let (endpoint, egress) = policy.endpoint_by_id(batch.endpoints[i]);
     let flow = &A::tuples(batch)[i];
-    let Some(vip) = vip_candidates(policy, (endpoint, egress), flow).next() else { return false };
+    let Some(vip) = vip_candidates(policy, endpoint, egress, flow).next() else { return false };
     let is_possible = match reason {
         DropReason::PortsExhausted => true,
         DropReason::NoSession => vip.ports.pool.has_port_request(context.now) && !policy.awaits_release(endpoint),
@@ -437,7 +437,7 @@ impl<'a, A: SessionFamily> Opening<'a, A> {
         mut allocate: impl FnMut(&Candidate<'a, A>) -> Option<P>,
     ) -> Result<(Candidate<'a, A>, P), SnatError> {
         let mut reason = DropReason::NoVip;
-        for vip in vip_candidates(&snapshot.policy, (self.endpoint, self.egress), &self.origin) {
+        for vip in vip_candidates(&snapshot.policy, self.endpoint, self.egress, &self.origin) {
             let Some(address) = A::from_ip(vip.address) else { continue };
             let room = capacity_to_open(address, &self.origin, self.quarantined, sessions, ended);
             if room == Admission::Rejected {
@@ -507,7 +507,8 @@ fn commit<A: SessionFamily>(
 /// REQ-2 and REQ-11); only address selection per connection allows another choice.
 pub fn vip_candidates<'a, A: Family>(
     policy: &'a Policy,
-    (endpoint, egress): (&'a Endpoint, &Egress),
+    endpoint: &'a Endpoint,
+    egress: &Egress,
     flow: &Tuple<A>,
 ) -> impl Iterator<Item = &'a Vip> + use<'a, A> {
     let mut vips = policy.vips_of(endpoint).filter(|vip| A::from_ip(vip.address).is_some());

@@ -72,7 +72,7 @@ impl<Io: PacketIo> WorkerState<Io> {
                 let _ = reply.try_send(records);
             }
             Command::PurgeStandby { mut chunk, reply } => {
-                apply::purge((&mut tables.sessions, &mut tables.ports), &mut chunk, &snapshot.policy);
+                apply::purge(&mut tables.sessions, &mut tables.ports, &mut chunk, &snapshot.policy);
                 let _ = reply.try_send(chunk);
             }
             Command::Trace { mut probe, reply } => {

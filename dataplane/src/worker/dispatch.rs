@@ -87,7 +87,7 @@ impl<Io: PacketIo> WorkerState<Io> {
         let Self { io, counters, tables, .. } = self;
         while let Some((Received { frame, interface }, reason)) = self.handover.expired(now) {
             let attribution = Attribution::of(snapshot.network.interface(interface).role);
-            discard(io, counters, &mut tables.observer, frame, (reason, interface, attribution), now);
+            discard(io, counters, &mut tables.observer, frame, reason, interface, attribution, now);
         }
     }
 
@@ -121,7 +121,9 @@ impl<Io: PacketIo> WorkerState<Io> {
                 counters,
                 &mut tables.observer,
                 frame,
-                (reason, neighbor.interface, Attribution::Destination),
+                reason,
+                neighbor.interface,
+                Attribution::Destination,
                 now,
             );
         });
@@ -201,7 +203,7 @@ impl SlowPath<'_> {
         on: InterfaceId,
         attribution: Attribution,
     ) {
-        discard(io, self.counters, &mut self.tables.observer, frame, (reason, on, attribution), self.now);
+        discard(io, self.counters, &mut self.tables.observer, frame, reason, on, attribution, self.now);
     }
 
     /// Carries out the verdict of a packet; returns the frame and the reason if it must be dropped.
@@ -301,7 +303,9 @@ pub(super) fn discard(
     counters: &Counters,
     observer: &mut Observer,
     frame: Frame,
-    (reason, on, attribution): (DropReason, InterfaceId, Attribution),
+    reason: DropReason,
+    on: InterfaceId,
+    attribution: Attribution,
     now: Tick,
 ) {
     counters.dropped(reason);

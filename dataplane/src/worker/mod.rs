@@ -348,7 +348,7 @@ impl<Io: PacketIo> WorkerState<Io> {
         reassembly.expire(now, MAX_FRAGMENTS_EXPIRED, |expired| {
             let Received { frame, interface } = expired;
             let attribution = Attribution::of(snapshot.network.interface(interface).role);
-            dispatch::discard(io, counters, observer, frame, (DropReason::Fragment, interface, attribution), now);
+            dispatch::discard(io, counters, observer, frame, DropReason::Fragment, interface, attribution, now);
         });
         if now.since(self.housekeeping) >= HOUSEKEEPING_MS {
             self.housekeeping = now;

@@ -68,8 +68,10 @@ impl QueueSocket {
     pub(crate) fn new(
         interface: InterfaceId,
         queue: u32,
-        (transmit, receive): (TxQueue, RxQueue),
-        (fill, completion): (FillQueue, CompQueue),
+        transmit: TxQueue,
+        receive: RxQueue,
+        fill: FillQueue,
+        completion: CompQueue,
     ) -> Self {
         let pending = Vec::with_capacity(RING_SIZE as usize);
         Self {

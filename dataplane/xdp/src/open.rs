@@ -234,7 +234,7 @@ fn open_with(config: &DeviceConfig, zero_copy: bool) -> Result<Vec<XdpDevice>, O
         let mut sockets = Vec::new();
         for (nic, id) in config.interfaces.iter().zip(0..) {
             for queue in (0..nic.queues).filter(|queue| *queue as usize % config.workers == worker) {
-                let socket = open_socket(&umem, nic, (InterfaceId(id), queue), fill_ring, zero_copy, config);
+                let socket = open_socket(&umem, nic, InterfaceId(id), queue, fill_ring, zero_copy, config);
                 sockets.push(socket.map_err(|source| socket_error(config.frames, &nic.name, queue, source))?);
             }
         }
@@ -295,7 +295,8 @@ fn with_largest_fill_ring<T>(
 fn open_socket(
     umem: &SharedUmem,
     nic: &Nic,
-    (interface, queue): (InterfaceId, u32),
+    interface: InterfaceId,
+    queue: u32,
     fill_ring: u32,
     zero_copy: bool,
     device: &DeviceConfig,
@@ -332,7 +333,7 @@ fn open_socket(
     if !zero_copy {
         raise_transmit_budget(receive.fd().as_raw_fd());
     }
-    Ok(QueueSocket::new(interface, queue, (transmit, receive), (fill, completion)))
+    Ok(QueueSocket::new(interface, queue, transmit, receive, fill, completion))
 }
 
 /// Sets `FD_CLOEXEC`, which the library doesn't: otherwise a child process would hold the queue.

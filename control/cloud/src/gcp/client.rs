@@ -117,20 +117,20 @@ impl Client {
     ) -> Result<(), CloudError> {
         let path = format!("regions/{}/addresses/{}/setLabels", self.region, segment(SET_LABELS.name, name)?);
         let body = json!({ "labels": labels, "labelFingerprint": fingerprint });
-        self.write(SET_LABELS, (Method::POST, &path), &[], Some(&body), Location::Region).await
+        self.write(SET_LABELS, Method::POST, &path, &[], Some(&body), Location::Region).await
     }
 
     /// Reserves an address. Labels can't be set here.
     pub(super) async fn insert(&self, name: &str, description: &str) -> Result<(), CloudError> {
         let path = format!("regions/{}/addresses", self.region);
         let body = json!({ "name": name, "description": description, "addressType": "EXTERNAL" });
-        self.write(INSERT, (Method::POST, &path), &[], Some(&body), Location::Region).await
+        self.write(INSERT, Method::POST, &path, &[], Some(&body), Location::Region).await
     }
 
     /// Releases an address.
     pub(super) async fn delete(&self, name: &str) -> Result<(), CloudError> {
         let path = format!("regions/{}/addresses/{}", self.region, segment(DELETE.name, name)?);
-        self.write(DELETE, (Method::DELETE, &path), &[], None, Location::Region).await
+        self.write(DELETE, Method::DELETE, &path, &[], None, Location::Region).await
     }
 
     /// Attaches an address to a NIC.
@@ -147,14 +147,14 @@ impl Client {
             body["networkTier"] = json!(address.network_tier);
         }
         let query = [("networkInterface", nic.nic.as_str())];
-        self.write(ADD_ACCESS_CONFIG, (Method::POST, &path), &query, Some(&body), Location::Zone(&nic.zone)).await
+        self.write(ADD_ACCESS_CONFIG, Method::POST, &path, &query, Some(&body), Location::Zone(&nic.zone)).await
     }
 
     /// Removes an access config from a NIC.
     pub(super) async fn delete_access_config(&self, nic: &NicName, name: &str) -> Result<(), CloudError> {
         let path = format!("zones/{}/instances/{}/deleteAccessConfig", nic.zone, nic.instance);
         let query = [("accessConfig", name), ("networkInterface", nic.nic.as_str())];
-        self.write(DELETE_ACCESS_CONFIG, (Method::POST, &path), &query, None, Location::Zone(&nic.zone)).await
+        self.write(DELETE_ACCESS_CONFIG, Method::POST, &path, &query, None, Location::Zone(&nic.zone)).await
     }
 
     async fn get<T: DeserializeOwned>(&self, operation: Operation, path: &str) -> Result<Option<T>, CloudError> {
@@ -171,7 +171,8 @@ impl Client {
     async fn write(
         &self,
         operation: Operation,
-        (method, path): (Method, &str),
+        method: Method,
+        path: &str,
         query: &Query<'_>,
         body: Option<&Value>,
         location: Location<'_>,

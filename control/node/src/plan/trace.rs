@@ -37,7 +37,8 @@ pub enum Outcome {
 pub fn trace(
     plan: &NodePlan,
     policy: Option<&NodePolicy>,
-    (mask, numbers): (MarkMask, RoutingNumbers),
+    mask: MarkMask,
+    numbers: RoutingNumbers,
     pod: IpAddr,
     destination: IpAddr,
 ) -> (Vec<Step>, Outcome) {
@@ -82,7 +83,7 @@ pub fn trace(
             step("unreachable", format!("no gateway: ICMP unreachable{}", states(plan)));
             Outcome::Dropped
         }
-        Some(Target::Gateway(index)) => via(plan, (mask, numbers), index, &mut step),
+        Some(Target::Gateway(index)) => via(plan, mask, numbers, index, &mut step),
     };
     (steps, outcome)
 }
@@ -117,7 +118,8 @@ fn unknown(plan: &NodePlan, pod: IpAddr, is_inside: bool, step: &mut impl FnMut(
 
 fn via(
     plan: &NodePlan,
-    (mask, numbers): (MarkMask, RoutingNumbers),
+    mask: MarkMask,
+    numbers: RoutingNumbers,
     index: GatewayIndex,
     step: &mut impl FnMut(&'static str, String),
 ) -> Outcome {

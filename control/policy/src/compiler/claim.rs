@@ -385,7 +385,7 @@ impl<'a> Inputs<'a> {
         }
         for (field, pool, lack) in lacks {
             claim.is_invalid = true;
-            diagnostics.push(self.report_lack(policy, (&field, pool), lack, claim));
+            diagnostics.push(self.report_lack(policy, &field, pool, lack, claim));
         }
     }
 
@@ -394,7 +394,8 @@ impl<'a> Inputs<'a> {
     fn report_lack(
         &self,
         policy: ObjectRef<'a, EgressPolicy>,
-        (field, pool): (&str, &PoolRef),
+        field: &str,
+        pool: &PoolRef,
         (family, missing, lack): (Family, usize, Lack),
         claim: &mut Claim<'a>,
     ) -> Diagnostic {

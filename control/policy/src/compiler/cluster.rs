@@ -94,7 +94,8 @@ impl ClusterPrefixes {
 /// also the nodes' addresses.
 pub(super) fn compile(
     inventory: &Inventory<'_>,
-    (config, has_agents): (&Cluster, bool),
+    config: &Cluster,
+    has_agents: bool,
     diagnostics: &mut Vec<Diagnostic>,
 ) -> Cluster {
     let (mut nodes, mut services, mut node_addresses) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());

@@ -111,7 +111,7 @@ impl Memo {
         let gateways = Gateways::new(&inventory, sink);
         let pods = Pods::new(&inventory, sink);
         let pools = Pools::new(&inventory, sink);
-        let cluster = cluster::compile(&inventory, (&options.cluster, options.node_agents.is_some()), sink);
+        let cluster = cluster::compile(&inventory, &options.cluster, options.node_agents.is_some(), sink);
         let prefixes = ClusterPrefixes::new(&cluster, &inventory);
         let (tenancy, none, unreserved) = (options.tenancy, HashSet::default(), Reserved::default());
         let sources = Inputs {
@@ -135,12 +135,13 @@ impl Memo {
         let (vips, vip_changes) = self.compile_vips(&sources, &mut claims, options.namespace_share, changes);
         let sources = Inputs { vips: &vips.admitted, ..sources };
         sink.extend(vips.diagnostics.iter().cloned());
-        let addresses = PoolAddresses::new(&claims, &sources, &vips.refused, (changes, sink));
+        let addresses = PoolAddresses::new(&claims, &sources, &vips.refused, changes, sink);
         let shortages = claims.iter().flat_map(|claim| claim.shortages.iter().cloned()).collect();
         let differences = Differences { changes, vips: &vip_changes };
-        let (previous, differing) = ((&self.placement, &mut self.shard_maps), (&vips.table, &differences));
-        let (policies, endpoints) = self.endpoints.compile(previous, claims, &sources, differing, sink);
-        let services = self.services.compile(&self.placement, &sources, (&vips, &differences), sink);
+        let (previous, maps) = (&self.placement, &mut self.shard_maps);
+        let (policies, endpoints) =
+            self.endpoints.compile(previous, maps, claims, &sources, &vips.table, &differences, sink);
+        let services = self.services.compile(&self.placement, &sources, &vips, &differences, sink);
         let has_nodes = self.overlay.is_none() || changes.has_pods || vip_changes.in_use || changes.overlay_nodes > 0;
         let nodes = self.compile_overlay(&sources, options, changes, sink);
         let has_agents = has_nodes || !changes.slices.is_empty() || endpoints != self.placement.endpoints;

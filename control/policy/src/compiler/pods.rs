@@ -155,7 +155,7 @@ impl<'a> Pods<'a> {
         let name: Arc<str> = pod.id.path().into();
         let locality = self.locality(pod.body.node.as_deref(), None);
         for (field, address) in addresses {
-            self.hold(pod, (&name, locality), (field, *address), contested);
+            self.hold(pod, &name, locality, field, *address, contested);
         }
         let namespace = self.namespaces.entry(&pod.id.namespace).or_insert_with(|| Namespace {
             labels: inventory.namespace_labels(&pod.id.namespace).into_owned(),
@@ -168,8 +168,10 @@ impl<'a> Pods<'a> {
     fn hold(
         &mut self,
         pod: ObjectRef<'a, Pod>,
-        (name, locality): (&Arc<str>, Locality<'a>),
-        (field, address): (&'a str, IpAddr),
+        name: &Arc<str>,
+        locality: Locality<'a>,
+        field: &'a str,
+        address: IpAddr,
         contested: &mut BTreeMap<IpAddr, Vec<Claimant<'a>>>,
     ) {
         let Pod { uid, life, .. } = pod.body;

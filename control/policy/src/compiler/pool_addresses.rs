@@ -31,7 +31,8 @@ impl PoolAddresses {
         claims: &[Claim<'_>],
         sources: &Inputs<'_>,
         refused: &HashSet<Arc<str>>,
-        (changes, diagnostics): (&Changes<'_>, &[Diagnostic]),
+        changes: &Changes<'_>,
+        diagnostics: &[Diagnostic],
     ) -> Self {
         let own = own_addresses(claims);
         let reuse_after = |address| sources.pools.spec_of(address).map(|(_, spec)| spec.reuse_after);

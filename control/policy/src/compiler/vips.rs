@@ -51,8 +51,8 @@ pub(super) fn compile(
     check_announce_modes(sources, diagnostics);
     let seniorities = seniorities(&admitted.services, claims);
     let local = LocalBackends::new(&admitted.vips, sources);
-    let assigned = assign((&admitted.vips, &local), &seniorities, claims, sources, shard_maps);
-    report_unassigned(&admitted.vips, &assigned, (&admitted.services, claims), diagnostics);
+    let assigned = assign(&admitted.vips, &local, &seniorities, claims, sources, shard_maps);
+    report_unassigned(&admitted.vips, &assigned, &admitted.services, claims, diagnostics);
     VipTable { assigned, local, in_use: sources.in_use_among(sources.vips) }
 }
 
@@ -91,7 +91,8 @@ fn mode(address: IpAddr, vip: &Vip<'_>, sources: &Inputs<'_>) -> Announce {
 }
 
 fn assign(
-    (vips, local): (&BTreeMap<IpAddr, Vip<'_>>, &LocalBackends),
+    vips: &BTreeMap<IpAddr, Vip<'_>>,
+    local: &LocalBackends,
     seniorities: &HashMap<IpAddr, Seniority<'_>>,
     claims: &[Claim<'_>],
     sources: &Inputs<'_>,
@@ -123,7 +124,7 @@ fn assign(
         .map(|(((address, vip), mode), ((request, owners), backups))| {
             let spec =
                 VipSpec { private: private_addresses::of(*address, sources), ..vip_spec(*address, vip, claims, mode) };
-            AssignedVip { spec: place(spec, request, (&owners, &backups), gateways, shard_maps), owners }
+            AssignedVip { spec: place(spec, request, &owners, &backups, gateways, shard_maps), owners }
         })
         .collect();
     private_addresses::remove_ambiguous(&mut assigned, &vips.keys().copied().collect());
@@ -134,7 +135,8 @@ fn assign(
 fn report_unassigned(
     admitted: &BTreeMap<IpAddr, Vip<'_>>,
     assigned: &[AssignedVip],
-    (services, claims): (&[ObjectRef<'_, Service>], &[Claim<'_>]),
+    services: &[ObjectRef<'_, Service>],
+    claims: &[Claim<'_>],
     diagnostics: &mut Vec<Diagnostic>,
 ) {
     if admitted.len() == assigned.len() {
@@ -172,7 +174,8 @@ fn eligible(address: IpAddr, vip: &Vip<'_>, claims: &[Claim<'_>], sources: &Inpu
 fn place(
     spec: VipSpec,
     request: &VipRequest<'_>,
-    (owners, backups): (&[GatewayId], &[GatewayId]),
+    owners: &[GatewayId],
+    backups: &[GatewayId],
     gateways: &Gateways<'_>,
     shard_maps: &mut ShardMaps,
 ) -> VipSpec {

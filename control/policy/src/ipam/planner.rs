@@ -29,7 +29,8 @@ impl<'a> Planner<'a> {
     pub(super) fn new(
         services: &'a [ServiceRequest],
         pools: Pools<'a>,
-        (policy_addresses, recorded): (&'a [(IpAddr, ObjectId)], &'a Recorded),
+        policy_addresses: &'a [(IpAddr, ObjectId)],
+        recorded: &'a Recorded,
     ) -> Self {
         let namespaces = NamespaceUse::recorded(recorded, |address| pools.spec_of(address));
         Self {
@@ -264,7 +265,7 @@ impl<'a> Planner<'a> {
             return Err(Refusal { reason: Reason::InUse, text });
         }
         match self.other_user(index, address) {
-            None => self.check_history(index, (address, pool)),
+            None => self.check_history(index, address, pool),
             Some(other) => {
                 let text = format!(
                     "{address} is in use by Service {}: Services of one namespace share it with the same \
@@ -277,7 +278,7 @@ impl<'a> Planner<'a> {
     }
 
     /// Whether a Service may get an address of a pool that it names and no other one has.
-    fn check_history(&mut self, index: usize, (address, pool): (IpAddr, usize)) -> Result<(), Refusal> {
+    fn check_history(&mut self, index: usize, address: IpAddr, pool: usize) -> Result<(), Refusal> {
         let service = &self.services[index];
         let (name, spec) = self.pools.spec(pool);
         let recorded = self.history.recorded;

@@ -76,9 +76,9 @@ impl<W: Write> Pcapng<W> {
     /// Writes a packet as received and, if it was sent, as sent.
     pub(super) fn put(&mut self, packet: &CapturedPacket) -> io::Result<()> {
         let time = Duration::from_millis(packet.time_ms);
-        self.block(packet.interface, time, (&packet.before, packet.before_length), INBOUND, &packet.verdict)?;
+        self.block(packet.interface, time, &packet.before, packet.before_length, INBOUND, &packet.verdict)?;
         if let Some(out) = packet.out.filter(|_| !packet.after.is_empty()) {
-            self.block(out, time, (&packet.after, packet.after_length), OUTBOUND, &packet.verdict)?;
+            self.block(out, time, &packet.after, packet.after_length, OUTBOUND, &packet.verdict)?;
         }
         Ok(())
     }
@@ -88,7 +88,8 @@ impl<W: Write> Pcapng<W> {
         &mut self,
         interface: u32,
         at: Duration,
-        (bytes, length): (&[u8], u32),
+        bytes: &[u8],
+        length: u32,
         flags: u32,
         comment: &str,
     ) -> io::Result<()> {

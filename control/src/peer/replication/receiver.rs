@@ -176,7 +176,7 @@ impl RecordReceiver<'_> {
                     // What a full sync of this gateway lists may still be on its way, though workers treat it as sent.
                     let in_flight = !self.status.is_synced_by(&self.peer, round.applied);
                     let epoch = if in_flight { 0 } else { round.acknowledged_epoch };
-                    let mut purged = self.purge(number, (view, policy), epoch, &guard).await?;
+                    let mut purged = self.purge(number, view, &policy, epoch, &guard).await?;
                     if in_flight {
                         purged.kept = purged.kept.map(|_| Kept::SyncInFlight);
                     }
@@ -301,7 +301,8 @@ impl RecordReceiver<'_> {
     async fn purge(
         &self,
         round: u8,
-        (view, policy): (u64, Arc<str>),
+        view: u64,
+        policy: &Arc<str>,
         acknowledged_epoch: u64,
         guard: &ApplyGuard,
     ) -> Result<Purged, LinkError> {

@@ -33,7 +33,8 @@ impl DemandTracker {
     /// addresses that are lacking beyond the limit.
     pub(super) fn update(
         &mut self,
-        (pool, spec): (&str, &ProviderSpec),
+        pool: &str,
+        spec: &ProviderSpec,
         shortages: &[Shortage],
         desired: &mut Desired,
         observed: &Observation,

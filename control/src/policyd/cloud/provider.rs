@@ -13,9 +13,6 @@ use vipgate_policy::manifest::{self, ProviderSpec};
 
 use crate::config::CloudConfig;
 
-/// The reconciler's inputs and its states.
-pub(super) type Channels = (watch::Receiver<Inputs>, watch::Sender<Arc<PoolState>>);
-
 /// Starts a reconciler; `leads` says whether this server may change anything.
 ///
 /// # Errors
@@ -24,7 +21,8 @@ pub(super) fn spawn(
     spec: &ProviderSpec,
     config: &CloudConfig,
     meter: Arc<CallMeter>,
-    (inputs, states): Channels,
+    inputs: watch::Receiver<Inputs>,
+    states: watch::Sender<Arc<PoolState>>,
     leads: impl Fn() -> bool + Send + Sync + 'static,
 ) -> Result<JoinHandle<()>, String> {
     if let Some(aws) = &spec.aws {

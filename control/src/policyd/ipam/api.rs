@@ -129,7 +129,8 @@ impl AddressApi {
     /// Writes the record of a pool, if nobody has changed the pool since it was read.
     pub(super) async fn write_record(
         &self,
-        (name, pool): (&str, &ListedPool),
+        name: &str,
+        pool: &ListedPool,
         record: &AddressRecord,
     ) -> Result<(), WriteError> {
         let pools = objects(self.connected()?, Kind::AddressPool, None);

@@ -99,7 +99,8 @@ pub struct MembershipHandle {
 pub fn open(
     source: &PolicydSource,
     leadership: Option<watch::Receiver<Leadership>>,
-    (leases, limits): (Leases, MembershipLimits),
+    leases: Leases,
+    limits: MembershipLimits,
     published: watch::Receiver<Option<Arc<Publication>>>,
     stats: Arc<Stats>,
 ) -> MembershipHandle {
@@ -107,9 +108,9 @@ pub fn open(
     let mut state = MembershipState::new(leases.ttl);
     state.set_max_unavailable(limits.max_unavailable.map(|limit| limit.0));
     match source {
-        PolicydSource::Etcd(etcd) => start_with((state, role), EtcdStore::open(etcd, leases.ttl), published, stats),
-        PolicydSource::Kubernetes(api) => start_with((state, role), KubernetesStore::open(api), published, stats),
-        PolicydSource::Files(_) => start_with((state, role), MemoryStore, published, stats),
+        PolicydSource::Etcd(etcd) => start_with(state, role, EtcdStore::open(etcd, leases.ttl), published, stats),
+        PolicydSource::Kubernetes(api) => start_with(state, role, KubernetesStore::open(api), published, stats),
+        PolicydSource::Files(_) => start_with(state, role, MemoryStore, published, stats),
     }
 }
 
@@ -121,11 +122,12 @@ pub fn start(
     published: watch::Receiver<Option<Arc<Publication>>>,
     stats: Arc<Stats>,
 ) -> MembershipHandle {
-    start_with((MembershipState::new(ttl), Role::new(None)), store, published, stats)
+    start_with(MembershipState::new(ttl), Role::new(None), store, published, stats)
 }
 
 fn start_with(
-    (state, role): (MembershipState, Role),
+    state: MembershipState,
+    role: Role,
     store: impl Store,
     published: watch::Receiver<Option<Arc<Publication>>>,
     stats: Arc<Stats>,

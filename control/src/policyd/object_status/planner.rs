@@ -101,7 +101,7 @@ impl Planner {
                 },
                 _ => DesiredStatus { conditions: vec![acceptance.condition(name)], ..DesiredStatus::default() },
             };
-            self.plan_object(&mut plan, (kind, name, object), &desired, (now, timestamp));
+            self.plan_object(&mut plan, kind, name, object, &desired, now, timestamp);
         }
         self.written.retain(|name, _| seen.contains(name));
         self.current.retain(|name, _| seen.contains(name));
@@ -114,9 +114,12 @@ impl Planner {
     fn plan_object(
         &mut self,
         plan: &mut StatusPlan,
-        (kind, name, object): (Kind, &Arc<str>, &ObservedObject),
+        kind: Kind,
+        name: &Arc<str>,
+        object: &ObservedObject,
         desired: &DesiredStatus,
-        (now, timestamp): (Duration, &str),
+        now: Duration,
+        timestamp: &str,
     ) {
         if let Some((uid, until)) = self.refused.get(name) {
             if *uid == object.uid && now < *until {
@@ -143,7 +146,7 @@ impl Planner {
         }
         if !desired.is_provisional {
             self.provisional_since.remove(name);
-        } else if self.is_held(name, object, (desired, &present), now) {
+        } else if self.is_held(name, object, desired, &present, now) {
             plan.is_waiting = true;
             return;
         }
@@ -176,7 +179,8 @@ impl Planner {
         &mut self,
         name: &Arc<str>,
         object: &ObservedObject,
-        (desired, present): (&DesiredStatus, &Value),
+        desired: &DesiredStatus,
+        present: &Value,
         now: Duration,
     ) -> bool {
         let since = *self.provisional_since.entry(name.clone()).or_insert(now);

@@ -110,7 +110,8 @@ impl Server {
                     listener,
                     room.clone(),
                     Arc::new(Certificates::read(files, client_certificates).unwrap()),
-                    (stats, rejections),
+                    stats,
+                    rejections,
                 );
                 tokio::spawn(router.serve_with_incoming(ReceiverStream::new(incoming)));
                 "https"

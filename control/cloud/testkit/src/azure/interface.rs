@@ -102,7 +102,7 @@ impl FakeAzure {
             let name = configuration["name"].as_str().unwrap_or_default();
             let own = format!("{id}/ipConfigurations/{name}");
             let kept = before.iter().find(|it| it["name"].as_str().is_some_and(|it| it.eq_ignore_ascii_case(name)));
-            let private = self.private_of(configuration, kept, &own, (&others, &mut used))?;
+            let private = self.private_of(configuration, kept, &own, &others, &mut used)?;
             self.check_public(configuration, &own)?;
             let mut configuration = configuration.clone();
             configuration["id"] = json!(own);
@@ -120,7 +120,8 @@ impl FakeAzure {
         configuration: &Value,
         kept: Option<&Value>,
         id: &str,
-        (others, used): (&BTreeSet<IpAddr>, &mut BTreeSet<IpAddr>),
+        others: &BTreeSet<IpAddr>,
+        used: &mut BTreeSet<IpAddr>,
     ) -> Result<IpAddr, Error> {
         let properties = &configuration["properties"];
         let subnet = properties["subnet"]["id"].as_str().unwrap_or_default();

@@ -97,10 +97,12 @@ impl EndpointMemo {
     /// The policies of all claims, and the endpoints that they cover. `claims` are sorted by precedence.
     pub(super) fn compile<'a>(
         &mut self,
-        (previous, shard_maps): (&Placement, &mut ShardMaps),
+        previous: &Placement,
+        shard_maps: &mut ShardMaps,
         claims: Vec<Claim<'a>>,
         sources: &Inputs<'a>,
-        (vips, differences): (&VipTable, &Differences<'_>),
+        vips: &VipTable,
+        differences: &Differences<'_>,
         diagnostics: &mut Vec<Diagnostic>,
     ) -> (Table<EgressSpec>, Table<EndpointSpec>) {
         let (concerned, gone) = self.differing(&claims, differences);

@@ -49,7 +49,8 @@ impl ServiceMemo {
         &mut self,
         previous: &Placement,
         sources: &'a Inputs<'a>,
-        (vips, differences): (&VipMemo, &Differences<'a>),
+        vips: &VipMemo,
+        differences: &Differences<'a>,
         diagnostics: &mut Vec<Diagnostic>,
     ) -> Table<PlacedService> {
         let mut builder = BackendBuilder::new(sources);

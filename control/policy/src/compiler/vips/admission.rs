@@ -296,7 +296,7 @@ impl<'a> Admission<'a, '_> {
             faults.extend(self.sources.check_service_vip(service, field, *address));
             // A tenant may write any address into its Service, but into no pool.
             let is_pooled = self.sources.pools.of(*address).is_some();
-            faults.extend(self.check_address(*address, (service.origin, field), !is_pooled, false));
+            faults.extend(self.check_address(*address, service.origin, field, !is_pooled, false));
             let reserved = self.sources.reserved.get(address);
             if let Some(owner) = reserved.filter(|owner| owner.namespace != service.id.namespace) {
                 let reason = format!("{address} is already a VIP of {owner}");
@@ -351,7 +351,7 @@ impl<'a> Admission<'a, '_> {
         for (field, address) in claim.vips.iter() {
             // A Service's VIP gives way to nobody.
             let is_given = self.sources.pools.of(*address).is_some() || self.admitted.vips.contains_key(address);
-            let fault = self.check_address(*address, (claim.origin, field), !is_given, !is_given);
+            let fault = self.check_address(*address, claim.origin, field, !is_given, !is_given);
             self.diagnostics.extend(fault.or_else(|| self.check_claimed(*address, claim, field, claims)));
         }
         if self.diagnostics[before..].iter().any(Diagnostic::is_error) {
@@ -394,7 +394,8 @@ impl<'a> Admission<'a, '_> {
     fn check_address(
         &self,
         address: IpAddr,
-        (origin, field): (&Origin, &str),
+        origin: &Origin,
+        field: &str,
         gives_way_to_pods: bool,
         gives_way_to_hosts: bool,
     ) -> Option<Diagnostic> {

@@ -50,7 +50,7 @@ impl Fixture {
     fn update(&mut self, shortages: &[Shortage], vips: &[IpAddr], observed: &Observation) -> (Desired, usize) {
         let vips = vips.iter().map(|vip| (*vip, DesiredVip::default())).collect();
         let mut desired = Desired { cluster: "prod".to_owned(), vips, ..Desired::default() };
-        let lacking = self.tracker.update(("public", &spec()), shortages, &mut desired, observed, self.now);
+        let lacking = self.tracker.update("public", &spec(), shortages, &mut desired, observed, self.now);
         (desired, lacking)
     }
 }
@@ -100,7 +100,7 @@ fn nothing_is_allocated_or_released_in_a_pool_of_existing_addresses() {
     let observed = observed("t", None);
     for time in [Duration::ZERO, RELEASE_TIME] {
         let now = Instant::now() + time;
-        assert_eq!(tracker.update(("public", &spec), &shortages(1), &mut desired, &observed, now), 0);
+        assert_eq!(tracker.update("public", &spec, &shortages(1), &mut desired, &observed, now), 0);
     }
     assert_eq!(desired, Desired::default());
 }

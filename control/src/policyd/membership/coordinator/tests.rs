@@ -75,8 +75,8 @@ impl Server {
     fn start(api: &FakeApi) -> Self {
         let (publish, published) = watch::channel(Publication::default().next(placement(&["a", "b"])).map(Arc::new));
         let (leadership, receiver) = watch::channel(None);
-        let state = (MembershipState::new(TTL), Role::new(Some(receiver)));
-        let handle = start_with(state, api.store(), published, Arc::default());
+        let (state, role) = (MembershipState::new(TTL), Role::new(Some(receiver)));
+        let handle = start_with(state, role, api.store(), published, Arc::default());
         Self { handle, leadership, _publish: publish, sequence: 0 }
     }
 
