@@ -27,7 +27,7 @@ pub(crate) use server::Service;
 pub use socket::{Socket, SocketError, SocketFile, bind, serve, serve_router};
 
 /// Generated messages and services.
-#[expect(missing_docs, unused_qualifications, clippy::pedantic, reason = "generated; the .proto file has the comments")]
+#[expect(unused_qualifications, clippy::pedantic, reason = "generated")]
 pub mod proto {
     tonic::include_proto!("vipgate.admin.v1");
 }

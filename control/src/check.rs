@@ -52,7 +52,6 @@ pub struct InboundService {
 /// A valid configuration file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Configuration {
-    /// The file.
     pub file: String,
     /// `gateway NAME` or `policyd`.
     #[serde(rename = "what")]
@@ -83,10 +82,8 @@ pub struct Summary {
     pub slices_unverified: bool,
 }
 
-/// A VIP.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Vip {
-    /// The address.
     pub address: String,
     /// The object that has it.
     pub name: String,
@@ -94,7 +91,6 @@ pub struct Vip {
     pub reserved_ports: Vec<u16>,
 }
 
-/// A policy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Policy {
     /// `EgressPolicy namespace/name` or `Service namespace/name`.

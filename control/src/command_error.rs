@@ -48,7 +48,6 @@ impl CommandError {
         self
     }
 
-    /// Its exit code.
     pub fn exit_code(&self) -> ExitCode {
         match self.kind {
             Kind::Usage => ExitCode::from(2),

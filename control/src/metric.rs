@@ -5,7 +5,6 @@
 pub enum Kind {
     /// A counter; its name ends in `_total`.
     Counter,
-    /// A gauge.
     Gauge,
     /// A gauge with values in milliseconds, exposed in seconds.
     Milliseconds,
@@ -24,12 +23,9 @@ impl Kind {
     }
 }
 
-/// A label.
 #[derive(Clone, Copy, Debug)]
 pub struct Label {
-    /// Its name.
     pub name: &'static str,
-    /// Its values.
     pub values: LabelValues,
 }
 
@@ -118,7 +114,6 @@ pub type Labels = Vec<(&'static str, String)>;
 /// A metric family: all samples of one metric.
 #[derive(Clone, Debug)]
 pub struct Family {
-    /// The metric.
     pub metric: &'static Metric,
     /// Samples: labels and value.
     pub values: Vec<(Labels, u64)>,

@@ -45,7 +45,7 @@ use crate::metrics::{Monitored, NotReady};
 use crate::{blocking_threads, listener, logging, metrics, systemd};
 
 /// Generated messages and services of the admin API.
-#[expect(missing_docs, unused_qualifications, clippy::pedantic, reason = "generated; the .proto file has the comments")]
+#[expect(unused_qualifications, clippy::pedantic, reason = "generated")]
 pub mod proto {
     tonic::include_proto!("vipgate.node.v1");
 }

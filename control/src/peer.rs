@@ -28,7 +28,7 @@ pub(crate) mod fuzz {
 }
 
 /// Generated protobuf messages.
-#[expect(missing_docs, clippy::pedantic, reason = "generated; the .proto file has the comments")]
+#[expect(clippy::pedantic, reason = "generated")]
 pub mod proto {
     tonic::include_proto!("vipgate.peer.v1");
 }
@@ -119,7 +119,6 @@ pub enum PeerEvent {
     RelayedView {
         /// The peer.
         gateway: Arc<str>,
-        /// The view.
         view: Arc<membership::MembershipView>,
     },
 }

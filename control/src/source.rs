@@ -91,7 +91,6 @@ impl Eq for EntryError {}
 /// An unavailable path of the source: a directory or a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnavailablePath {
-    /// Its path.
     pub path: Arc<str>,
     /// Why.
     pub reason: String,

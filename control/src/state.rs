@@ -231,7 +231,6 @@ impl VipPlacement {
 pub struct WorkerHandle {
     /// CPU core that it is pinned to.
     pub core: usize,
-    /// Its counters.
     pub counters: Arc<WorkerCounters>,
     /// Command queue, polled between batches.
     pub commands: Sender<Command>,

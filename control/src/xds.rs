@@ -13,7 +13,7 @@ pub mod store;
 pub mod tls;
 
 /// The generated messages.
-#[expect(missing_docs, unused_qualifications, clippy::pedantic, reason = "generated; the .proto file has the comments")]
+#[expect(unused_qualifications, clippy::pedantic, reason = "generated")]
 pub mod proto {
     tonic::include_proto!("vipgate.policy.v1");
 }

@@ -45,7 +45,6 @@ const NEW_CONNECTION_SECONDS: u32 = 45;
 const MAX_WAIT: f64 = 10.0;
 const MAX_UNANSWERED_PERCENT: usize = 2;
 
-/// A completed event.
 struct CompletedEvent {
     event: SoakEvent,
     from: f64,

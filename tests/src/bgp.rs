@@ -109,7 +109,6 @@ impl Bird {
         output(&words).ok()
     }
 
-    /// Its log.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.path().join("bird.log")).unwrap_or_default()
     }

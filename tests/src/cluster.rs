@@ -296,7 +296,6 @@ impl Drop for Cluster {
     }
 }
 
-/// Sleeps.
 pub fn sleep_ms(milliseconds: u64) {
     thread::sleep(Duration::from_millis(milliseconds));
 }

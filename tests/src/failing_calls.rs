@@ -34,7 +34,6 @@ const READINESS_TIMEOUT: Duration = Duration::from_secs(1);
 /// Calls that fail or are late.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// Their kind.
     pub kind: &'static Kind,
     /// The number of the first one of its kind, from 1.
     pub first: u64,

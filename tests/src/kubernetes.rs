@@ -130,12 +130,10 @@ impl ApiServer {
         self.start();
     }
 
-    /// Its etcd.
     pub fn etcd(&mut self) -> &mut Etcd {
         &mut self.etcd
     }
 
-    /// Its process.
     pub fn process(&self) -> &Process {
         self.process.as_ref().expect("the API server runs")
     }

@@ -79,7 +79,6 @@ impl Policyd {
         Self { process, host: host.clone(), log, metrics }
     }
 
-    /// Its process.
     pub fn process(&mut self) -> &mut Process {
         &mut self.process
     }
@@ -90,7 +89,6 @@ impl Policyd {
         self.process.wait(Duration::from_secs(5)).expect("the policy server exits");
     }
 
-    /// Its log.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }

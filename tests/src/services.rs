@@ -13,9 +13,7 @@ use crate::Testbed;
 
 /// VIPs of the [`EchoService`], used by nothing else.
 pub const VIP: [&str; 2] = ["203.0.113.30", "2001:db8:113::30"];
-/// Its TCP port.
 pub const TCP_PORT: u16 = 80;
-/// Its UDP port.
 pub const UDP_PORT: u16 = 53;
 /// Listen port of the backends, TCP and UDP.
 pub const BACKEND_PORT: u16 = 9000;
@@ -33,7 +31,6 @@ pub struct Backend {
     node: &'static str,
 }
 
-/// A ready backend.
 pub fn ready_backend(address: &str) -> Backend {
     Backend { address: address.to_owned(), conditions: "{ready: true}", node: "node-1" }
 }
@@ -63,7 +60,6 @@ pub struct EchoService<'a> {
 }
 
 impl EchoService<'_> {
-    /// Its manifests.
     pub fn manifest(&self) -> String {
         let Self { spec, metadata, backends } = self;
         let mut text = format!(

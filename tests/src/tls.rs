@@ -8,7 +8,6 @@ use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose, date_time_ymd,
 };
 
-/// A certificate authority.
 pub struct CertificateAuthority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     folder: PathBuf,
@@ -21,7 +20,6 @@ pub struct CertificateAuthority {
 pub struct Certificate {
     /// The certificate.
     pub cert: String,
-    /// The key.
     pub key: String,
 }
 

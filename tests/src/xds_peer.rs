@@ -73,7 +73,6 @@ impl XdsPeer {
         self.child.stdin.as_mut().unwrap().write_all(line.as_bytes()).unwrap();
     }
 
-    /// Its next event.
     pub fn next_event(&self) -> Value {
         let log = || fs::read_to_string(&self.log).unwrap_or_default();
         self.events.recv_timeout(EVENT_TIMEOUT).unwrap_or_else(|_| panic!("no event from the peer; log:\n{}", log()))

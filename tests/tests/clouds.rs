@@ -13,7 +13,6 @@ use vipgate_tests::wait_for;
 
 /// The VIP, which no interface and no route of the testbed has.
 const VIP: &str = "192.0.2.40";
-/// The API.
 const API: &str = "10.3.0.254:8080";
 
 fn zone(number: usize) -> &'static str {

@@ -22,7 +22,6 @@ pub(super) enum Phase {
     Quiet,
     /// The packets of the flood, to an address that the gateway doesn't capture.
     Control,
-    /// The flood.
     Flood,
 }
 

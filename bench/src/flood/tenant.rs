@@ -64,7 +64,6 @@ pub(super) struct TrafficCounters {
 /// Counters that late replies are still added to.
 pub(super) type SharedCounters = Arc<Mutex<TrafficCounters>>;
 
-/// Locks the counters.
 pub(super) fn lock_counters(shared: &SharedCounters) -> MutexGuard<'_, TrafficCounters> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -7,7 +7,6 @@ enum Scale {
     Logarithmic,
 }
 
-/// An axis.
 #[derive(Clone, Debug)]
 pub(super) struct Axis {
     /// Quantity and unit.

@@ -62,7 +62,6 @@ pub(super) struct Series {
     pub(super) points: Vec<[f64; 2]>,
 }
 
-/// A chart.
 #[derive(Clone, Debug)]
 pub(super) struct Chart {
     pub(super) title: String,

@@ -25,7 +25,6 @@ const SEND_TIME: f64 = 130e-9;
 /// Maximum number of sequence numbers in the sink's bitmap.
 const MAX_SEQUENCES: u64 = 1 << 26;
 
-/// The offered load.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OfferedLoad {
     /// Millions of packets per second; `None` is the maximum.

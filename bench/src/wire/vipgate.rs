@@ -98,7 +98,6 @@ impl Vipgate {
     }
 }
 
-/// The policy source.
 #[derive(Debug)]
 pub(crate) enum PolicySource {
     /// A manifest file with a Service of the source's pods.

@@ -29,7 +29,6 @@ pub(crate) struct Operation {
     pub(crate) is_read: bool,
     /// Attempts at most.
     pub(crate) attempts: u32,
-    /// Its rate.
     pub(crate) rate: Rate,
 }
 
@@ -85,7 +84,6 @@ const MAX_CODES: usize = 200;
 /// Calls of an operation with the same outcome.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallSample {
-    /// The operation.
     pub operation: &'static str,
     /// `OK`, or the provider's code.
     pub code: String,

@@ -54,7 +54,6 @@ const RELEASE: Operation = Operation::write("ReleaseAddress");
 /// Where and how.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The region.
     pub region: String,
     /// What addresses are associated with.
     pub associate: Associate,
@@ -66,7 +65,6 @@ pub struct Config {
     pub credentials: CredentialSource,
 }
 
-/// AWS.
 pub struct Aws {
     config: Config,
     query: Query,

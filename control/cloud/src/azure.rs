@@ -86,7 +86,6 @@ pub enum ConfigError {
     Name {
         /// `subscription` or `resourceGroup`.
         field: &'static str,
-        /// Its value.
         value: String,
     },
     /// An endpoint that isn't a URL.

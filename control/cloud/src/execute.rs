@@ -6,7 +6,6 @@ use crate::error::CloudError;
 use crate::plan::Action;
 use crate::provider::{Binding, Provider, PublicAddress};
 
-/// Kinds of actions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ActionKind {
     /// Claims an address.

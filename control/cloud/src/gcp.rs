@@ -79,7 +79,6 @@ pub enum ConfigError {
     Name {
         /// `project` or `region`.
         field: &'static str,
-        /// Its value.
         value: String,
     },
     /// An endpoint that isn't a URL.

@@ -38,7 +38,6 @@ pub struct Desired {
     pub releasable: BTreeSet<AddressId>,
 }
 
-/// A VIP.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DesiredVip {
     /// `namespace/name` of the Service or policy that uses it.

@@ -74,7 +74,6 @@ pub struct Scope {
     pub tags: Tags,
     /// IPv6 prefixes whose addresses are in the pool, where the provider has no objects for them (AWS).
     pub prefixes: Vec<IpNet>,
-    /// The gateways.
     pub gateways: Vec<GatewayNic>,
 }
 
@@ -83,7 +82,6 @@ pub struct Scope {
 pub struct PublicAddress {
     /// Its identity.
     pub id: AddressId,
-    /// The address.
     pub address: IpAddr,
     /// The zone that it can be attached in; `None`: any of the region.
     pub zone: Option<String>,
@@ -106,7 +104,6 @@ pub struct PublicAddress {
 pub struct Attachment {
     /// The NIC; `None`: something that isn't a NIC (a NAT gateway, a load balancer).
     pub nic: Option<NicId>,
-    /// The private address.
     pub private: Option<IpAddr>,
     /// Identity of the attachment, where the provider has one (AWS: association id).
     pub id: Option<String>,
@@ -143,9 +140,7 @@ impl Capacity {
 pub struct Nic {
     /// Its identity.
     pub id: NicId,
-    /// The gateway.
     pub gateway: String,
-    /// Its zone.
     pub zone: Option<String>,
     /// VIPs that it can have at most: those of ours that it has, and what is free beside addresses of others.
     pub capacity: Capacity,
@@ -185,7 +180,6 @@ impl Observation {
 /// A public address and its private address on a NIC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Binding {
-    /// The public address.
     pub address: PublicAddress,
     /// The private address on the NIC.
     pub private: IpAddr,

@@ -188,7 +188,6 @@ impl GroupState {
         self.draining
     }
 
-    /// Its name.
     pub fn name(&self) -> &str {
         &self.name
     }

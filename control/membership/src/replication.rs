@@ -24,7 +24,6 @@ pub enum NumberedFrame {
     Sessions {
         /// Number of the frame.
         number: u64,
-        /// The records.
         records: Vec<ReplicationRecord>,
     },
     /// A full sync begins.

@@ -30,7 +30,6 @@ pub struct MembershipView {
 /// A gateway in a view.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Its name.
     pub name: Arc<str>,
     /// Whether it is active.
     pub serving: bool,
@@ -69,7 +68,6 @@ pub enum DesiredState {
 /// Why the drain of an active gateway is blocked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DrainBlock {
-    /// The reason.
     pub reason: DrainBlockReason,
     /// The gateways that could take over if they were active, or that the drain waits for; sorted.
     pub gateways: Vec<Arc<str>>,
@@ -179,7 +177,6 @@ impl MembershipView {
         self.members.get(index)
     }
 
-    /// The active members.
     pub fn active_members(&self) -> impl Iterator<Item = &Member> {
         self.members.iter().filter(|member| member.serving)
     }

@@ -52,7 +52,6 @@ pub struct View {
 /// A gateway in a view.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ViewMember {
-    /// Its name.
     pub name: Arc<str>,
     /// Whether it is active.
     pub is_active: bool,
@@ -114,14 +113,12 @@ pub enum AgentError {
     /// The device of held packets.
     #[error("device {name}: {source}")]
     Hold {
-        /// Its name.
         name: String,
         /// Why it can't be created or used.
         source: io::Error,
     },
 }
 
-/// The agent.
 #[derive(Debug)]
 pub struct Agent {
     config: Config,

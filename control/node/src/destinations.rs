@@ -8,7 +8,6 @@ use ipnet::IpNet;
 /// A range of addresses of one family, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AddressRange {
-    /// The first address.
     pub first: IpAddr,
     /// The last address, of the same family.
     pub last: IpAddr,

@@ -5,7 +5,6 @@
 pub enum Reason {
     /// No gateway.
     Unreachable,
-    /// No VIP.
     NoVip,
     /// Of a pod that policy doesn't know, by a Service to the outside.
     UnknownPod,

@@ -35,7 +35,6 @@ struct Echo {
 /// What an answer means.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// The gateway.
     pub gateway: Arc<str>,
     /// Whether it has become reachable by it.
     pub is_change: bool,

@@ -75,7 +75,6 @@ impl MarkUsers {
 pub struct MarkRule {
     /// Whether it is one of IPv6.
     pub is_ipv6: bool,
-    /// Its priority.
     pub priority: u32,
     /// Value and mask.
     pub mark: (u32, u32),

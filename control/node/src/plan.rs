@@ -48,7 +48,6 @@ pub struct Settings {
 /// A gateway's end of a tunnel, and its state as far as it isn't known here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gateway {
-    /// Its name.
     pub name: Arc<str>,
     /// Whether it is active by the view; `None`: there is no view.
     pub is_active: Option<bool>,
@@ -61,7 +60,6 @@ pub struct Gateway {
 /// All that a plan follows from.
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs<'a> {
-    /// The settings.
     pub settings: &'a Settings,
     /// The node's policy; `None`: none yet.
     pub policy: Option<&'a NodePolicy>,

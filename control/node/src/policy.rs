@@ -11,7 +11,6 @@ use ipnet::IpNet;
 pub struct NodePolicy {
     /// The node's name.
     pub node: Arc<str>,
-    /// Its tunnel endpoint.
     pub tunnel: TunnelEndpoint,
     /// Prefixes of its pods.
     pub pod_prefixes: Vec<IpNet>,
@@ -71,6 +70,5 @@ pub struct Coverage {
 pub struct Cluster {
     /// Prefixes of pods and Services.
     pub prefixes: Vec<IpNet>,
-    /// Addresses of nodes.
     pub nodes: Vec<IpAddr>,
 }

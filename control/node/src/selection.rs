@@ -7,7 +7,6 @@ use std::sync::Arc;
 /// A gateway as seen from this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GatewayState {
-    /// Its name.
     pub name: Arc<str>,
     /// Whether the membership view has it active; `None`: there is no view yet.
     pub is_active: Option<bool>,

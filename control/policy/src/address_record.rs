@@ -18,7 +18,6 @@ pub const MAX_QUARANTINED: usize = 256;
 /// The record at one time, and what is known of the source of the objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recorded {
-    /// The record.
     pub record: Arc<AddressRecord>,
     /// The time.
     pub now: Timestamp,

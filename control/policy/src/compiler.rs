@@ -123,7 +123,6 @@ impl Compiler {
         Self { options: options.into(), ..Self::default() }
     }
 
-    /// Its options.
     pub fn options(&self) -> &Options {
         &self.options
     }

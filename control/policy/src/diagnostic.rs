@@ -37,7 +37,6 @@ pub struct Diagnostic {
     pub column: u32,
     /// Path of the field in the document: `spec.selectors[0].podSelector`. Empty: the document or the file.
     pub field: String,
-    /// Severity.
     pub severity: Severity,
     /// What is wrong, and what to do if it isn't obvious.
     pub reason: String,

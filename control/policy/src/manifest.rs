@@ -217,11 +217,9 @@ impl Kind {
 /// Identity of an object. Displays as `Kind namespace/name`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectId {
-    /// Its kind.
     pub kind: Kind,
     /// Its namespace; empty for kinds without one.
     pub namespace: String,
-    /// Its name.
     pub name: String,
 }
 

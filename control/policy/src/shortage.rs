@@ -5,11 +5,9 @@ use crate::manifest::Family;
 /// A shortage of an EgressPolicy, ClusterEgressPolicy or Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shortage {
-    /// The pool.
     pub pool: String,
     /// The object, as it is named in claims: `Service namespace/name`.
     pub owner: String,
-    /// The family.
     pub family: Family,
     /// Addresses that it asks for, with those that it has.
     pub wanted: usize,

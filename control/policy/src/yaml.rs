@@ -22,9 +22,7 @@ use crate::diagnostic::{Code, Diagnostic, Severity};
 /// A position in a text; both count from 1, columns in characters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
-    /// Line.
     pub line: u32,
-    /// Column.
     pub column: u32,
 }
 
@@ -33,7 +31,6 @@ pub struct Position {
 pub struct Node {
     /// Start of the value.
     pub position: Position,
-    /// The value.
     pub value: Value,
 }
 
@@ -61,7 +58,6 @@ pub enum Value {
 /// An entry of a mapping.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// The key.
     pub key: String,
     /// Start of the key.
     pub key_position: Position,
@@ -72,11 +68,9 @@ pub struct Entry {
 /// An error in a text, with position and field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct YamlError {
-    /// Position.
     pub position: Position,
     /// Path of the field, see [`join`]; empty: the document.
     pub field: String,
-    /// Reason.
     pub reason: String,
     /// The kind of mistake.
     pub code: Code,
@@ -126,7 +120,6 @@ impl Source {
         self.id
     }
 
-    /// The text.
     pub fn text(&self) -> &str {
         &self.text
     }

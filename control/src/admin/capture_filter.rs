@@ -23,7 +23,6 @@ const PASSED: &str = "passed";
 /// An invalid filter.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum CaptureFilterError {
-    /// Unknown keyword.
     #[error("unknown keyword \"{0}\"; expected {GRAMMAR}")]
     UnknownKeyword(String),
     /// Keyword without its argument.
@@ -32,7 +31,6 @@ pub enum CaptureFilterError {
     /// Invalid argument of a keyword.
     #[error("{keyword} \"{text}\": not a valid {expected}")]
     InvalidArgument {
-        /// The keyword.
         keyword: String,
         /// Its argument.
         text: String,
@@ -42,7 +40,6 @@ pub enum CaptureFilterError {
     /// A criterion that may be given once only.
     #[error("{0} is given more than once")]
     Duplicate(&'static str),
-    /// Unknown interface.
     #[error("in \"{name}\": this gateway has {known}")]
     UnknownInterface {
         /// The name in the filter.

@@ -71,7 +71,6 @@ pub enum ClientError {
     Rejected {
         /// The socket.
         path: PathBuf,
-        /// The reason.
         reason: String,
     },
 }

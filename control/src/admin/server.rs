@@ -170,7 +170,6 @@ pub(super) fn vip(vip: &Vip, endpoints: u64, used: &BlockUsage, policy: &Policy,
     }
 }
 
-/// An endpoint.
 pub(super) fn endpoint(address: IpAddr, endpoint: &Endpoint, policy: &Policy, state: &GatewayState) -> proto::Endpoint {
     proto::Endpoint {
         sessions: endpoint.usage.sessions().into(),

@@ -3,7 +3,6 @@
 
 use std::io::IsTerminal;
 
-/// A column.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Column {
     title: &'static str,

@@ -20,7 +20,6 @@ pub(super) struct XdpStats {
     losses: Vec<SocketStats>,
     /// Highest difference of two counters of lost packets read so far, by worker.
     other_losses: Vec<AtomicU64>,
-    /// The frame pool.
     pool: FramePool,
     /// Worker counters, for the frames that workers hold.
     counters: Vec<Arc<WorkerCounters>>,

@@ -20,7 +20,6 @@ use crate::xds::membership_message::InvalidMessage;
 use crate::xds::proto;
 use crate::xds::proto::membership_client::MembershipClient;
 
-/// Heartbeats per lease.
 const HEARTBEATS_PER_LEASE: u32 = 4;
 /// Capacity of the queue of heartbeats; when it is full, the connection is broken.
 const QUEUE: usize = 4;

@@ -17,7 +17,6 @@ use super::network::InterfaceConfig;
 /// The state of one gateway interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkStatus {
-    /// Its id.
     pub id: InterfaceId,
     /// Its name in the configuration.
     pub name: String,
@@ -25,7 +24,6 @@ pub struct LinkStatus {
     pub ifindex: u32,
     /// Its role: inside, outside or both.
     pub role: Role,
-    /// Its link state.
     pub state: LinkState,
     /// The index and up state of a new device with its name, after the original device was removed.
     pub successor: Option<(u32, bool)>,

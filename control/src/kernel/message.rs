@@ -20,11 +20,9 @@ pub(super) enum KernelEvent {
     Link(Change, Link),
     /// An address of a device.
     Address(Change, Address),
-    /// A route.
     Route(Change, Route),
     /// A nexthop object (`ip nexthop`).
     NextHop(Change, NextHopObject),
-    /// A neighbor.
     Neighbor(Change, Neighbor),
 }
 
@@ -35,7 +33,6 @@ pub(super) enum Change {
     New,
     /// Replaces another object (`NLM_F_REPLACE`).
     Replaced,
-    /// Removed.
     Removed,
 }
 
@@ -44,7 +41,6 @@ pub(super) enum Change {
 pub(super) struct Link {
     /// Its interface index.
     pub(super) ifindex: u32,
-    /// Its name.
     pub(super) name: String,
     /// Its ARPHRD type.
     pub(super) hardware_type: u16,
@@ -90,7 +86,6 @@ pub enum LinkState {
     Up,
     /// Administratively down.
     Down,
-    /// No carrier.
     NoCarrier,
     /// Its operational state isn't `up` (RFC 2863): dormant, e.g. 802.1X, or its lower layer is down.
     NotOperational,
@@ -129,10 +124,8 @@ pub(super) struct Address {
     pub(super) usable: bool,
 }
 
-/// A route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Route {
-    /// Its table.
     pub(super) table: u32,
     /// Its destination.
     pub(super) prefix: IpNet,
@@ -171,9 +164,7 @@ impl NextHop {
 /// A nexthop object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NextHopObject {
-    /// Its id.
     pub(super) id: u32,
-    /// Its target.
     pub(super) target: NextHopObjectTarget,
 }
 
@@ -193,7 +184,6 @@ pub(super) enum NextHopObjectTarget {
 pub(super) struct Neighbor {
     /// The index of its interface.
     pub(super) ifindex: u32,
-    /// Its IP address.
     pub(super) address: IpAddr,
     /// Its state (`NUD_*`).
     pub(super) state: u16,

@@ -18,9 +18,7 @@ const MAX_QUEUED_FAILURES: usize = 4096;
 /// An interface as configured.
 #[derive(Clone, Debug)]
 pub struct InterfaceConfig {
-    /// Its id.
     pub id: InterfaceId,
-    /// Its name.
     pub name: String,
     /// Its role: inside, outside or both.
     pub role: Role,

@@ -40,9 +40,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// A neighbor that the kernel failed to resolve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NeighborFailed {
-    /// Its interface.
     pub interface: InterfaceId,
-    /// Its address.
     pub address: IpAddr,
 }
 

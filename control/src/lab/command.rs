@@ -14,19 +14,13 @@ pub enum Error {
     /// A program can't be started.
     #[error("cannot run `{command}`: {source} (`make deps` installs what is missing)")]
     Start {
-        /// The command.
         command: String,
         /// The cause.
         source: io::Error,
     },
     /// A program failed.
     #[error("`{command}` failed: {output}")]
-    Failed {
-        /// The command.
-        command: String,
-        /// Its output.
-        output: String,
-    },
+    Failed { command: String, output: String },
     /// There is no Kubernetes API server to start.
     #[error(
         "cannot run `{0}`: put kube-apiserver and kubectl in PATH, name them in VIPGATE_KUBE_APISERVER and \

@@ -161,7 +161,6 @@ impl<S> ConnectionGuard<S> {
         &self.stream
     }
 
-    /// Its deadlines.
     pub fn deadlines(&self) -> &Deadlines {
         &self.deadlines
     }

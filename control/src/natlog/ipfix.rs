@@ -52,7 +52,6 @@ const RANGE_STEP: Field = (363, 2);
 const RANGE_PORTS: Field = (364, 2);
 const USER_NAME: Field = (371, VARIABLE);
 
-/// A NAT event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NatEvent<'a> {
     /// A port block of a VIP was allocated to an endpoint, or de-allocated.

@@ -36,7 +36,6 @@ const RETRY_DELAY: RetryDelay = (Duration::from_millis(100), Duration::from_secs
 /// The kinds that a node subscribes to.
 const KINDS: [Kind; 2] = [Kind::Cluster, Kind::NodePolicy];
 
-/// The client.
 pub(super) struct PolicyClient {
     node: Arc<str>,
     server: PolicyServer,

@@ -22,7 +22,6 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Delay between attempts: first and maximum. A view that is late delays a failover.
 const RETRY_DELAY: RetryDelay = (Duration::from_millis(50), Duration::from_secs(1));
 
-/// The client.
 pub(super) struct ViewClient {
     node: String,
     server: PolicyServer,

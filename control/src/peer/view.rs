@@ -11,7 +11,6 @@ use crate::membership;
 pub struct PeerView {
     /// The view's number; it only grows.
     pub number: u64,
-    /// All members.
     pub members: Vec<PeerMember>,
     /// The complete view, for peers that can't reach the policy server.
     pub membership: Arc<membership::MembershipView>,

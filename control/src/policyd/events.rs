@@ -57,7 +57,6 @@ impl ObjectReference {
     }
 }
 
-/// An Event.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct ObjectEvent {
     object: ObjectReference,

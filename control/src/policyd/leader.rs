@@ -65,7 +65,6 @@ pub(super) fn namespace(source: &KubernetesSource) -> String {
     namespace.unwrap_or_else(|| "default".to_owned())
 }
 
-/// A candidate.
 struct Candidate {
     source: KubernetesSource,
     namespace: String,

@@ -35,9 +35,7 @@ const QUEUE: usize = 128;
 /// Connection of a request, as a request extension.
 #[derive(Clone, Debug)]
 pub struct ConnectionInfo {
-    /// Remote address.
     pub remote: Option<SocketAddr>,
-    /// Local address.
     pub local: Option<SocketAddr>,
     /// The client's certificate chain, where clients are identified by certificates; empty: it has shown none, which is
     /// accepted from agents of nodes that have a token.

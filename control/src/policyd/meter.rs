@@ -29,7 +29,6 @@ const SECOND: Duration = Duration::from_secs(1);
 const MESSAGE_SECONDS: usize = 10;
 const BYTES_PER_SECOND: usize = 1_000_000;
 
-/// The layer.
 #[derive(Clone, Debug)]
 pub(super) struct MeterLayer(pub(super) Arc<Budget>);
 

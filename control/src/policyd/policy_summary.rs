@@ -11,7 +11,6 @@ use crate::xds::resource::{Key, Kind};
 pub(super) struct PolicySummary {
     /// Endpoints that it covers.
     pub(super) endpoints: u64,
-    /// Their VIPs.
     pub(super) vips: BTreeSet<IpAddr>,
     /// The publication that last changed it, an endpoint or a VIP: a gateway with that one has the policy in force.
     pub(super) since: u64,

@@ -17,7 +17,6 @@ const MAX_UNKNOWN_GATEWAYS: usize = 256;
 /// For how long a gateway that isn't connected keeps what it refuses.
 const MEMORY_TIME: Duration = Duration::from_mins(10);
 
-/// A gateway.
 #[derive(Clone, Debug)]
 pub struct Gateway {
     /// Open streams.

@@ -8,7 +8,6 @@ use std::sync::atomic::Ordering::Relaxed;
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// Increments it.
     pub fn increment(&self) {
         self.0.fetch_add(1, Relaxed);
     }
@@ -38,7 +37,6 @@ pub struct Stats {
     pub invalid_secrets: Counter,
     /// Admin commands denied to unauthorized clients.
     pub commands_denied: Counter,
-    /// Publications.
     pub publications: Counter,
     /// Reads of the policy source and change notifications from it.
     pub source_updates: Counter,

@@ -22,7 +22,6 @@ use crate::config::Seccomp;
 pub(super) enum Profile {
     /// Of a gateway; workers add their own.
     Gateway,
-    /// Of a worker.
     Worker,
     /// Of a policy server.
     Server,

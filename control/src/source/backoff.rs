@@ -25,7 +25,6 @@ impl Backoff {
         Self { next: MIN_DELAY }
     }
 
-    /// The next delay.
     pub(crate) fn next_delay(&mut self) -> Duration {
         let delay = self.next;
         self.next = (delay * 2).min(MAX_DELAY);

@@ -47,7 +47,6 @@ pub struct SourceStatus {
     pub unreachable: ArcSwapOption<String>,
     /// The result of the last compilation.
     pub compiled: ArcSwap<CompileOutcome>,
-    /// Its health.
     pub health: ArcSwap<SourceHealth>,
 }
 

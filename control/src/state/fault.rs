@@ -10,14 +10,12 @@ use crate::config::{Health, LinkRequirement};
 use crate::kernel::{LinkState, LinkStatus};
 use crate::state::tracking::{Attachment, InterfaceAttachment, ReceiveQueues};
 
-/// A fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// An interface isn't operational.
     Interface {
         /// Interface name.
         interface: String,
-        /// Its state.
         state: LinkState,
     },
     /// An interface has no XDP program.
@@ -58,7 +56,6 @@ pub enum Fault {
     QueuesChanged {
         /// Interface name.
         interface: String,
-        /// Its queues.
         queues: ReceiveQueues,
     },
     /// All next hops of one side and address family are down.

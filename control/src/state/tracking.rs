@@ -124,7 +124,6 @@ pub struct InterfaceAttachment {
     pub xdp: ProgramAttachment,
     /// The tc guard; `None`: there is none, with `on_exit: pass`, or because the kernel doesn't support it.
     pub guard: Option<ProgramAttachment>,
-    /// The receive queues.
     pub queues: ReceiveQueues,
 }
 

@@ -71,7 +71,6 @@ pub enum Effect {
 pub struct Rejection {
     /// The rejected resource, if it is a single one.
     pub resource: Option<Key>,
-    /// The reason.
     pub reason: String,
 }
 
@@ -137,7 +136,6 @@ struct ClientStopped;
 /// Client of a policy server, or of one of several.
 #[derive(Debug)]
 pub struct Client {
-    /// The gateway.
     gateway: GatewayLocality,
     /// Identifies the gateway's process: a new number at each start.
     incarnation: u64,

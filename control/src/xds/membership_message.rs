@@ -46,10 +46,8 @@ pub enum InvalidMessage {
     /// A number above its limit.
     #[error("view {0}: its number, an epoch or a count is too high")]
     Number(u64),
-    /// Too many members.
     #[error("view {0}: {1} members are more than {MAX_MEMBERS}")]
     TooManyMembers(u64, usize),
-    /// Duplicate member.
     #[error("view {0}: gateway {1} is in it twice")]
     DuplicateMember(u64, String),
 }

@@ -127,9 +127,7 @@ impl Kind {
 /// Identifies a resource. Displays as `Kind name`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
-    /// Its kind.
     pub kind: Kind,
-    /// Its name.
     pub name: Arc<str>,
 }
 

@@ -48,7 +48,6 @@ pub enum StageError {
     InvalidEnvelope {
         /// The resource.
         key: Key,
-        /// The reason.
         reason: String,
     },
     /// A resource doesn't fit to others of the same policy.
@@ -56,7 +55,6 @@ pub enum StageError {
     Inconsistent {
         /// The resource.
         key: Key,
-        /// The reason.
         reason: String,
     },
     /// [`MAX_RESOURCES`] exceeded.

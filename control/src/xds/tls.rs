@@ -43,7 +43,6 @@ pub enum TlsError {
     Invalid {
         /// The file.
         path: PathBuf,
-        /// The reason.
         reason: String,
     },
     /// rustls rejects a certificate, e.g. because the key doesn't match.
@@ -83,7 +82,6 @@ pub fn client_config(ca: Option<&Path>, identity: Option<(&Path, &Path)>) -> Res
     Ok(config)
 }
 
-/// Certificates of clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClientCertificates {
     /// Each client must show one.

@@ -138,7 +138,6 @@ impl Frame {
         self.packet.mark()
     }
 
-    /// Sets the mark.
     #[inline]
     pub fn set_mark(&mut self, mark: u16) {
         self.packet = self.packet.with_mark(mark);

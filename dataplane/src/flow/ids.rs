@@ -53,7 +53,6 @@ pub struct ServiceId(pub u32);
 /// A port of a Service, at all its VIPs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FrontendId {
-    /// The Service.
     pub service: ServiceId,
     /// Index of its port in `ServiceSpec::ports`.
     pub port: u16,

@@ -2,9 +2,7 @@
 /// Where a frontend (at a VIP) or a backend listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Listener<A> {
-    /// The address.
     pub address: A,
-    /// The port.
     pub port: u16,
     /// IP protocol number.
     pub protocol: u8,

@@ -14,9 +14,7 @@ pub struct Tuple<A> {
     pub source: A,
     /// Destination address.
     pub destination: A,
-    /// Source port.
     pub source_port: u16,
-    /// Destination port.
     pub destination_port: u16,
     /// IP protocol number.
     pub protocol: u8,

@@ -46,13 +46,10 @@ pub enum PacketKind {
     /// A protocol, or an ICMP type, without sessions.
     #[default]
     Other,
-    /// ARP.
     Arp,
-    /// Neighbor discovery.
     NeighborDiscovery,
     /// TCP; its segment is in `Batch::segments`.
     Tcp,
-    /// UDP.
     Udp,
     /// ICMP echo request.
     EchoRequest,
@@ -60,7 +57,6 @@ pub enum PacketKind {
     EchoReply,
     /// SCTP; its header is in `Batch::associations`.
     Sctp,
-    /// An ICMP error.
     IcmpError,
     /// A fragment whose ports are not known yet.
     Fragment,
@@ -109,7 +105,6 @@ pub struct Batch {
     pub reinjected: VecDeque<Received>,
     /// Packets of this batch, and fragments that waited for one of them, that precede all in `reinjected`.
     pub requeued: Requeued,
-    /// Parsed headers.
     pub headers: [ParsedHeader; BATCH_SIZE],
     /// Tuples of IPv4 packets.
     pub tuples_v4: [Tuple<u32>; BATCH_SIZE],
@@ -126,7 +121,6 @@ pub struct Batch {
     pub homes: [HomeGroup; BATCH_SIZE],
     /// TCP segments.
     pub segments: [Segment; BATCH_SIZE],
-    /// SCTP headers.
     pub sctp_headers: [CommonHeader; BATCH_SIZE],
     /// Session table slot, for packets with a session.
     pub slots: [Slot; BATCH_SIZE],
@@ -158,9 +152,7 @@ pub struct Batch {
     pub arp_nd: PacketSet,
     /// Packets that have no session of their own.
     pub sessionless: PacketSet,
-    /// Fragments.
     pub fragments: PacketSet,
-    /// ICMP errors.
     pub icmp_errors: PacketSet,
     /// Dropped packets whose sender may receive an ICMP error or a TCP reset.
     pub rejected: PacketSet,
@@ -392,6 +384,5 @@ impl TunnelDestination {
 pub struct NeighborKey {
     /// The interface that it is reached by.
     pub interface: InterfaceId,
-    /// Its IP address.
     pub address: IpAddr,
 }

@@ -31,10 +31,7 @@ pub enum PcapError {
     },
     /// Not captured on Ethernet.
     #[error("captured on link type {link_type}; only Ethernet (1) can be replayed")]
-    NotEthernet {
-        /// The link type.
-        link_type: u32,
-    },
+    NotEthernet { link_type: u32 },
     /// Truncated within a packet.
     #[error("truncated in packet {packet}")]
     Truncated {

@@ -15,7 +15,6 @@ const MAX_QUEUED: usize = 64;
 /// A claim of a VIP by another host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddressConflict {
-    /// The VIP.
     pub vip: IpAddr,
     /// MAC address of the host.
     pub mac: Mac,

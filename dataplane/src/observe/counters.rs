@@ -68,7 +68,6 @@ pub struct Counters {
     pub session_reserve: Counter,
     /// Fair share of each VIP, sessions.
     pub session_fair_share: Counter,
-    /// Standby sessions.
     pub standby_sessions: Counter,
     /// Standby sessions that found no space, or were evicted for an active one.
     pub standby_rejected: Counter,

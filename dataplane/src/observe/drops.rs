@@ -48,7 +48,6 @@ pub struct DropExample {
 /// Drops of one address for one reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DropRecord {
-    /// The drop reason.
     pub reason: DropReason,
     /// The source address of packets from the inside, the destination address of packets from the outside.
     pub address: IpAddr,

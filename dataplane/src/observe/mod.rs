@@ -17,7 +17,6 @@ use self::session_log::SessionLog;
 pub struct Observer {
     /// Drop statistics.
     pub drops: DropStats,
-    /// Session log.
     pub session_log: SessionLog,
     /// The running capture.
     pub capture: Option<Box<Capture>>,

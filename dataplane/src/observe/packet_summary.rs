@@ -7,9 +7,7 @@ use crate::wire::{ethernet, protocol, u16_at};
 /// The addresses and ports of a packet, as far as they can be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketSummary {
-    /// Source address.
     pub source: IpAddr,
-    /// Destination address.
     pub destination: IpAddr,
     /// IP protocol number, or the next header of IPv6.
     pub protocol: u8,

@@ -37,9 +37,7 @@ pub struct Removed {
     pub policies: Vec<Arc<str>>,
     /// Names of shard maps.
     pub shard_maps: Vec<Arc<str>>,
-    /// VIPs.
     pub vips: Vec<IpAddr>,
-    /// Endpoints.
     pub endpoints: Vec<IpAddr>,
     /// Names of Services.
     pub services: Vec<Arc<str>>,

@@ -81,7 +81,6 @@ impl<A: Address> FamilyIndex<A> {
 /// An egress policy.
 #[derive(Debug)]
 pub struct Egress {
-    /// Its spec.
     pub spec: EgressSpec,
     /// Its number.
     pub id: EgressId,
@@ -91,10 +90,8 @@ pub struct Egress {
     pub(super) v6: Prefixes<V6, DestinationMatch>,
 }
 
-/// A VIP.
 #[derive(Clone, Debug)]
 pub struct Vip {
-    /// Its address.
     pub address: IpAddr,
     /// The object that it belongs to, for display.
     pub name: Arc<str>,

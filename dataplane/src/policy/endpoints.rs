@@ -16,7 +16,6 @@ const _: () = assert!(BUCKETS << INDEX_BITS == IPV6_BIT as usize);
 /// An endpoint: a covered pod address.
 #[derive(Clone, Debug)]
 pub struct Endpoint {
-    /// Its egress policy.
     pub(super) policy: EgressId,
     /// Its VIPs; the first one is the one it is paired with (RFC 4787 REQ-2).
     pub(super) vips: Box<[VipId]>,

@@ -70,7 +70,6 @@ pub enum Scope {
     Platform,
 }
 
-/// A limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
     /// What is counted, as diagnostics name it.
@@ -108,13 +107,11 @@ pub const EGRESS_PREFIXES: Limit = whole(
     MAX_EGRESS_PREFIXES,
     "`destinationCIDRs` and `excludedCIDRs`; a policy without has one of each family",
 );
-/// Policies.
 pub const POLICIES: Limit =
     whole("policies", MAX_POLICIES, "EgressPolicies, ClusterEgressPolicies, annotated Services");
 /// Work of selectors.
 pub const SELECTOR_STEPS: Limit =
     whole("labels to compare", MAX_SELECTOR_STEPS, "labels and values of a policy's selectors, times pods");
-/// Services.
 pub const SERVICES: Limit = whole("Services with VIPs", MAX_SERVICES, "Services");
 /// Backend ports of one family.
 pub const BACKEND_PORTS: Limit =

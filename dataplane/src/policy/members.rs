@@ -25,9 +25,7 @@ pub struct MembersSpec {
 /// State of one gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemberSpec {
-    /// Its name.
     pub name: Arc<str>,
-    /// Its tunnel address.
     pub tunnel: Option<SocketAddr>,
     /// Whether it is an active member.
     pub active: bool,

@@ -28,9 +28,7 @@ impl NextHopId {
 /// A neighbor: the next hop of packets on an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Neighbor {
-    /// Its interface.
     pub interface: InterfaceId,
-    /// Its IP address.
     pub address: IpAddr,
     /// Destination and source MAC address of frames to it, once resolved.
     pub macs: Option<MacPair>,
@@ -45,7 +43,6 @@ pub struct Adjacency {
     pub macs: MacPair,
     /// MTU of the interface, bytes; 0 while the neighbor isn't resolved.
     pub mtu: u16,
-    /// The interface.
     pub interface: InterfaceId,
 }
 
@@ -59,7 +56,6 @@ impl Adjacency {
     }
 }
 
-/// A route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RouteEntry {
     /// One of `count` paths from `first` on, selected by hash (ECMP).
@@ -71,7 +67,6 @@ pub(super) enum RouteEntry {
     },
     /// Delivered to the gateway's own kernel.
     Local,
-    /// Unreachable.
     Unreachable,
 }
 

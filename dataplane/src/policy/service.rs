@@ -69,9 +69,7 @@ impl BackendUsage {
 /// A backend of one Service port.
 #[derive(Clone, Debug)]
 pub struct Backend<A> {
-    /// Its address.
     pub address: A,
-    /// Its port.
     pub port: u16,
     /// Its index in [`ServiceSpec::backends`].
     pub number: u16,
@@ -116,7 +114,6 @@ impl<A: Address> Frontend<A> {
 /// A Service in one address family.
 #[derive(Debug)]
 pub struct ServicePart<A> {
-    /// Its VIPs.
     pub vips: Box<[A]>,
     /// Its ports, in the order of [`ServiceSpec::ports`].
     pub frontends: Box<[Frontend<A>]>,
@@ -132,10 +129,8 @@ impl<A: Address> ServicePart<A> {
     }
 }
 
-/// A Service.
 #[derive(Debug)]
 pub struct Service {
-    /// Its spec.
     pub spec: ServiceSpec,
     /// Its number.
     pub id: ServiceId,

@@ -7,7 +7,6 @@ use super::members::Members;
 use crate::flow::ids::{GatewayId, Owner};
 use crate::ports::Stripe;
 
-/// A shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shard {
     /// Its home first, then its backups.

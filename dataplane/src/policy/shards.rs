@@ -31,7 +31,6 @@ pub struct Shards {
 pub struct HomePart<'a> {
     /// One of its shards; all have this home and owner.
     pub shard: &'a Shard,
-    /// Its blocks.
     pub blocks: BlockSet,
 }
 
@@ -47,7 +46,6 @@ impl Shards {
         self.id
     }
 
-    /// Its map.
     pub(super) fn map(&self) -> &Arc<ShardMap> {
         &self.map
     }
@@ -187,7 +185,6 @@ impl Shards {
     }
 }
 
-/// All blocks.
 fn blocks() -> impl Iterator<Item = BlockId> {
     (0..BLOCKS as u16).map(BlockId)
 }

@@ -120,7 +120,6 @@ pub enum OnExhaustion {
     Drop,
 }
 
-/// A VIP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VipSpec {
     /// The address; it isn't assigned to an interface.
@@ -144,7 +143,6 @@ pub struct VipSpec {
 pub struct PrivateAddressSpec {
     /// Name of the gateway.
     pub gateway: Arc<str>,
-    /// The address.
     pub address: IpAddr,
 }
 
@@ -255,7 +253,6 @@ impl NetworkSpec {
 pub struct InterfaceSpec {
     /// Its index in the configuration.
     pub id: InterfaceId,
-    /// Its name.
     pub name: String,
     /// Its interface index in the kernel.
     pub ifindex: u32,
@@ -331,12 +328,10 @@ impl Role {
     }
 }
 
-/// A route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RouteSpec {
     /// Its destination prefix.
     pub prefix: IpNet,
-    /// Its target.
     pub target: RouteTarget,
 }
 
@@ -354,7 +349,6 @@ pub enum RouteTarget {
 /// A next hop of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HopSpec {
-    /// Its interface.
     pub interface: InterfaceId,
     /// The router's address; `None`: the destination is on-link.
     pub gateway: Option<IpAddr>,
@@ -363,9 +357,7 @@ pub struct HopSpec {
 /// A neighbor with a known MAC address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NeighborSpec {
-    /// Its interface.
     pub interface: InterfaceId,
-    /// Its IP address.
     pub address: IpAddr,
     /// Its MAC address.
     pub mac: [u8; 6],

@@ -26,13 +26,11 @@ use crate::wire::ethernet;
 /// Why a policy or a change is rejected.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum BuildError {
-    /// Too many VIPs.
     #[error("{count} VIPs, retired ones included; the maximum is {max}", max = MAX_VIPS)]
     TooManyVips {
         /// Their number.
         count: usize,
     },
-    /// Too many endpoints.
     #[error("{count} endpoints of one address family; the maximum is {max}", max = MAX_ENDPOINTS)]
     TooManyEndpoints {
         /// Their number.
@@ -51,31 +49,20 @@ pub enum BuildError {
     UnknownVip {
         /// The endpoint.
         address: IpAddr,
-        /// The VIP.
         vip: IpAddr,
     },
     /// An address is listed twice.
     #[error("{address} is listed twice")]
-    DuplicateAddress {
-        /// The address.
-        address: IpAddr,
-    },
+    DuplicateAddress { address: IpAddr },
     /// A policy or Service is listed twice.
     #[error("{name} is listed twice")]
-    DuplicateName {
-        /// Its name.
-        name: Arc<str>,
-    },
+    DuplicateName { name: Arc<str> },
     /// An address is both an endpoint and a VIP.
     #[error("{address} is both an endpoint and a VIP")]
-    EndpointIsVip {
-        /// The address.
-        address: IpAddr,
-    },
+    EndpointIsVip { address: IpAddr },
     /// An address is both a backend and a VIP.
     #[error("backend {address} of {service} is also a VIP")]
     BackendIsVip {
-        /// The address.
         address: IpAddr,
         /// A Service with this backend.
         service: Arc<str>,
@@ -83,9 +70,7 @@ pub enum BuildError {
     /// Two Services have the same frontend.
     #[error("port {port} of VIP {vip} (protocol {protocol}) is used by both {service} and {other}")]
     DuplicateFrontend {
-        /// The VIP.
         vip: IpAddr,
-        /// The port.
         port: u16,
         /// IP protocol number.
         protocol: u8,
@@ -117,12 +102,10 @@ pub enum BuildError {
         /// Their number.
         count: usize,
     },
-    /// An invalid Service.
     #[error("{service}: {reason}")]
     InvalidService {
         /// Its name.
         service: Arc<str>,
-        /// The reason.
         reason: &'static str,
     },
     /// An invalid overlay node.
@@ -130,15 +113,11 @@ pub enum BuildError {
     InvalidNode {
         /// Its name.
         node: Arc<str>,
-        /// The reason.
         reason: &'static str,
     },
     /// A removed policy is still in use.
     #[error("policy {name} can't be removed: endpoints refer to it")]
-    PolicyInUse {
-        /// Its name.
-        name: Arc<str>,
-    },
+    PolicyInUse { name: Arc<str> },
     /// A VIP or an endpoint refers to a shard map that isn't known.
     #[error("{of}: unknown shard map {map}")]
     UnknownShardMap {
@@ -152,7 +131,6 @@ pub enum BuildError {
     InvalidShardMap {
         /// Its name.
         map: Arc<str>,
-        /// The reason.
         reason: &'static str,
     },
     /// A removed shard map is still in use.
@@ -163,7 +141,6 @@ pub enum BuildError {
         /// A VIP or endpoint that refers to it.
         by: IpAddr,
     },
-    /// Too many gateways.
     #[error("{count} gateways; the maximum is {max}", max = MAX_GATEWAYS)]
     TooManyGateways {
         /// Their number.

@@ -61,7 +61,6 @@ pub enum AllocationClass {
 /// The shard of a VIP's ports to allocate from.
 #[derive(Clone, Copy, Debug)]
 pub struct PortShard<'a> {
-    /// Its blocks.
     pub blocks: &'a BlockSet,
     /// The ports to allocate first.
     pub stripe: Stripe,

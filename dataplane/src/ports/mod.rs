@@ -51,7 +51,6 @@ impl BlockId {
         usize::from(self.0)
     }
 
-    /// Its first port.
     #[inline]
     pub fn first_port(self) -> u16 {
         self.0 << BLOCK_SHIFT

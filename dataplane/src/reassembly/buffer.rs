@@ -13,7 +13,6 @@ pub(super) struct FragmentQueue {
     tail: u32,
 }
 
-/// A buffered fragment.
 #[derive(Debug)]
 pub enum BufferedFragment {
     /// A frame, stored when its batch ended.

@@ -113,7 +113,6 @@ struct List {
     tail: u32,
 }
 
-/// All datagrams.
 #[derive(Debug)]
 pub(super) struct DatagramTable {
     cells: Slab<Cell>,

@@ -24,7 +24,6 @@ pub struct SessionAccounting<'a> {
     pub counters: &'a Counters,
     /// Records for other gateways.
     pub replication_queue: &'a mut ReplicationQueue,
-    /// The session log.
     pub session_log: &'a SessionLog,
 }
 

@@ -136,7 +136,6 @@ fn lacks_record<A: SessionFamily>(entry: &Entry<A>, policy: &Policy, epoch: u64)
 pub struct RecordApplier<'a> {
     /// The worker's sessions.
     pub sessions: &'a mut Sessions,
-    /// Its ports.
     pub ports: &'a mut Allocator,
     /// The policy in force.
     pub policy: &'a Policy,
@@ -144,7 +143,6 @@ pub struct RecordApplier<'a> {
     pub directory: Option<&'a FlowDirectory>,
     /// The affinity table of all workers.
     pub affinity: &'a AffinityTable,
-    /// The worker.
     pub worker: WorkerId,
     /// The gateway that sent the records.
     pub source: GatewayId,

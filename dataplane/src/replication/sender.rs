@@ -23,7 +23,6 @@ pub struct OutgoingRecord {
     pub to: GatewayId,
     /// Sequence number of this worker's records for this peer, from 1.
     pub number: u64,
-    /// The record.
     pub record: ReplicationRecord,
 }
 

@@ -48,7 +48,6 @@ impl BackendHash {
 pub struct ServiceClient<A> {
     /// The client.
     pub address: A,
-    /// The Service.
     pub service: ServiceId,
     /// The port at the Service's VIPs.
     pub port: u16,
@@ -66,11 +65,9 @@ impl<A: Address> ServiceClient<A> {
 /// A client's backend, by what identifies both at every gateway and in every process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice<A> {
-    /// The client.
     pub client: A,
     /// The VIP and port that it used last.
     pub frontend: Listener<A>,
-    /// The backend.
     pub backend: Listener<A>,
     /// When it opened its last session.
     pub seen: Tick,

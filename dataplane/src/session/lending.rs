@@ -87,7 +87,6 @@ impl WorkerShares {
 /// A worker that may open a session in place of another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lender {
-    /// The worker.
     pub worker: WorkerId,
     /// Its distance from the other one in the ring of workers. Those between are not tried.
     pub distance: u8,

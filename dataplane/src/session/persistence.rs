@@ -103,7 +103,6 @@ pub enum Unusable {
 /// Contents of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RegionContents {
-    /// Empty.
     Empty,
     /// Unusable data, which was discarded.
     Unusable(Unusable),

@@ -12,9 +12,7 @@ use crate::flow::time::Tick;
 pub struct SessionFilter {
     /// The pod's address.
     pub endpoint: Option<IpAddr>,
-    /// The VIP.
     pub vip: Option<IpAddr>,
-    /// The remote address.
     pub remote: Option<IpAddr>,
     /// IP protocol number.
     pub protocol: Option<u8>,

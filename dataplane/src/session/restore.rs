@@ -25,7 +25,6 @@ pub struct Restorer<'a> {
     pub directory: Option<&'a FlowDirectory>,
     /// The affinity table of all workers.
     pub affinity: &'a AffinityTable,
-    /// The worker.
     pub worker: WorkerId,
 }
 

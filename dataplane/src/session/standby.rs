@@ -34,7 +34,6 @@ const REPLICATED_FLAGS: Flags = Flags(Flags::SYN.0 | Flags::FIN.0 | Flags::RST.0
 pub enum Applied {
     /// Inserted: its port must be reserved.
     Inserted(Slot),
-    /// Updated.
     Updated,
     /// Ended; its port is quarantined.
     Ended,

@@ -192,7 +192,6 @@ fn start_numbers(own: &mut Track, twin: &mut Track, segment: &Segment) {
     mark_seen(own, twin);
 }
 
-/// Tracks a SYN-ACK.
 fn track_syn_ack(own: &mut Track, twin: &mut Track, segment: &Segment) -> TrackOutcome {
     let Some(ack) = acknowledgement(segment).filter(|_| !segment.flags.has(TcpFlags::FIN)) else {
         return TrackOutcome::IGNORED;

@@ -17,7 +17,6 @@ pub struct Timeouts {
     pub tcp_established: u32,
     /// TCP, while opening and after closing.
     pub tcp_transitory: u32,
-    /// UDP.
     pub udp: u32,
     /// ICMP queries.
     pub icmp: u32,

@@ -176,7 +176,6 @@ pub enum StateChange {
 /// Position of a packet relative to the window of its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WindowPosition {
-    /// In window.
     InWindow,
     /// Out of window, as of an off-path sender: no state changes, and the idle timer keeps running.
     OutOfWindow,

@@ -25,7 +25,6 @@ impl<A: BatchFamily + SessionFamily> PacketFamily for A {}
 /// The tables of one worker that the stages modify.
 #[derive(Debug)]
 pub struct Tables {
-    /// Sessions.
     pub sessions: Sessions,
     /// Embryonic inbound sessions.
     pub embryonic: Embryonic,

@@ -167,7 +167,6 @@ pub enum LoadBalancePlan<'a, A> {
 pub struct NewSession<'a, A> {
     /// An ended session with the same tuple, which it replaces.
     pub replaced: Option<Slot>,
-    /// The Service.
     pub service: &'a Service,
     /// The backend.
     pub target: &'a Backend<A>,

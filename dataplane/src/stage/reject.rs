@@ -62,9 +62,7 @@ pub fn run(batch: &mut Batch, limiter: &mut ReplyLimiter, drops: &mut DropStats,
 /// The reply to the sender of a rejected packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RejectReply {
-    /// An ICMP error.
     IcmpError(IcmpError),
-    /// A TCP reset.
     TcpReset,
 }
 

@@ -293,7 +293,6 @@ pub fn update_udp_checksum(header: &mut [u8; udp::HEADER], delta: Delta) {
     }
 }
 
-/// Updates a checksum.
 #[inline]
 pub fn update_checksum(field: &mut [u8; 2], delta: Delta) {
     *field = delta.apply_in_place(u16::from_ne_bytes(*field)).to_ne_bytes();

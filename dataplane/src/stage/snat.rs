@@ -413,9 +413,7 @@ pub struct Opening<'a, A> {
 /// A VIP that a session may use.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidate<'a, A> {
-    /// The VIP.
     pub vip: &'a Vip,
-    /// Its address.
     pub address: A,
     /// The part of its ports to allocate from.
     pub part: PortShard<'a>,

@@ -23,7 +23,6 @@ pub const ADDRESSES: usize = 12;
 pub const DONT_FRAGMENT: u16 = 0x4000;
 /// The flag "more fragments" (MF).
 pub const MORE_FRAGMENTS: u16 = 0x2000;
-/// The fragment offset.
 pub const FRAGMENT_OFFSET: u16 = 0x1fff;
 
 const OPTION_END: u8 = 0;
@@ -51,7 +50,6 @@ pub struct Header {
     pub destination: u32,
     /// Protocol of the payload.
     pub protocol: u8,
-    /// TTL.
     pub ttl: u8,
     /// Header length with options, bytes.
     pub length: u16,

@@ -78,7 +78,6 @@ pub struct Header {
     /// Protocol of the payload after all extension headers. In a later fragment it is the next header field of the
     /// fragment header, which only counts in the first fragment.
     pub protocol: u8,
-    /// Hop limit.
     pub hop_limit: u8,
     /// Header length with extension headers, bytes.
     pub length: u16,

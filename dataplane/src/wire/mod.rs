@@ -29,13 +29,10 @@ pub mod vxlan;
 pub mod protocol {
     /// ICMP for IPv4.
     pub const ICMP: u8 = 1;
-    /// TCP.
     pub const TCP: u8 = 6;
-    /// UDP.
     pub const UDP: u8 = 17;
     /// ICMP for IPv6.
     pub const ICMPV6: u8 = 58;
-    /// SCTP.
     pub const SCTP: u8 = 132;
 }
 

@@ -47,7 +47,6 @@ pub enum ChunkType {
     CookieEcho,
     /// Acknowledges the state cookie: the association is established.
     CookieAck,
-    /// Completes the shutdown.
     ShutdownComplete,
     /// Any other.
     #[default]

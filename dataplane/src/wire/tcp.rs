@@ -49,7 +49,6 @@ pub struct Segment {
     pub sequence: u32,
     /// Acknowledgment number.
     pub acknowledgment: u32,
-    /// Flags.
     pub flags: Flags,
     /// Length in sequence space (SEG.LEN of RFC 9293): data, SYN and FIN.
     pub sequence_length: u32,

@@ -4,18 +4,14 @@ use super::tcp::{self, Segment};
 use super::{checksum, ipv4, ipv6, protocol, set_u16};
 use crate::flow::address::Address;
 
-/// A reply segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplySegment<'a> {
     /// Sequence number.
     pub sequence: u32,
     /// Acknowledgment number; meaningless without ACK.
     pub acknowledgment: u32,
-    /// Flags.
     pub flags: u8,
-    /// Window.
     pub window: u16,
-    /// Data.
     pub data: &'a [u8],
 }
 

@@ -146,7 +146,6 @@ pub const PLAIN_HEADERS: usize = LENGTH_V4 + ethernet::HEADER;
 /// The fields of a tunnel packet over IPv4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlainHeaders {
-    /// Its inner frame.
     pub inner: InnerFrame,
     /// Outer source address.
     pub sender: u32,

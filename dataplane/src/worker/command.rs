@@ -95,7 +95,6 @@ pub enum Command {
 /// One slice of a session listing. Send it again until `cursor` is `None`.
 #[derive(Debug)]
 pub struct SessionChunk {
-    /// The filter.
     pub filter: SessionFilter,
     /// Where to continue; starts as `Some(0)`, `None` at the end of the table.
     pub cursor: Option<u64>,
@@ -106,7 +105,6 @@ pub struct SessionChunk {
 /// One slice of a flush. Send it again until `cursor` is `None`.
 #[derive(Debug)]
 pub struct FlushChunk {
-    /// The filter.
     pub filter: SessionFilter,
     /// Where to continue; starts as `Some(0)`.
     pub cursor: Option<u64>,
@@ -117,7 +115,6 @@ pub struct FlushChunk {
 /// One slice of port usage. Send it again until `cursor` is `None`.
 #[derive(Debug)]
 pub struct PortChunk {
-    /// Only this VIP.
     pub only: Option<VipId>,
     /// Where to continue; starts as `Some(0)`.
     pub cursor: Option<u64>,
@@ -128,7 +125,6 @@ pub struct PortChunk {
 /// A worker's use of a VIP's ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortUsage {
-    /// The VIP.
     pub vip: VipId,
     /// Blocks with at least one port in use.
     pub used: u32,

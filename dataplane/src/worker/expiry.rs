@@ -68,7 +68,6 @@ impl ExpirySweep {
 /// queue is never empty.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Backlog {
-    /// Of the device.
     device: u64,
     /// Handed off by other workers.
     links: u64,

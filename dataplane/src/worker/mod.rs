@@ -74,11 +74,9 @@ pub struct WorkerParts<Io> {
     pub tables: Tables,
     /// The current snapshot.
     pub reader: Reader,
-    /// Neighbor queue.
     pub neighbor_queue: NeighborQueue,
     /// Commands from control.
     pub commands: Receiver<Command>,
-    /// Its counters.
     pub counters: Arc<WorkerCounters>,
     /// Conditions for opening a session.
     pub rules: SessionRules,
@@ -188,12 +186,10 @@ impl<Io: PacketIo> Worker<Io> {
         &mut self.state.io
     }
 
-    /// Its tables.
     pub fn tables(&self) -> &Tables {
         &self.state.tables
     }
 
-    /// Its counters.
     pub fn counters(&self) -> &Arc<WorkerCounters> {
         &self.state.counters
     }

@@ -31,7 +31,6 @@ pub type GatewayIndex = usize;
 /// Gateways with shared VIPs.
 #[derive(Debug)]
 pub struct Cluster {
-    /// The gateways.
     pub gateways: Vec<Gateway>,
     /// Membership state of each.
     pub members: Vec<MemberState>,

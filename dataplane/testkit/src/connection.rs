@@ -7,7 +7,6 @@ use crate::{Gateway, at, ends, tcp};
 /// A connection through a gateway; the test controls both endpoints.
 #[derive(Debug)]
 pub struct Connection {
-    /// The gateway.
     pub gateway: Gateway,
     /// The pod's address and port.
     pub pod: SocketAddr,

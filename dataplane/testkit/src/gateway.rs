@@ -42,7 +42,6 @@ impl Wake for NoopWaker {
 /// A gateway under test.
 #[derive(Debug)]
 pub struct Gateway {
-    /// Its workers.
     pub workers: Vec<Worker<MemoryIo>>,
     /// Command queue of each worker.
     pub commands: Vec<Sender<Command>>,

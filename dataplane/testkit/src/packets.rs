@@ -38,9 +38,7 @@ pub fn ends(bytes: &[u8]) -> (SocketAddr, SocketAddr) {
 /// A protocol with sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
-    /// TCP.
     Tcp,
-    /// UDP.
     Udp,
     /// ICMP echo.
     Echo,

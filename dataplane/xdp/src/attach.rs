@@ -23,7 +23,6 @@ pub enum ModePreference {
     Auto,
     /// Native, or fail.
     Native,
-    /// Generic.
     Generic,
 }
 

@@ -13,7 +13,6 @@ const ZERO_COPY: u64 = 8;
 /// A network interface in this network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nic {
-    /// Name.
     pub name: String,
     /// Interface index.
     pub ifindex: u32,
@@ -30,10 +29,7 @@ pub struct Nic {
 pub enum NicError {
     /// No interface has this name.
     #[error("interface {name}: no such interface in this network namespace")]
-    Missing {
-        /// The name.
-        name: String,
-    },
+    Missing { name: String },
     /// A query failed.
     #[error("interface {name}: {what}: {source}")]
     Query {

@@ -77,7 +77,6 @@ pub enum OpenError {
     Socket {
         /// Name of the interface.
         interface: String,
-        /// The queue.
         queue: u32,
         /// Error of the kernel.
         source: io::Error,
@@ -92,7 +91,6 @@ pub enum OpenError {
     MultiBuffer {
         /// Name of the interface.
         interface: String,
-        /// The queue.
         queue: u32,
         /// Error of the kernel.
         source: io::Error,
@@ -105,7 +103,6 @@ pub enum OpenError {
     TooManyQueues {
         /// Name of the interface.
         interface: String,
-        /// Its queues.
         queues: u32,
     },
     /// Fewer queues than workers.
@@ -116,7 +113,6 @@ pub enum OpenError {
     TooFewQueues {
         /// Name of the interface.
         interface: String,
-        /// Its queues.
         queues: u32,
         /// Number of workers.
         workers: usize,

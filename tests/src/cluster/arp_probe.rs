@@ -18,7 +18,6 @@ pub struct ArpProbe {
     record: PathBuf,
 }
 
-/// An ARP reply.
 #[derive(Clone, Debug)]
 pub struct ArpReply {
     /// The number of the request.

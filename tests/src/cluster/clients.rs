@@ -99,7 +99,6 @@ impl ClientConfig<'_> {
         }
     }
 
-    /// The reply timeout.
     pub(crate) fn reply_timeout(&self) -> Duration {
         Duration::from_secs(u64::from(self.timeout))
     }

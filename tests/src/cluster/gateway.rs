@@ -19,7 +19,6 @@ use crate::{METRICS_PORT, binary, policyd, wait_for};
 pub struct Gateway {
     /// Its name: `gw-1` and so on.
     pub name: String,
-    /// Its host.
     pub host: Host,
     /// Its address in the peer network.
     pub peer_address: String,
@@ -216,7 +215,6 @@ impl Gateway {
         policyd::http_get(&self.host, METRICS_PORT, page).unwrap()
     }
 
-    /// Its metrics.
     pub fn metrics(&self) -> String {
         policyd::http_get(&self.host, METRICS_PORT, "/metrics").unwrap().1
     }

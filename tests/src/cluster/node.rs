@@ -30,9 +30,7 @@ const METRICS_PORT: u16 = 9471;
 pub struct Node {
     /// Its name: `node-1` and so on.
     pub name: String,
-    /// Its host.
     pub host: Host,
-    /// Its pods.
     pub pods: Vec<NodePod>,
     number: usize,
     folder: PathBuf,
@@ -43,7 +41,6 @@ pub struct Node {
 /// A pod on a node.
 #[derive(Clone, Debug)]
 pub struct NodePod {
-    /// Its host.
     pub host: Host,
     /// Its addresses: IPv4, IPv6.
     pub addresses: [String; 2],
@@ -286,7 +283,6 @@ impl Node {
         assert!(wait_for(Duration::from_secs(10), steered), "{}\n{}", self.run(&["endpoints"]), self.log());
     }
 
-    /// Its folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }

@@ -18,7 +18,6 @@ const TIMEOUT: Duration = Duration::from_millis(250);
 /// Requests of a pod.
 #[derive(Clone, Debug)]
 pub struct Flow {
-    /// The pod.
     pub pod: Host,
     /// The address of the server, which replies with the source that it sees.
     pub server: &'static str,

@@ -44,7 +44,6 @@ pub enum PolicyChange {
 
 /// An event of the soak. Times are milliseconds; gateways and tenants are indices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "a sentence for each variant describes its fields")]
 pub enum SoakEvent {
     /// SIGKILL, and a start after a while.
     Kill { gateway: usize, downtime: u64 },

@@ -22,7 +22,6 @@ pub(crate) struct Load {
     connections: Vec<Clients>,
 }
 
-/// Its results.
 pub(crate) struct LoadResults {
     pub(crate) probes: ClientResults,
     pub(crate) connections: ClientResults,

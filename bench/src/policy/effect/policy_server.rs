@@ -32,7 +32,6 @@ const MAX_IN_FLIGHT: usize = 1000;
 /// Timeout of the full sync, and of outstanding ACKs after the last change.
 const TIMEOUT: Duration = Duration::from_mins(1);
 
-/// The workload.
 #[derive(Debug)]
 pub(super) struct Workload {
     pub(super) churn: Churn,

@@ -22,7 +22,6 @@ const METHOD: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/Del
 const KEEP_ALIVE: Duration = Duration::from_secs(4);
 const WINDOW: u32 = 8 << 20;
 const MAX_RESPONSE: usize = 4 << 20;
-/// Reconnect delay.
 const RECONNECT_DELAY: Duration = Duration::from_millis(100);
 /// Maximum number of lost streams until the benchmark fails.
 const MAX_LOST_STREAMS: u64 = 10_000;

@@ -17,7 +17,6 @@ const OWNER: &str = "EgressPolicy cloud-smoke/test";
 /// What a step took.
 #[derive(Clone, Debug)]
 pub(crate) struct StepReport {
-    /// Its name.
     pub(crate) name: &'static str,
     /// Time until it was observed to be done.
     pub(crate) time: Duration,
@@ -30,7 +29,6 @@ pub(crate) struct StepReport {
 /// A VIP of two gateways.
 #[derive(Debug)]
 pub(crate) struct Flow<P> {
-    /// The provider.
     pub(crate) provider: P,
     /// Its requests.
     pub(crate) meter: Arc<CallMeter>,

@@ -75,7 +75,6 @@ pub enum CredentialSource {
     },
     /// An agent on the host, as EKS Pod Identity and ECS have it.
     Container {
-        /// Its URL.
         url: String,
         /// Its authorization token.
         token: ContainerToken,

@@ -22,7 +22,6 @@ impl<T> Default for Set<T> {
     }
 }
 
-/// A tag.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Tag {
     pub(super) key: String,

@@ -12,7 +12,6 @@ pub(super) fn is_plain(text: &str) -> bool {
     !text.is_empty() && text.len() <= 127 && !text.starts_with('.') && text.bytes().all(is_allowed)
 }
 
-/// An instance.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct InstanceName {
     pub(super) project: String,

@@ -45,7 +45,6 @@ pub(super) struct AddressList {
     pub(super) next_page_token: String,
 }
 
-/// An instance.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Instance {
@@ -106,7 +105,6 @@ impl AccessConfig {
     }
 }
 
-/// An operation.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Operation {

@@ -24,7 +24,6 @@ pub use self::token::Tokens;
 use crate::request::{RecordedRequest, Reply};
 use crate::server::FakeCloud;
 
-/// An operation.
 struct Operation {
     name: String,
     request_id: Option<String>,
@@ -36,9 +35,7 @@ struct Operation {
 
 /// The fake, of one region of a project.
 pub struct FakeGcp {
-    /// Project.
     pub project: String,
-    /// Region.
     pub region: String,
     /// Addresses and instances as they are.
     pub state: GcpState,

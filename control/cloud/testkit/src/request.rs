@@ -2,7 +2,6 @@
 
 use serde_json::Value;
 
-/// A request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordedRequest {
     /// HTTP method.
@@ -13,12 +12,10 @@ pub struct RecordedRequest {
     pub query: Vec<(String, String)>,
     /// Headers; names in lower case.
     pub headers: Vec<(String, String)>,
-    /// Body.
     pub body: Vec<u8>,
 }
 
 impl RecordedRequest {
-    /// A header.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
@@ -39,14 +36,11 @@ impl RecordedRequest {
     }
 }
 
-/// A reply.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reply {
     /// HTTP status.
     pub status: u16,
-    /// Headers.
     pub headers: Vec<(String, String)>,
-    /// Body.
     pub body: Vec<u8>,
 }
 
@@ -61,7 +55,6 @@ impl Reply {
         Self { status, headers: vec![("content-type".to_owned(), content_type.to_owned())], body: body.into_bytes() }
     }
 
-    /// With a header.
     pub fn with_header(mut self, name: &str, value: &str) -> Self {
         self.headers.push((name.to_owned(), value.to_owned()));
         self

@@ -19,7 +19,6 @@ pub enum Action {
     },
     /// Apply these records.
     Apply {
-        /// The records.
         records: Vec<ReplicationRecord>,
         /// The number that their standby sessions get.
         round: u8,

@@ -20,7 +20,6 @@ struct UsedNumbers {
     used: HashMap<Arc<str>, u16>,
 }
 
-/// A sync round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SyncRound {
     /// The number that standby sessions of this round get.

@@ -15,7 +15,6 @@ pub(super) const MAX_GATEWAYS: usize = 4;
 /// Shards of the VIP.
 pub(super) const SHARDS: usize = 2;
 
-/// Their names.
 pub(super) const NAMES: [&str; MAX_GATEWAYS] = ["a", "b", "c", "d"];
 
 /// The number of a gateway by its name.

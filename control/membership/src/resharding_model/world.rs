@@ -31,7 +31,6 @@ pub(super) struct Session {
     pub(super) has_survived: bool,
 }
 
-/// A world.
 #[derive(Clone, Debug)]
 pub(super) struct World {
     policies: Rc<RefCell<Policies>>,

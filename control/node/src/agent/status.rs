@@ -13,7 +13,6 @@ use crate::policy::NodePolicy;
 /// The agent's state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
-    /// The policy.
     pub policy: Option<Arc<NodePolicy>>,
     /// What the kernel has; `None`: it can't be programmed, or isn't yet.
     pub plan: Option<Arc<NodePlan>>,

@@ -22,7 +22,6 @@ pub enum KernelError {
     /// `nft` can't be run.
     #[error("{program}: {source}: install nftables, or set `nft`")]
     NoNft {
-        /// The program.
         program: String,
         /// Why.
         source: io::Error,

@@ -20,7 +20,6 @@ const BUFFER_BYTES: usize = 64 << 10;
 /// What may have changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChangeNotice {
-    /// The table.
     Table,
     /// The table is gone: packets aren't steered until it is back.
     TableDeleted,

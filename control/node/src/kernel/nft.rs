@@ -19,7 +19,6 @@ const MAX_MESSAGE: usize = 400;
 /// A named counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counter {
-    /// Packets.
     pub packets: u64,
     /// Bytes, from the IP header on.
     pub bytes: u64,

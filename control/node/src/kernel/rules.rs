@@ -19,7 +19,6 @@ const MAIN: u32 = 254;
 /// How many priorities are used.
 const PRIORITIES: u32 = 3;
 
-/// A rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rule {
     pub(super) priority: u32,

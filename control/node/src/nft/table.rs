@@ -10,42 +10,32 @@ pub const TABLE: &str = "inet vipgate";
 pub struct Table {
     /// Named counters.
     pub counters: BTreeSet<String>,
-    /// Sets.
     pub sets: BTreeMap<String, Set>,
-    /// Maps.
     pub maps: BTreeMap<String, Map>,
-    /// Chains.
     pub chains: BTreeMap<String, Chain>,
 }
 
-/// A set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Set {
     /// Type of its elements; never changes.
     pub element: &'static str,
     /// Whether they are ranges.
     pub is_interval: bool,
-    /// The elements.
     pub elements: BTreeSet<String>,
 }
 
-/// A map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Map {
     /// Types of its keys and values; never change.
     pub types: &'static str,
-    /// The elements.
     pub elements: BTreeMap<String, String>,
 }
 
-/// A chain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Chain {
     /// Type, hook and priority of a base chain; never change.
     pub hook: Option<&'static str>,
-    /// A comment.
     pub comment: String,
-    /// The rules.
     pub rules: Vec<String>,
 }
 

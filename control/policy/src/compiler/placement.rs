@@ -58,7 +58,6 @@ pub struct AgentNode {
 /// A gateway as published to other gateways.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Its name.
     pub name: Arc<str>,
     /// Its Kubernetes node.
     pub node: Arc<str>,

@@ -16,7 +16,6 @@ use super::placement::{Peer, Placement};
 pub struct Homes {
     /// The gateways; what counts is their name, node, zone and address.
     pub gateways: Vec<Peer>,
-    /// The VIPs.
     pub vips: Vec<VipSpec>,
     /// The shard maps that the VIPs refer to.
     pub shard_maps: Vec<ShardMapSpec>,
@@ -64,7 +63,6 @@ pub struct VipChanges {
 /// A VIP that only one of the placements has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PlacedVip {
-    /// The VIP.
     pub vip: IpAddr,
     /// Its home; empty if it is distributed, or belongs to any gateway.
     pub home: String,
@@ -75,7 +73,6 @@ pub struct PlacedVip {
 /// A VIP with another home.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct VipMove {
-    /// The VIP.
     pub vip: IpAddr,
     /// Its home before.
     pub from: String,

@@ -34,11 +34,8 @@ impl ShardMove {
 /// The placement that moves are computed from.
 #[derive(Clone, Copy, Debug)]
 pub struct Placed<'a> {
-    /// The VIPs.
     pub vips: &'a [VipSpec],
-    /// The shard maps.
     pub shard_maps: &'a [ShardMapSpec],
-    /// The endpoints.
     pub endpoints: &'a [EndpointSpec],
 }
 

@@ -25,9 +25,7 @@ pub(super) const SHARING_KEY: &str = "vipgate.io/sharing-key";
 /// Pod: relative weight for new sessions.
 pub(super) const WEIGHT: &str = "vipgate.io/weight";
 
-/// Annotations of Services.
 pub(super) const SERVICE_ANNOTATIONS: [&str; 6] = [EGRESS, ANNOUNCE, TABLE_SIZE, ADDRESSES, POOL, SHARING_KEY];
-/// Annotations of Pods.
 pub(super) const POD_ANNOTATIONS: [&str; 1] = [WEIGHT];
 
 /// Whether an object has an annotation of vipgate, known or not.

@@ -32,7 +32,6 @@ pub struct CloudNic {
     pub capacity: usize,
     /// IPv6 VIPs that it can have.
     pub ipv6_capacity: usize,
-    /// Its zone.
     pub zone: Option<String>,
 }
 

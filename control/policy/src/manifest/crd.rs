@@ -151,7 +151,6 @@ pub fn yaml() -> Result<String, serde_saphyr::ser::Error> {
     Ok(format!("{HEADER}{documents}"))
 }
 
-/// The definitions.
 pub fn definitions() -> [Value; 5] {
     RESOURCES.map(|resource| definition(&resource))
 }

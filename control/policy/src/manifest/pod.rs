@@ -15,7 +15,6 @@ use crate::diagnostic::{Code, Report, Severity};
 /// The fields of a Pod that are used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
-    /// Its labels.
     pub labels: BTreeMap<String, String>,
     /// `metadata.uid`, if set.
     pub uid: Option<Arc<str>>,

@@ -11,9 +11,7 @@ pub enum Protocol {
     /// TCP, Kubernetes' default.
     #[default]
     Tcp,
-    /// UDP.
     Udp,
-    /// SCTP.
     Sctp,
 }
 

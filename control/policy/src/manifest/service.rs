@@ -75,7 +75,6 @@ pub struct ServicePort {
     pub name: Arc<str>,
     /// Port number at the VIPs.
     pub port: u16,
-    /// Its protocol.
     pub protocol: Protocol,
     /// Target port, for slices without a number; `None` if it is a named port.
     pub target: Option<u16>,

@@ -30,13 +30,10 @@ pub enum FamilyPolicy {
 #[derive(Clone, Debug, PartialEq)]
 #[expect(clippy::struct_excessive_bools, reason = "facts about a Service, independent of each other")]
 pub struct ServiceRequest {
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
     /// `metadata.creationTimestamp`.
     pub created: Option<Time>,
-    /// Its labels.
     pub labels: BTreeMap<String, String>,
     /// Whether it is a load balancer of vipgate's.
     pub is_handled: bool,

@@ -30,7 +30,6 @@ pub struct EndpointSlice {
 pub struct SlicePort {
     /// Name of the Service port; empty if that has none.
     pub name: Arc<str>,
-    /// Its protocol.
     pub protocol: Protocol,
     /// Its number; `None`: the Service's target port.
     pub port: Option<u16>,
@@ -39,7 +38,6 @@ pub struct SlicePort {
 /// An endpoint address of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SliceEndpoint {
-    /// The address.
     pub address: IpAddr,
     /// `namespace/pod`; empty without a pod reference.
     pub pod: Arc<str>,

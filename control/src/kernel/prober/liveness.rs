@@ -34,9 +34,7 @@ impl NextHopState {
 /// One next hop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NextHopStatus {
-    /// Its interface.
     pub interface: InterfaceId,
-    /// Its address.
     pub address: IpAddr,
     /// Its liveness.
     pub state: NextHopState,

@@ -35,7 +35,6 @@ pub(super) struct NextHopTable {
 /// A next hop that is no longer tracked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Released {
-    /// The next hop.
     pub(super) hop: NextHop,
     /// The kernel must stop managing it.
     pub(super) managed: bool,
@@ -46,7 +45,6 @@ pub(super) struct Released {
 pub(super) enum Admission {
     /// Ask the kernel; the least recently used next hop may have been evicted.
     Request(Option<Released>),
-    /// Rate limited.
     RateLimited,
 }
 

@@ -71,7 +71,6 @@ struct Table {
     last_number: HashMap<GatewayId, u64>,
 }
 
-/// Mock workers.
 #[derive(Debug)]
 pub(super) struct MockWorkers {
     workers: Vec<Mutex<Table>>,

@@ -9,7 +9,6 @@ use super::{NOT_CONFIGURED, PoolReport};
 use crate::source::store::ProviderPool;
 use crate::xds::proto::{CloudAction, CloudAddress, CloudFailure, CloudNic, CloudPool};
 
-/// A pool.
 pub(super) fn pool(name: &str, report: &PoolReport) -> CloudPool {
     let state = &report.state;
     let error = report.error.clone().or_else(|| state.observe_error.as_ref().map(ToString::to_string));

@@ -43,7 +43,6 @@ pub(super) struct StreamOrigin {
     pub(super) address: Option<SocketAddr>,
 }
 
-/// Events of streams.
 #[derive(Debug)]
 pub(super) enum StreamEvent {
     /// A gateway has sent a heartbeat.
@@ -156,7 +155,6 @@ fn start_with(
     handle
 }
 
-/// The coordinator.
 struct Coordinator<S> {
     ttl: Duration,
     state: MembershipState,

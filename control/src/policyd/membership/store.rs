@@ -45,9 +45,7 @@ pub struct StoreContents {
 /// A write of another server.
 #[derive(Clone, Debug)]
 pub enum RemoteWrite {
-    /// A view.
     View(Arc<MembershipView>),
-    /// A heartbeat.
     Heartbeat(Box<Heartbeat>),
 }
 
@@ -59,7 +57,6 @@ pub enum StoreError {
     Unavailable(String),
 }
 
-/// A store.
 pub trait Store: Send + 'static {
     /// Commits a transaction if the store hasn't changed since this server last read it.
     fn commit(&mut self, change: Transaction<'_>) -> impl Future<Output = Result<CommitOutcome, StoreError>> + Send;

@@ -19,7 +19,6 @@ use crate::policyd::stats::Stats;
 /// The authentication scheme (RFC 6750).
 const SCHEME: &str = "Bearer ";
 
-/// The layer.
 #[derive(Clone)]
 pub(in crate::policyd) struct NodeTokenLayer {
     /// `None`: tokens are ignored.

@@ -13,9 +13,7 @@ const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
 pub(super) enum Bearer {
     /// A pod on this node.
     Node(String),
-    /// This pod.
     Pod {
-        /// Its name.
         name: String,
         /// Its uid: a later pod may have the name.
         uid: String,

@@ -27,7 +27,6 @@ pub(super) enum WriteError {
     Unknown(String),
 }
 
-/// The API.
 pub(super) struct StatusApi {
     client: ReusedClient,
 }

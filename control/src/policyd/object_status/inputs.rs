@@ -26,7 +26,6 @@ pub(in crate::policyd) struct InputSources {
     pub(in crate::policyd) membership: MembershipHandle,
 }
 
-/// All inputs.
 #[derive(Clone, Debug)]
 pub(super) struct Inputs {
     pub(super) observed: Arc<ObservedMap>,

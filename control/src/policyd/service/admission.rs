@@ -25,7 +25,6 @@ const MAX_STREAMS: u32 = 16;
 /// What a client is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    /// A gateway.
     Gateway,
     /// The agent of a node.
     Node,

@@ -29,7 +29,6 @@ pub enum Acknowledgment {
     None,
     /// ACK: the response is in force.
     Ack,
-    /// NACK.
     Nack {
         /// Its reason, truncated.
         reason: String,

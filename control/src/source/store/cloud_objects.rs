@@ -31,7 +31,6 @@ pub struct ProviderPool {
 /// A gateway in a cloud.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CloudGateway {
-    /// Its name.
     pub name: String,
     /// Its instance; `None`: neither its manifest nor its node says it.
     pub instance: Option<String>,

@@ -21,7 +21,6 @@ pub(super) enum Presence {
     Empty,
     /// The configured file or its directory is missing.
     Missing,
-    /// Removed.
     Removed,
     /// Parsed, and has no objects any more.
     NoObjects,
@@ -39,7 +38,6 @@ pub(super) struct Entry {
     pub(super) retained: BTreeSet<ObjectId>,
     /// Invalid objects without a last good version.
     pub(super) rejected: BTreeSet<ObjectId>,
-    /// Its diagnostics.
     pub(super) diagnostics: Vec<Diagnostic>,
 }
 

@@ -86,7 +86,6 @@ pub(crate) enum ConnectError {
     /// The configured URL is invalid.
     #[error("{url}: {source}")]
     InvalidUrl {
-        /// The URL.
         url: String,
         /// What is wrong with it.
         source: InvalidUri,

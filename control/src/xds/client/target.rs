@@ -18,7 +18,6 @@ const LOOKUP_TIMEOUT: (Duration, Duration) = (Duration::from_millis(100), Durati
 /// A server, or one of several with the same name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
-    /// Its URL.
     pub(crate) url: String,
     /// Its address; `None`: the name could not be looked up.
     pub(crate) address: Option<SocketAddr>,

@@ -34,25 +34,18 @@ const MAX_ENTRIES: usize = 4096;
 /// A decoded resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decoded {
-    /// An egress policy.
     EgressPolicy(EgressSpec),
-    /// A shard map.
     ShardMap(ShardMapSpec),
-    /// A VIP.
     Vip(VipSpec),
-    /// An endpoint.
     Endpoint(EndpointSpec),
     /// A part of a Service's backends.
     BackendSlice(BackendSlice),
-    /// A Service.
     Service(ServiceResource),
-    /// A gateway.
     Gateway(Peer),
     /// A node of the overlay network.
     OverlayNode(NodeSpec),
     /// The cluster's own prefixes.
     Cluster(Cluster),
-    /// The Settings.
     Settings(proto::Settings),
 }
 
@@ -73,7 +66,6 @@ pub enum ResourceError {
     Field {
         /// Path of the field.
         field: String,
-        /// The reason.
         reason: String,
     },
 }

@@ -14,7 +14,6 @@ use super::{
 pub enum Side {
     /// A client: without CAs it trusts the system's.
     Client,
-    /// A server.
     Server,
 }
 

@@ -1,6 +1,6 @@
 //! Testbed for the command line and metrics: a gateway with mock workers, behind the real admin socket and metrics
 //! port.
-#![allow(missing_docs, unreachable_pub, reason = "a testbed of tests")]
+#![allow(unreachable_pub, reason = "a testbed of tests")]
 
 pub mod group;
 

@@ -22,7 +22,6 @@ pub struct CaptureFilter {
     pub protocol: Option<u8>,
     /// The ingress interface.
     pub interface: Option<InterfaceId>,
-    /// The outcome.
     pub outcome: OutcomeFilter,
 }
 
@@ -32,7 +31,6 @@ pub enum OutcomeFilter {
     /// Any outcome.
     #[default]
     Any,
-    /// Dropped.
     Dropped,
     /// Dropped for this reason.
     DroppedWith(DropReason),

@@ -19,7 +19,6 @@ pub(super) struct Prefilters {
 /// applied later.
 #[derive(Clone, Copy, Debug)]
 pub enum Prefilter {
-    /// No packets.
     NoPackets,
     /// Packets with an address in a prefix, before or after translation.
     Prefix(Pattern),
@@ -27,7 +26,6 @@ pub enum Prefilter {
     Port(Pattern),
     /// Packets of a protocol.
     Protocol(u8),
-    /// All packets.
     AllPackets,
 }
 

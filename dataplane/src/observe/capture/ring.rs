@@ -15,7 +15,6 @@ use crate::flow::verdict::Verdict;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// A captured packet.
 #[derive(Clone, Debug)]
 pub struct CapturedPacket {
     /// Time of capture.
@@ -26,7 +25,6 @@ pub struct CapturedPacket {
     pub interface: InterfaceId,
     /// Whether it was received from a device, and not by hand-off or hairpin.
     pub is_first: bool,
-    /// Its verdict.
     pub verdict: Verdict,
     /// The direction that it was counted in; `None` if it was not forwarded, and for replies.
     pub direction: Option<Direction>,

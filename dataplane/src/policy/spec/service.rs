@@ -6,7 +6,6 @@ use std::sync::Arc;
 use foldhash::{HashSet, HashSetExt};
 use ipnet::IpNet;
 
-/// A Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceSpec {
     /// Key: `Service namespace/name`.
@@ -57,7 +56,6 @@ pub enum Scope {
 /// A backend of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackendSpec {
-    /// Its address.
     pub address: IpAddr,
     /// `namespace/pod`; empty if unknown.
     pub name: Arc<str>,

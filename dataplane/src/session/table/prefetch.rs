@@ -10,7 +10,6 @@ use crate::io::batch::{BATCH_SIZE, PacketSet};
 /// Lookups of a batch's packets.
 #[derive(Debug)]
 pub struct Lookups<'a> {
-    /// The packets.
     pub packets: PacketSet,
     /// Home groups of their hashes.
     pub homes: &'a [HomeGroup; BATCH_SIZE],

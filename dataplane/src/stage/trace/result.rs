@@ -59,11 +59,9 @@ pub struct TraceResult {
     pub uses_reserve: bool,
     /// Source and destination after translation; the port is 0 where one would be allocated.
     pub translated: Option<[SocketAddr; 2]>,
-    /// The next hop.
     pub next_hop: Option<NextHop>,
     /// The direction that it is counted in.
     pub direction: Direction,
-    /// The verdict.
     pub verdict: Verdict,
     /// The MTU of the next hop's link, where that decides the verdict.
     pub mtu: u16,
@@ -104,7 +102,6 @@ pub enum PacketClass {
     Inbound,
     /// To or from a Service, without a session: translated by policy only.
     StatelessReply,
-    /// A health check.
     HealthCheck,
     /// Forwarded untranslated.
     Unchanged,
@@ -115,7 +112,6 @@ pub enum PacketClass {
 /// The VIP and ports that a new egress session would be allocated from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SnatChoice {
-    /// The VIP.
     pub vip: VipId,
     /// Blocks of its ports that this gateway may use for the endpoint; `None` for all.
     pub blocks: Option<u32>,

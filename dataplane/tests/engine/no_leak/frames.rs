@@ -241,7 +241,6 @@ pub(super) enum Covered {
     NoPolicy,
 }
 
-/// A policy.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PolicyKind {
     pub(super) covered: Covered,

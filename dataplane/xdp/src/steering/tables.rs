@@ -10,7 +10,6 @@ use ipnet::IpNet;
 pub struct SteeringTables {
     /// Covered pods, with the ID of their policy.
     pub endpoints: BTreeMap<IpAddr, u32>,
-    /// VIPs.
     pub vips: BTreeSet<IpAddr>,
     /// Private addresses of VIPs in a cloud. One may be a local address, too: what resolves and keeps it is the kernel's.
     pub private_addresses: BTreeSet<IpAddr>,

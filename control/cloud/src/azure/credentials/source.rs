@@ -10,7 +10,6 @@ pub enum CredentialSource {
     Federated {
         /// URL of Microsoft Entra ID.
         authority: String,
-        /// The tenant.
         tenant: String,
         /// Client id of the identity.
         client: String,
@@ -21,11 +20,9 @@ pub enum CredentialSource {
     Secret {
         /// URL of Microsoft Entra ID.
         authority: String,
-        /// The tenant.
         tenant: String,
         /// Client id of the application.
         client: String,
-        /// Its secret.
         secret: String,
     },
     /// A managed identity of the machine.

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use super::error::Error;
 use super::state::{GcpAccessConfig, GcpAddress, GcpState};
 
-/// A change.
 #[derive(Clone, Debug)]
 pub(super) enum Change {
     SetLabels { name: String, labels: BTreeMap<String, String>, fingerprint: String },

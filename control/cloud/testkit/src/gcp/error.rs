@@ -4,7 +4,6 @@ use serde_json::json;
 
 use crate::request::Reply;
 
-/// An error.
 pub(super) struct Error {
     status: u16,
     /// In camel case.

@@ -2,16 +2,12 @@
 
 use std::collections::BTreeMap;
 
-/// An address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GcpAddress {
-    /// The address.
     pub address: String,
     /// `EXTERNAL` or `INTERNAL`.
     pub address_type: String,
-    /// Description.
     pub description: String,
-    /// Labels.
     pub labels: BTreeMap<String, String>,
     /// Changes of the labels; the fingerprint is made of it.
     pub label_version: u32,
@@ -44,10 +40,8 @@ impl GcpAddress {
     }
 }
 
-/// An instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GcpInstance {
-    /// Its zone.
     pub zone: String,
     /// Whether it may forward.
     pub can_ip_forward: bool,
@@ -67,7 +61,6 @@ pub struct GcpInterface {
 /// A public address in front of a NIC's primary address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GcpAccessConfig {
-    /// Its name.
     pub name: String,
     /// The public address.
     pub nat_ip: String,

@@ -10,7 +10,6 @@ use crate::compiler::Cluster;
 /// A gateway's name, node and zone, and the cluster settings of its own configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GatewayLocality {
-    /// Its name.
     pub name: Arc<str>,
     /// Its Kubernetes node; backends on it are local.
     pub node: Arc<str>,

@@ -40,7 +40,6 @@ pub struct PlacedService {
 /// A backend of a Service and its locality.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlacedBackend {
-    /// The address.
     pub address: IpAddr,
     /// `namespace/pod`; empty if unknown.
     pub name: Arc<str>,
@@ -182,7 +181,6 @@ struct Criteria {
 /// Condition for an eligible backend.
 #[derive(Clone, Copy)]
 enum Criterion {
-    /// Ready.
     Ready,
     /// Ready and hinted for the gateway's node.
     ForNode,

@@ -17,7 +17,6 @@ use super::{Keyed, PlacedService, Placement, Table};
 pub struct SetAside {
     /// Names of egress policies: a closed one takes the place of each.
     pub policies: BTreeSet<Arc<str>>,
-    /// VIPs.
     pub vips: BTreeSet<IpAddr>,
     /// Endpoints that stay, closed. Where one is a VIP, too, the VIP is set aside: the pod keeps its address.
     pub closed: BTreeSet<IpAddr>,

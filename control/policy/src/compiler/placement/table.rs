@@ -16,7 +16,6 @@ const CHUNK: usize = 128;
 
 /// An item with a key that is unique in its table.
 pub trait Keyed {
-    /// The key.
     type Key: Ord + ?Sized;
 
     /// The item's key.

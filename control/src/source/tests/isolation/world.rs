@@ -59,7 +59,6 @@ pub(super) const NODES: [(&str, &str); 2] = [("node-0", "10.0.0.1"), ("node-1", 
 pub(super) const API_SERVER: &str = "10.0.0.100";
 pub(super) const GATEWAYS: [(&str, &str); 3] = [("gw-a", "10.0.1.1"), ("gw-b", "10.0.1.2"), ("gw-c", "10.0.1.3")];
 
-/// A tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tenant {
     /// Part of its addresses. That of the tenant that nothing may happen to is 0.

@@ -12,7 +12,6 @@ use vipgate_policy::compiler::MAX_BACKUPS;
 use super::{ResourceError, check_len, check_name, field_error, parse_address, parse_text};
 use crate::xds::proto;
 
-/// A shard map.
 pub(super) fn shard_map(name: &str, message: &proto::ShardMap) -> Result<ShardMapSpec, ResourceError> {
     check_name(&message.name, name)?;
     check_len(&message.gateways, "gateways", MAX_GATEWAYS)?;
