@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use vipgate_dataplane::flow::tunnel_metadata::TunnelMetadata;
+use vipgate_dataplane::policy::change::PolicyChange;
 use vipgate_dataplane::policy::members::{Authentication, MemberSpec, MembersSpec, PolicyRelease};
-use vipgate_dataplane::policy::spec::{Announce, PolicySet, Role, ShardSpec};
+use vipgate_dataplane::policy::spec::{Announce, Role, ShardSpec};
 use vipgate_dataplane::ports::{BLOCKS, BlockId, BlockSet};
 use vipgate_dataplane::wire::tunnel_auth::TagKey;
 use vipgate_dataplane::wire::vxlan::OuterHeaders;
@@ -57,16 +58,16 @@ impl TunnelTags {
 
 /// Announces all VIPs of a policy from both gateways, with all port blocks and pods in the shard of the gateway under
 /// test, and the peer as its replica.
-pub(crate) fn assign_shards(set: &mut PolicySet) {
+pub(crate) fn assign_shards(policy: &mut PolicyChange) {
     let mut blocks = BlockSet::default();
     (0..BLOCKS as u16).for_each(|block| blocks.insert(BlockId(block)));
     let (local, peer): (Arc<str>, Arc<str>) = (NAMES[0].into(), NAMES[1].into());
     let shard = ShardSpec { gateway: local.clone(), blocks: Some(Arc::new(blocks)), backups: vec![peer] };
-    for vip in &mut set.vips {
+    for vip in &mut policy.vips {
         vip.announce = Announce::Bgp;
         vip.shards = vec![shard.clone()];
     }
-    for endpoint in &mut set.endpoints {
+    for endpoint in &mut policy.endpoints {
         endpoint.gateway = Some(local.clone());
     }
 }

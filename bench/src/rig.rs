@@ -19,11 +19,12 @@ use vipgate_dataplane::io::frame_layout::FrameLayout;
 use vipgate_dataplane::io::handoff::{Wake, WorkerLinks};
 use vipgate_dataplane::io::{FrameAudit, PacketIo, Received};
 use vipgate_dataplane::policy::build::Builder;
+use vipgate_dataplane::policy::change::PolicyChange;
 use vipgate_dataplane::policy::publish::Publisher;
 use vipgate_dataplane::policy::spec::{
-    AddressSelection, Announce, BackendSpec, BackendState, ClusterSpec, EgressSpec, EndpointSpec, HopSpec,
-    InterfaceSpec, Limits, NeighborSpec, NetworkSpec, OnExhaustion, PolicySet, Role, RouteSpec, RouteTarget, Scope,
-    ServicePortSpec, ServiceSpec, VipSpec,
+    AddressSelection, Announce, BackendSpec, BackendState, EgressSpec, EndpointSpec, HopSpec, InterfaceSpec, Limits,
+    NeighborSpec, NetworkSpec, OnExhaustion, Role, RouteSpec, RouteTarget, Scope, ServicePortSpec, ServiceSpec,
+    VipSpec,
 };
 use vipgate_dataplane::ports::PortRange;
 use vipgate_dataplane::replication::lease::Lease;
@@ -170,18 +171,22 @@ impl Rig {
     /// Like [`Rig::new`], with timeouts.
     pub(crate) fn with_timeouts(sessions: u32, timeouts: Timeouts) -> Result<Self> {
         // The policy isn't updated, and the worker holds it.
-        let (rig, _) = Self::with_policy(sessions, timeouts, PolicySet::default())?;
+        let (rig, _) = Self::with_policy(sessions, timeouts, PolicyChange::default())?;
         Ok(rig)
     }
 
     /// With additional policy, and a handle to update it.
-    pub(crate) fn with_policy(sessions: u32, timeouts: Timeouts, mut set: PolicySet) -> Result<(Self, PolicyControl)> {
+    pub(crate) fn with_policy(
+        sessions: u32,
+        timeouts: Timeouts,
+        mut policy: PolicyChange,
+    ) -> Result<(Self, PolicyControl)> {
         let base = base_policy();
-        set.policies.extend(base.policies);
-        set.vips.extend(base.vips);
-        set.endpoints.extend(base.endpoints);
-        set.services.extend(base.services);
-        Self::build((sessions, timeouts), DEFAULT_FIRST_RECORD, &set)
+        policy.policies.extend(base.policies);
+        policy.vips.extend(base.vips);
+        policy.endpoints.extend(base.endpoints);
+        policy.services.extend(base.services);
+        Self::build((sessions, timeouts), DEFAULT_FIRST_RECORD, &policy)
     }
 
     /// One of two gateways (`peer_gateway.rs`), the owner of all shards. Sessions are replicated to the peer if it is
@@ -208,18 +213,18 @@ impl Rig {
     }
 
     fn with_unlinked_peer(table: (u32, Timeouts), first_record: FirstRecord) -> Result<(Self, PolicyControl)> {
-        let mut set = base_policy();
-        peer_gateway::assign_shards(&mut set);
-        Self::build(table, first_record, &set)
+        let mut policy = base_policy();
+        peer_gateway::assign_shards(&mut policy);
+        Self::build(table, first_record, &policy)
     }
 
     fn build(
         (sessions, timeouts): (u32, Timeouts),
         first_record: FirstRecord,
-        set: &PolicySet,
+        policy: &PolicyChange,
     ) -> Result<(Self, PolicyControl)> {
         let mut builder = Builder::new(network());
-        let publisher = Publisher::new(builder.with_policy(set)?);
+        let publisher = Publisher::new(builder.with_change(policy)?);
         let key = HashKey::fixed();
         let (sender, commands) = unbounded();
         let waker: Arc<dyn Wake> = Arc::new(NoopWaker);
@@ -305,7 +310,7 @@ pub(crate) fn pod_spec(address: IpAddr, vips: Vec<IpAddr>) -> EndpointSpec {
     EndpointSpec { address, name: "".into(), policy: POLICY.into(), vips, gateway: None, slot: None, remarks: vec![] }
 }
 
-fn base_policy() -> PolicySet {
+fn base_policy() -> PolicyChange {
     let endpoint = |address, vip| pod_spec(address, vec![vip]);
     let vip = |address: IpAddr| VipSpec {
         address,
@@ -341,8 +346,7 @@ fn base_policy() -> PolicySet {
         internal: Scope::Cluster,
         health: None,
     };
-    PolicySet {
-        shard_maps: Vec::new(),
+    PolicyChange {
         version: "bench".into(),
         policies: vec![EgressSpec {
             name: POLICY.into(),
@@ -355,8 +359,7 @@ fn base_policy() -> PolicySet {
         vips: vec![vip(VIP.to_ip()), vip(VIP6.to_ip())],
         endpoints: v4.chain(v6).collect(),
         services: vec![service],
-        nodes: Vec::new(),
-        cluster: ClusterSpec::default(),
+        ..PolicyChange::default()
     }
 }
 

@@ -13,9 +13,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::Serialize;
-use vipgate_dataplane::policy::spec::PolicySet;
 use vipgate_policy::compiler::{
-    Cluster, Compiled, GatewayLocality, NodeAgents, Options, Placement, Share, Tenancy, compile_for, lookup_table_bytes,
+    Cluster, Compiled, NodeAgents, Options, Placement, Share, Tenancy, compile_for, lookup_table_bytes,
 };
 use vipgate_policy::diagnostic::{Code, Diagnostic, sort_and_dedup};
 use vipgate_policy::manifest::{Manifests, UnsupportedKinds, read};
@@ -164,8 +163,7 @@ fn run_in(base: &Path, paths: &[PathBuf], tenancy: Option<Tenancy>) -> (Report, 
     if files > 0 {
         let tenancy = tenancy.unwrap_or(settings.tenancy());
         let compiled = compile_for(settings.options(tenancy), &manifests.objects);
-        let set = compiled.placement.policy_for(settings.gateway(), &version_of(&compiled.placement));
-        report.policy = Some(summary(files, &manifests, &set, &compiled));
+        report.policy = Some(summary(files, &manifests, &compiled));
         report.diagnostics.extend(manifests.diagnostics);
         report.diagnostics.extend(compiled.diagnostics);
         placement = Some(compiled.placement);
@@ -177,7 +175,6 @@ fn run_in(base: &Path, paths: &[PathBuf], tenancy: Option<Tenancy>) -> (Report, 
 /// What the configuration files say about the policy.
 #[derive(Debug, Default)]
 struct Settings {
-    gateways: Vec<GatewayLocality>,
     /// Of each file whose process compiles manifests.
     tenancies: Vec<Tenancy>,
     /// Of the last policy server that has some.
@@ -198,7 +195,6 @@ impl Settings {
         if config.files_tenancy().is_some() {
             self.cluster = std::mem::take(&mut self.cluster).merged_with(&config.locality().cluster);
         }
-        self.gateways.push(config.locality());
         self.tenancies.extend(config.files_tenancy());
         (format!("gateway {}", config.name), diagnostics(source, files::gateway(&config, base)))
     }
@@ -215,11 +211,6 @@ impl Settings {
         self.cluster = std::mem::take(&mut self.cluster).merged_with(&cluster);
         self.node_agents = config.node_agents.as_ref().map(|agents| agents.options(None)).or(self.node_agents);
         ("policyd".to_owned(), diagnostics(source, files::policyd(&config, base)))
-    }
-
-    /// The gateway whose policy is checked: that of the only gateway configuration; else that of all gateways.
-    fn gateway(&self) -> Option<&GatewayLocality> {
-        if let [gateway] = &self.gateways[..] { Some(gateway) } else { None }
     }
 
     /// Options of the compiler.
@@ -284,22 +275,23 @@ fn kind(source: &Source, is_argument: bool) -> File {
     }
 }
 
-fn summary(files: usize, manifests: &Manifests, set: &PolicySet, compiled: &Compiled) -> Summary {
+fn summary(files: usize, manifests: &Manifests, compiled: &Compiled) -> Summary {
+    let placement = &compiled.placement;
     let mut objects = BTreeMap::new();
     for object in &manifests.objects {
         *objects.entry(object.id.kind.as_str()).or_default() += 1;
     }
-    let mut covered: BTreeMap<&str, usize> = set.policies.iter().map(|policy| (&*policy.name, 0)).collect();
-    for endpoint in &set.endpoints {
+    let mut covered: BTreeMap<&str, usize> = placement.policies.iter().map(|it| (&*it.name, 0)).collect();
+    for endpoint in &placement.endpoints {
         *covered.entry(&*endpoint.policy).or_default() += 1;
     }
     let policies = covered.into_iter().map(|(name, endpoints)| Policy { name: name.to_owned(), endpoints }).collect();
-    let vips = set.vips.iter().map(|vip| Vip {
+    let vips = placement.vips.iter().map(|vip| Vip {
         address: vip.address.to_string(),
         name: vip.name.to_string(),
         reserved_ports: vip.reserved_ports.clone(),
     });
-    let services = compiled.placement.services.iter().map(|it| InboundService {
+    let services = placement.services.iter().map(|it| InboundService {
         name: it.name.to_string(),
         backends: it.backends.len(),
         lookup_table_bytes: lookup_table_bytes(it),
@@ -307,12 +299,12 @@ fn summary(files: usize, manifests: &Manifests, set: &PolicySet, compiled: &Comp
     Summary {
         files,
         objects,
-        version: set.version.clone(),
+        version: version_of(placement),
         vips: vips.collect(),
         policies,
         services: services.collect(),
-        endpoints: set.endpoints.len(),
-        without_vip: set.endpoints.iter().filter(|endpoint| endpoint.vips.is_empty()).count(),
+        endpoints: placement.endpoints.len(),
+        without_vip: placement.endpoints.iter().filter(|endpoint| endpoint.vips.is_empty()).count(),
         slices_unverified: compiled.slices_unverified,
     }
 }

@@ -17,3 +17,11 @@ pub mod session;
 pub mod stage;
 pub mod wire;
 pub mod worker;
+
+// What the testkit has of whole policies, for unit tests: its own types are those of another build of this crate.
+#[cfg(test)]
+extern crate self as vipgate_dataplane;
+#[cfg(test)]
+#[path = "../testkit/src/policy_set.rs"]
+#[allow(unreachable_pub, reason = "the testkit exports it")]
+mod policy_set;

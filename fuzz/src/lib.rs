@@ -4,9 +4,9 @@
 pub mod state;
 
 use vipgate_dataplane::flow::ids::InterfaceId;
-use vipgate_dataplane::policy::spec::{HealthSpec, PolicySet, ServiceSpec};
+use vipgate_dataplane::policy::spec::{HealthSpec, ServiceSpec};
 use vipgate_testkit::services::{backend, both_pods, service, terminating, with_services};
-use vipgate_testkit::{Gateway, INSIDE, OUTSIDE, Protocol, Setup};
+use vipgate_testkit::{Gateway, INSIDE, OUTSIDE, PolicySet, Protocol, Setup};
 
 /// Pod prefixes in network order: 10.244.1.0/24 and fd00:244:1::/64.
 const PODS_V4: [u8; 3] = [10, 244, 1];

@@ -91,7 +91,7 @@ pub const POLICYD_URL: &str = "http://127.0.0.1:18000";
 /// Port of the gateway's metrics listener.
 const METRICS_PORT: u16 = 9469;
 
-/// Whether testbeds use a policy server by default (`VIPGATE_POLICY`): the whole suite runs with both policy sources.
+/// Whether testbeds use a policy server by default (`VIPGATE_POLICY`): some tests run with both policy sources.
 fn uses_policy_server_by_default() -> bool {
     match std::env::var("VIPGATE_POLICY").as_deref() {
         Ok("server") => true,

@@ -15,10 +15,10 @@ use serde::Serialize;
 use tempfile::TempDir;
 use tokio::sync::mpsc::{self, Receiver};
 use tokio::time::timeout;
-use vipgate::policyd::publication::Publication;
 use vipgate::policyd::stream::DeltaStream;
 use vipgate::source::store::ManifestStore;
 use vipgate::source::{SourceEvent, SourceUpdate, files};
+use vipgate::xds::publication::Publication;
 use vipgate::xds::resource::Kind;
 
 use super::manifests::Manifests;

@@ -12,11 +12,14 @@ use serde::Serialize;
 use tempfile::TempDir;
 use vipgate::peer::proto::{Direction, Fate, Half, Session};
 use vipgate::source::manifest_files::compile_files;
+use vipgate::xds::publication::Publication;
 use vipgate::xds::resource::{Kind, encode_all};
+use vipgate::xds::store::ResourceStore;
 use vipgate_dataplane::policy::build::Builder;
+use vipgate_dataplane::policy::change::PolicyChange;
 use vipgate_dataplane::policy::members::{Authentication, MemberSpec, MembersSpec, PolicyRelease};
 use vipgate_dataplane::policy::spec::NetworkSpec;
-use vipgate_policy::compiler::GatewayLocality;
+use vipgate_policy::compiler::{GatewayLocality, Placement};
 use vipgate_policy::manifest::UnsupportedKinds;
 
 use super::churn::{endpoint_address, vip_address};
@@ -87,13 +90,12 @@ pub(super) fn run(options: &Options) -> Result<()> {
     };
     let (policy_bytes, vip_bytes) = (bytes(&|_| true), bytes(&|kind| kind == Kind::Vip));
     drop(resources);
-    let set = placement.policy_for(Some(&GatewayLocality::named("gw-0")), "bench");
-    drop(placement);
+    let policy = policy_of(placement, "gw-0")?;
 
     let before = resident_mb()?;
     let start = Instant::now();
     let mut builder = Builder::new(NetworkSpec::default());
-    let snapshot = builder.with_policy(&set)?;
+    let snapshot = builder.with_change(&policy)?;
     let build_ms = milliseconds_since(start);
     let memory_mb = resident_mb()? - before;
     ensure!(snapshot.policy.vips().count() == vips as usize, "VIPs are missing in the snapshot");
@@ -125,6 +127,14 @@ pub(super) fn run(options: &Options) -> Result<()> {
         record_bytes: record_bytes(),
     };
     print_result(&report, json)
+}
+
+/// A gateway's policy, as it gets it from a server.
+fn policy_of(placement: Placement, gateway: &str) -> Result<PolicyChange> {
+    let (nothing, mut store) = (Publication::default(), ResourceStore::default());
+    let published = nothing.next(placement.into()).context("nothing is published")?;
+    store.stage_resources(published.stored(published.changed_since(&nothing)))?;
+    Ok(store.update_for(&GatewayLocality::named(gateway)).change)
 }
 
 /// Membership in which all gateways but `failed` are active.

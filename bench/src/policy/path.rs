@@ -131,7 +131,7 @@ fn measure(options: &Options, sessions: u32, [change_core, worker_core]: [usize;
     let clock = WorkerClock::default();
     let run_worker = || {
         pin_to_core(None, worker_core)?;
-        let (mut rig, control) = Rig::with_policy(sessions, timeouts, churn.policy_set())?;
+        let (mut rig, control) = Rig::with_policy(sessions, timeouts, churn.whole_policy())?;
         let mut load = LoadGenerator::<u32>::open(&mut rig, sessions, SIZE, Direction::Mix, Order::Uniform)?;
         let mut sent = SETUP_PACKETS * u64::from(sessions) + load.send_all_sessions(&mut rig)?;
         load.run_round(&mut rig, packets, |_| Ok(()))?;

@@ -101,7 +101,7 @@ fn reencode(decoded: &Decoded) -> Option<(Key, Content)> {
 }
 
 /// Description of a policy, independent of how it was built.
-pub(super) fn describe(policy: &Policy) -> String {
+fn describe(policy: &Policy) -> String {
     let mut lines = BTreeMap::new();
     for vip in policy.live_vips() {
         lines.insert(

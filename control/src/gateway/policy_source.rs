@@ -1,22 +1,21 @@
-//! Policy source of a gateway: manifests in files that it compiles itself, or a policy server. Both deliver incremental
-//! updates and receive a reply, applied or rejected; the next update is relative to the last applied one.
+//! Policy source of a gateway: a policy server, or manifests in files, for which the gateway is its own server: the same
+//! store, compiler, publications and resources, with a channel in the place of the stream. Both deliver incremental updates
+//! and receive a reply, applied or rejected; the next update is relative to the last applied one.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
-use vipgate_dataplane::policy::change::PolicyChange;
-use vipgate_dataplane::policy::spec::PolicySet;
-use vipgate_policy::compiler::GatewayLocality;
+use vipgate_policy::compiler::{GatewayLocality, Placement};
 
 use crate::source;
 use crate::source::files::WatchedFiles;
 use crate::source::ingest::{SourceIngester, join_result};
 use crate::state::files::{FileCommand, FileSourceHandle};
 use crate::xds::client::ClientEvent;
-use crate::xds::resource::version_of;
-use crate::xds::store::PolicyUpdate;
+use crate::xds::publication::Publication;
+use crate::xds::store::{PolicyUpdate, ResourceStore, StageError};
 
 /// Maximum number of pending updates.
 pub(super) const MAX_PENDING_EVENTS: usize = 4;
@@ -45,20 +44,23 @@ impl PolicySubscription {
 
     /// A subscription to files, and their current policy, unless they are empty or one can't be read at the moment. The
     /// files are read again when they change, if they are watched, or on request.
+    ///
+    /// # Errors
+    /// If the resources of the policy don't fit together.
     pub(crate) async fn files(
         files: WatchedFiles,
         locality: GatewayLocality,
         ingester: SourceIngester,
-    ) -> (Self, Option<PolicyUpdate>) {
-        let (mut files, subscription) = FileSource::new(files, locality, ingester);
-        files.read().await;
-        let update = files.difference().await;
+    ) -> Result<(Self, Option<PolicyUpdate>), StageError> {
+        let (mut server, subscription) = LocalServer::new(files, locality, ingester);
+        server.read().await;
+        let update = server.publish().await?;
         if update.is_some() {
             // The gateway exits if the initial policy is invalid.
-            files.record_outcome(Ok(()));
+            server.gateway.record_outcome(true);
         }
-        tokio::spawn(files.follow());
-        (subscription, update)
+        tokio::spawn(server.follow());
+        Ok((subscription, update))
     }
 
     /// Waits for the next event. Cancel-safe.
@@ -80,37 +82,23 @@ impl PolicySubscription {
     }
 }
 
-/// Manifests in files, and the policy of them that is in force.
-struct FileSource {
-    locality: GatewayLocality,
+/// A policy server for this gateway alone: compiles manifests in files, and publishes the result.
+struct LocalServer {
     files: WatchedFiles,
     ingester: SourceIngester,
-    /// The policy after the last accepted update; the next one is relative to it.
-    in_force: Arc<PolicySet>,
-    /// The policy after the last update that was sent.
-    sent: Arc<PolicySet>,
-    /// Whether that update was rejected.
-    is_rejected: bool,
+    gateway: Subscriber,
     events: mpsc::Sender<ClientEvent>,
     commands: mpsc::Receiver<FileCommand>,
 }
 
-impl FileSource {
+impl LocalServer {
     fn new(files: WatchedFiles, locality: GatewayLocality, ingester: SourceIngester) -> (Self, PolicySubscription) {
         let (events, received) = mpsc::channel(MAX_PENDING_EVENTS);
         let (command_sender, commands) = mpsc::channel(1);
         let handle = FileSourceHandle { status: ingester.status(), commands: command_sender };
-        let files = Self {
-            files,
-            locality,
-            ingester,
-            in_force: Arc::default(),
-            sent: Arc::default(),
-            is_rejected: false,
-            events,
-            commands,
-        };
-        (files, PolicySubscription { events: received, files: Some(handle), client: None })
+        let gateway = Subscriber { locality, ..Subscriber::default() };
+        let server = Self { files, ingester, gateway, events, commands };
+        (server, PolicySubscription { events: received, files: Some(handle), client: None })
     }
 
     /// Sends an update for each change, until the receiver is dropped.
@@ -153,41 +141,81 @@ impl FileSource {
 
     /// Sends the difference to the policy in force, if any, and waits until it is applied or rejected.
     async fn send_update(&mut self) {
-        let Some(update) = self.difference().await else { return };
+        let update = match self.publish().await {
+            Ok(None) => return,
+            Ok(Some(update)) => update,
+            Err(error) => {
+                self.gateway.record_outcome(false);
+                // Fails when the gateway stops.
+                let _ = self.events.send(ClientEvent::Rejected(error.to_string())).await;
+                return;
+            }
+        };
         let (reply, replied) = oneshot::channel();
         if self.events.send(ClientEvent::Update(Box::new(update), reply)).await.is_ok()
             && let Ok(outcome) = replied.await
         {
             // An update that is held is in force with a later one.
-            self.record_outcome(outcome.map(drop).map_err(drop));
+            self.gateway.record_outcome(outcome.is_ok());
         }
     }
 
-    /// The difference to the policy in force; `None` if there is none, or no policy yet.
-    async fn difference(&mut self) -> Option<PolicyUpdate> {
-        let placement = self.ingester.status().compiled.load().placement.clone()?;
-        let (locality, in_force, is_rejected) = (self.locality.clone(), self.in_force.clone(), self.is_rejected);
-        let work = tokio::task::spawn_blocking(move || {
-            let set = placement.policy_for(Some(&locality), &version_of(&placement));
-            // After a rejection, an empty update clears the error.
-            let differs = is_rejected || set != *in_force;
-            let update = differs.then(|| PolicyUpdate {
-                update_count: 1,
-                change: PolicyChange::between(&in_force, &set),
-                peers: placement.peers.clone(),
-            });
-            (Arc::new(set), update)
-        });
-        let (set, update) = join_result(work.await);
-        self.sent = set;
+    /// Publishes the compiled policy; returns what the gateway lacks of it, if anything. `None` also if there is no policy
+    /// yet.
+    async fn publish(&mut self) -> Result<Option<PolicyUpdate>, StageError> {
+        let Some(placement) = self.ingester.status().compiled.load().placement.clone() else { return Ok(None) };
+        let mut gateway = std::mem::take(&mut self.gateway);
+        let work = tokio::task::spawn_blocking(move || (gateway.publish(placement), gateway));
+        let (update, gateway) = join_result(work.await);
+        self.gateway = gateway;
         update
+    }
+}
+
+/// The gateway as the one subscriber of its own server.
+#[derive(Debug, Default)]
+struct Subscriber {
+    locality: GatewayLocality,
+    /// The resources in force, and what the last update changes, until there is a reply.
+    store: ResourceStore,
+    last: Arc<Publication>,
+    /// The publication of the last accepted update; the next update is relative to it.
+    in_force: Arc<Publication>,
+    /// Whether the last update was rejected.
+    is_rejected: bool,
+}
+
+impl Subscriber {
+    /// Publishes a placement; returns what the gateway lacks of it, if anything.
+    ///
+    /// # Errors
+    /// If a resource is invalid, or doesn't fit to others.
+    fn publish(&mut self, placement: Arc<Placement>) -> Result<Option<PolicyUpdate>, StageError> {
+        if let Some(next) = self.last.next(placement) {
+            next.log_left_out(&self.last);
+            self.last = Arc::new(next);
+        }
+        let changed = self.last.changed_since(&self.in_force);
+        // After a rejection, an empty update clears the error.
+        if changed.is_empty() && !self.is_rejected {
+            self.in_force = self.last.clone();
+            return Ok(None);
+        }
+        // Of an update without a reply.
+        self.store.discard();
+        self.store.stage_resources(self.last.stored(changed))?;
+        self.store.check_consistency()?;
+        Ok(Some(self.store.update_for(&self.locality)))
     }
 
     /// Records whether the last update was applied or rejected.
-    fn record_outcome(&mut self, outcome: Result<(), ()>) {
-        self.is_rejected = outcome.is_err();
-        if outcome.is_ok() {
-            self.in_force = self.sent.clone();
+    fn record_outcome(&mut self, is_applied: bool) {
+        self.is_rejected = !is_applied;
+        if is_applied {
+            self.store.commit();
+            self.in_force = self.last.clone();
+        } else {
+            self.store.discard();
         }
     }
 }

@@ -216,7 +216,8 @@ fn needs_routes(policy: &Policy, is_v4: bool) -> bool {
 #[cfg(test)]
 mod tests {
     use vipgate_dataplane::policy::build::Builder;
-    use vipgate_dataplane::policy::spec::{Announce, NodeSpec, PolicySet, VipSpec};
+    use vipgate_dataplane::policy::change::PolicyChange;
+    use vipgate_dataplane::policy::spec::{Announce, NodeSpec, VipSpec};
 
     use super::*;
 
@@ -241,9 +242,9 @@ mod tests {
                 sends_covered_only: false,
                 prefixes: Vec::new(),
             };
-            let (vips, nodes) = (vips.iter().map(vip).collect(), nodes.iter().map(node).collect());
-            let set = PolicySet { vips, nodes, ..PolicySet::default() };
-            let policy = Builder::new(NetworkSpec::default()).with_policy(&set).unwrap().policy;
+            let (vips, nodes) = (vips.iter().map(vip).collect(), Some(nodes.iter().map(node).collect()));
+            let change = PolicyChange { vips, nodes, ..PolicyChange::default() };
+            let policy = Builder::new(NetworkSpec::default()).with_change(&change).unwrap().policy;
             [needs_routes(&policy, true), needs_routes(&policy, false)]
         };
         assert_eq!(needed(&[], &[]), [false, false]);

@@ -17,11 +17,11 @@ use vipgate_policy::compiler::Placement;
 
 use super::*;
 use crate::policyd::membership;
-use crate::policyd::publication::Publication;
 use crate::policyd::stats::Stats;
 use crate::xds::fixtures::peer;
 use crate::xds::proto;
 use crate::xds::proto::membership_client::MembershipClient;
+use crate::xds::publication::Publication;
 
 /// Timeout of everything, with a wide margin for slow machines.
 const TIMEOUT: Duration = Duration::from_secs(20);

@@ -36,12 +36,12 @@ use vipgate_policy::manifest::CloudPool;
 use self::demand::DemandTracker;
 pub(super) use self::report::{AllocationFacts, PoolFacts, PoolReport};
 use super::leader::{Leadership, leads_for};
-use super::publication::Publication;
 use crate::config::CloudConfig;
 use crate::metric::Family;
 use crate::source::ingest::join_result;
 use crate::source::store::{CloudObjects, ProviderPool};
 use crate::xds::proto::CloudReply;
+use crate::xds::publication::Publication;
 
 /// Why pools with a provider aren't observed.
 const NOT_CONFIGURED: &str = "not observed: `cloud.cluster` isn't configured at the policy server";

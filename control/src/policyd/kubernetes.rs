@@ -13,13 +13,13 @@ use super::leader::{self, Leadership, leads_for};
 use super::membership::MembershipHandle;
 use super::object_state::{Compilation, ObjectState};
 use super::object_status::InputSources;
-use super::publication::Publication;
 use super::registry::Registry;
 use super::{events, node_events, object_status};
 use crate::config::{KubernetesSource, PolicydSource};
 use crate::metric::Family;
 use crate::metrics::definitions::policy_server as defined;
 use crate::source::store::CompileOutcome;
+use crate::xds::publication::Publication;
 
 /// State of such a server.
 #[derive(Debug)]

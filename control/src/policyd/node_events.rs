@@ -11,8 +11,8 @@ use vipgate_policy::manifest::Kind;
 
 use super::events::{ObjectEvent, ObjectEvents, ObjectReference};
 use super::leader::{Leadership, leads_for};
-use super::publication::Publication;
 use super::registry::Registry;
+use crate::xds::publication::Publication;
 
 /// How often nodes are compared with connections.
 const INTERVAL: Duration = Duration::from_secs(10);

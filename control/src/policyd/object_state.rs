@@ -10,12 +10,12 @@ use arc_swap::ArcSwapOption;
 use vipgate_policy::manifest::Kind;
 
 use super::events::{ObjectEvent, ObjectEvents, ObjectReference};
-use super::publication::{Publication, without_mark};
 use super::stats::Counter;
 use crate::metric::Family;
 use crate::metrics::definitions::policy_server as defined;
 use crate::source::kubernetes::ObservedObjects;
 use crate::source::store::CompileOutcome;
+use crate::xds::publication::{Publication, without_mark};
 
 /// Publications whose versions are known. Servers compile the same within seconds of each other.
 const MAX_RECENT_VERSIONS: usize = 1024;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use super::publication::Publication;
+use crate::xds::publication::Publication;
 use crate::xds::resource::{Key, Kind};
 
 /// A policy in a publication.

@@ -8,12 +8,12 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, Interval, sleep_until};
 
 use super::cloud::Inventory;
-use super::publication::Publication;
 use super::state::{AcceptEmptyCommand, ServerState};
 use crate::source::SourceEvent;
 use crate::source::ingest::{SourceIngester, join_result};
 use crate::source::store::{AcceptEmptyError, AcceptedEmpty};
 use crate::systemd;
+use crate::xds::publication::Publication;
 
 /// How long the first policy waits for the providers of pools, and for addresses of pools to be recorded.
 const FIRST_POLICY_TIMEOUT: Duration = Duration::from_secs(15);
@@ -133,7 +133,7 @@ impl Publisher {
             state.stats.compile_us.store(u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX), Relaxed);
             if let Some(next) = next {
                 let is_first = self.last.number == 0;
-                report_left_out(&self.last, &next);
+                next.log_left_out(&self.last);
                 self.last = Arc::new(next);
                 report_publication(state, &self.last, elapsed);
                 let _ = self.publish.send(Some(self.last.clone()));
@@ -176,14 +176,4 @@ fn report_publication(state: &ServerState, publication: &Publication, elapsed: D
         ms = elapsed.as_millis() as u64,
         "policy published"
     );
-}
-
-/// Logs which resources are left out for all gateways from here on: what the compiler lets pass, gateways must be able to
-/// decode, so this is an error of this program.
-fn report_left_out(before: &Publication, publication: &Publication) {
-    for (resource, reason) in &publication.left_out {
-        if before.left_out.get(resource) != Some(reason) {
-            tracing::error!(event = "left_out", %resource, reason, "gateways can't decode it: left out for all of them");
-        }
-    }
 }

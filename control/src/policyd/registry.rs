@@ -6,8 +6,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::publication::Publication;
-use super::set_aside::{Refusals, Refused, Selection};
+use super::set_aside::{Refusals, Refused};
+use crate::xds::publication::Publication;
+use crate::xds::publication::selection::Selection;
 use crate::xds::resource::Key;
 
 /// Maximum number of gateways; beyond it the one that has been disconnected for the longest is removed.

@@ -22,10 +22,10 @@ use self::variants::Variants;
 use super::budget::{Budget, Charge, Purpose};
 use super::codec::{Response, cost};
 use super::identity::{ClientIdentity, RejectionLog};
-use super::publication::Publication;
 use super::registry::Registry;
 use super::stream::{Acknowledgment, DeltaStream};
 use crate::policyd::stats::Stats;
+use crate::xds::publication::Publication;
 
 #[expect(
     unreachable_pub,

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use vipgate_policy::compiler::SetAside;
 
-use super::publication::Publication;
+use crate::xds::publication::Publication;
+use crate::xds::publication::selection::{Form, Selection, add};
 use crate::xds::resource::slices::parse_name;
 use crate::xds::resource::{Key, Kind};
 
@@ -22,18 +23,6 @@ const RETURN_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_REASON_BYTES: usize = 256;
 /// How many colons of a NACK are tried as the end of a resource's name: an IPv6 address has some.
 const MAX_COLONS: usize = 16;
-
-/// The resources that are set aside for a gateway, and in which form.
-pub type Selection = BTreeMap<Key, Form>;
-
-/// How a resource is set aside.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
-    /// As closed as possible: an endpoint stays without VIPs.
-    Closed,
-    /// It was refused even closed: an endpoint is left out.
-    Dropped,
-}
 
 /// A resource that a NACK names.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -148,36 +137,6 @@ impl Refusals {
     /// The gateway has accepted what has returned.
     pub fn accept_returned(&mut self) {
         self.by_key.retain(|_, refusal| refusal.until.is_some());
-    }
-}
-
-/// What to leave out of a placement for these resources.
-pub fn set_aside(selection: &Selection) -> SetAside {
-    let mut all = SetAside::default();
-    for (key, form) in selection {
-        add(&mut all, key);
-        if *form == Form::Dropped {
-            add(&mut all, key);
-        }
-    }
-    all
-}
-
-/// Adds a resource to what is left out. Of an endpoint the first time its VIPs alone. False: it can't be set aside, or is
-/// set aside already.
-pub fn add(set_aside: &mut SetAside, key: &Key) -> bool {
-    let SetAside { policies, vips, closed, dropped, services, nodes } = set_aside;
-    let (name, address) = (key.name.clone(), key.name.parse());
-    match (key.kind, address) {
-        (Kind::EgressPolicy, _) => policies.insert(name),
-        (Kind::Vip, Ok(vip)) => vips.insert(vip),
-        (Kind::Endpoint, Ok(endpoint)) => closed.insert(endpoint) || dropped.insert(endpoint),
-        (Kind::BackendSlice, _) => parse_name(&name).is_some_and(|(service, _)| services.insert(service.into())),
-        (Kind::Service, _) => services.insert(name),
-        (Kind::OverlayNode, _) => nodes.insert(name),
-        // All tenants depend on these, as they are.
-        (Kind::ShardMap | Kind::Gateway | Kind::Cluster | Kind::Settings | Kind::NodePolicy, _)
-        | (Kind::Vip | Kind::Endpoint, Err(_)) => false,
     }
 }
 

@@ -8,13 +8,13 @@ use super::budget::Budget;
 use super::cloud::CloudState;
 use super::kubernetes::KubernetesState;
 use super::listen::Certificates;
-use super::publication::Publication;
 use super::registry::Registry;
 use crate::listener::ConnectionLimiter;
 use crate::policyd::membership::MembershipHandle;
 use crate::policyd::stats::Stats;
 use crate::source::ingest::SourceStatus;
 use crate::source::store::{AcceptEmptyError, AcceptedEmpty};
+use crate::xds::publication::Publication;
 
 /// The accept-empty command, as the sender of its reply: what was removed because the source is empty, or an error.
 pub type AcceptEmptyCommand = oneshot::Sender<Result<AcceptedEmpty, AcceptEmptyError>>;

@@ -16,7 +16,6 @@ use vipgate_policy::diagnostic::Severity;
 use super::identity::{ClientIdentity, RejectionLog};
 use super::kubernetes::KubernetesState;
 use super::policy_summary::{changed_in, policy_summaries};
-use super::publication::Publication;
 use super::registry::Gateway;
 use super::state::ServerState;
 use crate::membership::Member;
@@ -25,6 +24,7 @@ use crate::xds::proto::{
     AcceptEmptyReply, AcceptEmptyRequest, CloudReply, CloudRequest, Diagnostic, EmptyText, EndpointState, GatewayState,
     MemberState, NodesState, PolicyState, SourceStatus, StatusReply, StatusRequest,
 };
+use crate::xds::publication::Publication;
 use crate::xds::resource::Kind;
 
 /// Maximum number of endpoints in one request.

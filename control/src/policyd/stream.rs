@@ -22,7 +22,7 @@ pub use self::audience::Audience;
 use self::pending::{Batch, Contents, KeyList, NAME_OVERHEAD, PendingResponse, SHARED_KEY_BYTES};
 use self::subscription::Subscription;
 use super::codec::Response;
-use super::publication::{EncodedResponse, Publication, PublishedResource, encode_responses};
+use crate::xds::publication::{EncodedResponse, Publication, PublishedResource, encode_responses};
 use crate::xds::resource::{Content, Key, Kind};
 
 /// Maximum number of unacknowledged responses; a client that exceeds it gets no further update.

@@ -8,11 +8,12 @@ use std::sync::Arc;
 
 use envoy_types::pb::envoy::service::discovery::v3::{DeltaDiscoveryResponse, Resource};
 use envoy_types::pb::google::protobuf::Any;
+use vipgate_dataplane::policy::change::{PolicyChange, Removed};
 use vipgate_dataplane::policy::spec::{
     AddressSelection, Announce, BackendState, EgressSpec, EndpointSpec, Limits, NodeSpec, OnExhaustion, SLOTS, Scope,
     ServicePortSpec, ShardMapSpec, VipSpec,
 };
-use vipgate_policy::compiler::{Cluster, Peer, PlacedBackend, PlacedService, Placement};
+use vipgate_policy::compiler::{Cluster, GatewayLocality, Peer, PlacedBackend, PlacedService, Placement};
 use vipgate_policy::manifest::{DEFAULT_TABLE_SIZE, Hints};
 
 use super::resource::{Content, Key, Kind, counts, encode_all, settings};
@@ -81,6 +82,24 @@ pub(crate) fn sample_placement(endpoints: u8) -> Placement {
             uncovered: None,
         }],
         cluster: Some(cluster()),
+    }
+}
+
+/// A gateway's policy as a change from nothing: what a placement has, without encoding and decoding it.
+pub(crate) fn whole_policy(placement: &Placement, gateway: &GatewayLocality, version: &str) -> PolicyChange {
+    let peer = placement.peer(&gateway.name);
+    let locality = gateway.resolve_zone(peer);
+    let cluster = placement.cluster.clone().unwrap_or_default().for_gateway(gateway, peer);
+    PolicyChange {
+        version: version.to_owned(),
+        policies: placement.policies.to_vec(),
+        shard_maps: placement.shard_maps.to_vec(),
+        vips: placement.vips.iter().map(|vip| gateway.vip(vip)).collect(),
+        endpoints: placement.endpoints.to_vec(),
+        services: placement.services.iter().map(|service| service.for_gateway(&locality)).collect(),
+        nodes: Some(placement.nodes.clone()),
+        cluster: Some(cluster),
+        removed: Removed::default(),
     }
 }
 

@@ -1,5 +1,5 @@
 //! Resource store: the resources in force at a gateway, and the staged ones of an incomplete update. No I/O: responses
-//! go in, policy updates come out.
+//! of a server, or what the gateway publishes itself, go in, policy updates come out.
 //!
 //! ```text
 //!   response -> stage -> ... -> stage -> is_complete -> update_for -> commit    (staged resources are in force)
@@ -159,10 +159,27 @@ impl ResourceStore {
     /// # Errors
     /// If a resource can't be decoded.
     pub fn stage_cached(&mut self, resources: BTreeMap<Key, StoredResource>) -> Result<(), StageError> {
-        for (key, StoredResource { version, body }) in resources {
-            let decoded = decode(key.kind, &key.name, &body);
-            let decoded = decoded.map_err(|error| StageError::InvalidResource { key: key.clone(), error })?;
-            self.stage_resource(key, Some(Staged { version, body, decoded }));
+        self.stage_resources(resources.into_iter().map(|(key, resource)| (key, Some(resource))))
+    }
+
+    /// Stages resources without a response; `None`: a removal.
+    ///
+    /// # Errors
+    /// If a resource can't be decoded.
+    pub fn stage_resources(
+        &mut self,
+        resources: impl Iterator<Item = (Key, Option<StoredResource>)>,
+    ) -> Result<(), StageError> {
+        for (key, resource) in resources {
+            let staged = match resource {
+                None => None,
+                Some(StoredResource { version, body }) => {
+                    let decoded = decode(key.kind, &key.name, &body);
+                    let decoded = decoded.map_err(|error| StageError::InvalidResource { key: key.clone(), error })?;
+                    Some(Staged { version, body, decoded })
+                }
+            };
+            self.stage_resource(key, staged);
         }
         Ok(())
     }

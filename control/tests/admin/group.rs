@@ -196,7 +196,7 @@ fn executing(before: GroupStatus, after: GroupStatus) -> (Gateway, thread::JoinH
         let order = command_receiver.blocking_recv();
         thread::sleep(Duration::from_millis(300));
         let mut set = vipgate_dataplane::policy::build::Builder::new((**state.network.load()).clone());
-        set.with_policy(&sharded_policy()).unwrap();
+        set.with_change(&sharded_policy()).unwrap();
         state.compiled.store(set.with_members(&after.spec).policy);
         state.group.store(Arc::new(after));
         order

@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use tempfile::TempDir;
-use vipgate_dataplane::policy::spec::PolicySet;
+use vipgate::xds::publication::Publication;
+use vipgate::xds::store::ResourceStore;
+use vipgate_dataplane::policy::change::PolicyChange;
 use vipgate_policy::compiler::{GatewayLocality, Peer, compile};
 use vipgate_policy::manifest::{Manifests, UnsupportedKinds, read};
 use vipgate_policy::yaml::Source;
@@ -56,13 +58,16 @@ fn folder(text: &str) -> (TempDir, String) {
     (folder, path)
 }
 
-fn policy(text: &str) -> PolicySet {
+fn policy(text: &str) -> PolicyChange {
     let mut manifests = Manifests::default();
     read(&Arc::new(Source::new("m.yaml", text.to_owned())), UnsupportedKinds::Reject, &mut manifests);
     assert_eq!(manifests.diagnostics, []);
     let (placement, warnings) = compile(&manifests.objects).accept().unwrap();
     assert_eq!(warnings, []);
-    placement.policy_for(Some(&GatewayLocality::named("gw-a")), "1")
+    let (nothing, mut store) = (Publication::default(), ResourceStore::default());
+    let publication = nothing.next(placement.into()).unwrap();
+    store.stage_resources(publication.stored(publication.changed_since(&nothing))).unwrap();
+    store.update_for(&GatewayLocality::named("gw-a")).change
 }
 
 /// A gateway of three, with their policy in force.

@@ -15,7 +15,7 @@ use super::members::MembersSpec;
 use super::network::{Network, NextHopId};
 use super::rebuild::Rebuild;
 use super::service::Service;
-use super::spec::{NetworkSpec, PolicySet};
+use super::spec::NetworkSpec;
 use super::tunnels::Tunnels;
 use crate::flow::address::V6;
 use crate::flow::ids::{GatewayId, InterfaceId};
@@ -145,16 +145,6 @@ impl Builder {
         self.freshness = Arc::new(freshness);
         self.rebuild_tunnels();
         self.snapshot()
-    }
-
-    /// The snapshot with another policy, given as a whole; the generation advances.
-    ///
-    /// # Errors
-    /// If the policy is inconsistent; nothing has changed then.
-    pub fn with_policy(&mut self, set: &PolicySet) -> Result<Snapshot, BuildError> {
-        validation::policy_set(set)?;
-        let change = PolicyChange::replacing(&self.policy, set);
-        self.with_change(&change)
     }
 
     /// Validates a change: if it passes, [`Self::with_change`] succeeds.

@@ -1,11 +1,11 @@
 //! Policy changes: the difference between two policies, by key. Every update of a running policy is applied as a
 //! change.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::spec::{ClusterSpec, EgressSpec, EndpointSpec, NodeSpec, PolicySet, ServiceSpec, ShardMapSpec, VipSpec};
+use super::spec::{ClusterSpec, EgressSpec, EndpointSpec, NodeSpec, ServiceSpec, ShardMapSpec, VipSpec};
 
 /// A policy change. What it doesn't name stays; every key is named at most once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,26 +44,6 @@ pub struct Removed {
 }
 
 impl PolicyChange {
-    /// The change from `old` to `new`.
-    pub fn between(old: &PolicySet, new: &PolicySet) -> Self {
-        let (policies, policies_removed) = diff(&old.policies, &new.policies, |policy| policy.name.clone());
-        let (shard_maps, maps_removed) = diff(&old.shard_maps, &new.shard_maps, |map| map.name.clone());
-        let (vips, vips_removed) = diff(&old.vips, &new.vips, |vip| vip.address);
-        let (endpoints, endpoints_removed) = diff(&old.endpoints, &new.endpoints, |endpoint| endpoint.address);
-        let (services, services_removed) = diff(&old.services, &new.services, |service| service.name.clone());
-        let removed = Removed {
-            policies: policies_removed,
-            shard_maps: maps_removed,
-            vips: vips_removed,
-            endpoints: endpoints_removed,
-            services: services_removed,
-        };
-        let nodes = (old.nodes != new.nodes).then(|| new.nodes.clone());
-        let cluster = (old.cluster != new.cluster).then(|| new.cluster.clone());
-        let version = new.version.clone();
-        Self { version, policies, shard_maps, vips, endpoints, services, nodes, cluster, removed }
-    }
-
     /// This change and the next one as a single change.
     #[must_use]
     pub fn then(self, next: Self) -> Self {
@@ -110,17 +90,4 @@ fn overlay<T, K: std::hash::Hash + Eq>(first: Vec<T>, next: Vec<T>, removed: &[K
     let gone: HashSet<&K> = removed.iter().collect();
     let kept = first.into_iter().filter(|item| !replaced.contains(&key(item)) && !gone.contains(&key(item)));
     kept.chain(next).collect()
-}
-
-/// New and changed items, and the keys of removed ones.
-fn diff<T: Clone + PartialEq, K: std::hash::Hash + Ord>(
-    old: &[T],
-    new: &[T],
-    key: impl Fn(&T) -> K,
-) -> (Vec<T>, Vec<K>) {
-    let mut left: HashMap<K, &T> = old.iter().map(|item| (key(item), item)).collect();
-    let changed = new.iter().filter(|item| left.remove(&key(item)) != Some(*item)).cloned().collect();
-    let mut removed: Vec<K> = left.into_keys().collect();
-    removed.sort();
-    (changed, removed)
 }

@@ -10,14 +10,14 @@ use std::sync::Arc;
 use foldhash::HashMap;
 use ipnet::IpNet;
 
-use super::change::{PolicyChange, Removed};
+use super::change::PolicyChange;
 use super::cluster::{ClusterPrefixes, DestinationMatch};
 use super::endpoints::{Endpoint, EndpointSlot};
 use super::freshness::Freshness;
 use super::members::MembersSpec;
 use super::overlay::Nodes;
 use super::prefixes::Prefixes;
-use super::spec::{Announce, ClusterSpec, EgressSpec, EndpointSpec, NodeSpec, PolicySet, VipSpec};
+use super::spec::{Announce, ClusterSpec, EgressSpec, EndpointSpec, NodeSpec, VipSpec};
 use super::static_nat::{PrivateVip, StaticNat};
 use crate::flow::address::{Address, V6};
 use crate::flow::ids::{EgressId, GatewayId, MAX_VIPS, Owner, VipId};
@@ -408,45 +408,6 @@ impl Policy {
         match address {
             IpAddr::V4(v4) => self.v4.endpoints.usage(v4.to_bits()).cloned(),
             IpAddr::V6(v6) => self.v6.endpoints.usage(V6::from_bits(v6.to_bits())).cloned(),
-        }
-    }
-}
-
-impl PolicyChange {
-    /// The change from a compiled policy to `set`.
-    pub(super) fn replacing(policy: &Policy, set: &PolicySet) -> Self {
-        let policies: foldhash::HashSet<&str> = set.policies.iter().map(|policy| &*policy.name).collect();
-        let shard_maps: foldhash::HashSet<&str> = set.shard_maps.iter().map(|map| &*map.name).collect();
-        let vips: foldhash::HashSet<IpAddr> = set.vips.iter().map(|vip| vip.address).collect();
-        let endpoints: foldhash::HashSet<IpAddr> = set.endpoints.iter().map(|endpoint| endpoint.address).collect();
-        let services: foldhash::HashSet<&str> = set.services.iter().map(|service| &*service.name).collect();
-        let removed = Removed {
-            policies: policy
-                .egress()
-                .map(|egress| &egress.spec.name)
-                .filter(|it| !policies.contains(&***it))
-                .cloned()
-                .collect(),
-            shard_maps: policy.shard_map_names().filter(|name| !shard_maps.contains(&***name)).cloned().collect(),
-            vips: policy.live_vips().map(|vip| vip.address).filter(|vip| !vips.contains(vip)).collect(),
-            endpoints: policy.endpoints().map(|(address, _)| address).filter(|it| !endpoints.contains(it)).collect(),
-            services: policy
-                .services()
-                .map(|service| &service.spec.name)
-                .filter(|name| !services.contains(&***name))
-                .cloned()
-                .collect(),
-        };
-        Self {
-            version: set.version.clone(),
-            policies: set.policies.clone(),
-            shard_maps: set.shard_maps.clone(),
-            vips: set.vips.clone(),
-            endpoints: set.endpoints.clone(),
-            services: set.services.clone(),
-            nodes: (policy.nodes().list() != set.nodes).then(|| set.nodes.clone()),
-            cluster: (*policy.cluster != set.cluster).then(|| set.cluster.clone()),
-            removed,
         }
     }
 }

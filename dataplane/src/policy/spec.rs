@@ -19,27 +19,6 @@ use crate::io::frame_layout::FrameLayout;
 use crate::ports::BLOCKS;
 pub use crate::ports::BlockSet;
 
-/// A whole compiled policy. The snapshot builder validates it again and rejects an inconsistent one.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PolicySet {
-    /// Version for display: in `status` and in `vipgate_policy_version_info`.
-    pub version: String,
-    /// All egress policies, sorted by name.
-    pub policies: Vec<EgressSpec>,
-    /// The shard maps that VIPs and endpoints refer to, sorted by name.
-    pub shard_maps: Vec<ShardMapSpec>,
-    /// All VIPs of all gateways, sorted by address.
-    pub vips: Vec<VipSpec>,
-    /// All endpoints (covered pod addresses), sorted by address, each once.
-    pub endpoints: Vec<EndpointSpec>,
-    /// All Services with VIPs, sorted by name.
-    pub services: Vec<ServiceSpec>,
-    /// The overlay nodes, sorted by name.
-    pub nodes: Vec<NodeSpec>,
-    /// The cluster's addresses.
-    pub cluster: ClusterSpec,
-}
-
 /// Cluster addresses. Empty: none are known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterSpec {

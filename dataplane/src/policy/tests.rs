@@ -20,6 +20,7 @@ use crate::flow::time::Tick;
 use crate::policy::compiled::Policy;
 use crate::policy::limits::{MAX_EGRESS_PREFIXES, MAX_ENDPOINTS};
 use crate::policy::validation::BuildError;
+use crate::policy_set::{Between, PolicySet, WithPolicy};
 use crate::ports::BlockId;
 
 fn bucket(address: IpAddr) -> usize {

@@ -15,7 +15,7 @@ pub(super) use self::placement::named_gateways;
 use super::change::PolicyChange;
 use super::endpoints::Endpoint;
 use super::members::MAX_GATEWAYS;
-use super::spec::{NodeSpec, PolicySet};
+use super::spec::NodeSpec;
 use crate::flow::address::V6;
 use crate::flow::ids::{EgressId, MAX_VIPS, VipId};
 use crate::policy::compiled::{Policy, Vip};
@@ -152,15 +152,6 @@ pub enum BuildError {
         /// Its address.
         vip: IpAddr,
     },
-}
-
-/// Validates that a whole policy lists nothing twice.
-pub(super) fn policy_set(set: &PolicySet) -> Result<(), BuildError> {
-    unique_addresses(set.vips.iter().map(|vip| vip.address))?;
-    unique_addresses(set.endpoints.iter().map(|endpoint| endpoint.address))?;
-    unique_names(set.services.iter().map(|service| &service.name))?;
-    unique_names(set.shard_maps.iter().map(|map| &map.name))?;
-    unique_names(set.policies.iter().map(|policy| &policy.name))
 }
 
 /// Validates overlay nodes: unique names and addresses, valid VNI and MAC address.

@@ -10,7 +10,7 @@ use vipgate_dataplane::flow::ids::{GatewayId, InterfaceId};
 use vipgate_dataplane::flow::tunnel_metadata::TunnelMetadata;
 use vipgate_dataplane::policy::members::{Authentication, MemberSpec, MembersSpec, PolicyRelease};
 use vipgate_dataplane::policy::spec::{
-    Announce, BlockSet, HopSpec, NeighborSpec, NetworkSpec, PolicySet, RouteSpec, RouteTarget, ShardSpec,
+    Announce, BlockSet, HopSpec, NeighborSpec, NetworkSpec, RouteSpec, RouteTarget, ShardSpec,
 };
 use vipgate_dataplane::ports::BlockId;
 use vipgate_dataplane::replication::apply::worker_of;
@@ -20,7 +20,7 @@ use vipgate_dataplane::wire::tunnel_auth::TagKey;
 use vipgate_dataplane::wire::vxlan::OuterHeaders;
 use vipgate_dataplane::worker::command::Command;
 
-use crate::{Gateway, INSIDE, INSIDE_MAC, POD_MAC, Setup, at, ends, ip, network, policy};
+use crate::{Gateway, INSIDE, INSIDE_MAC, POD_MAC, PolicySet, Setup, at, ends, ip, network, policy};
 
 /// The replication epoch once gateways have their first common membership view.
 const FIRST_EPOCH: u64 = 2;

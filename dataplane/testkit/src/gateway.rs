@@ -17,7 +17,7 @@ use vipgate_dataplane::io::{PacketIo, batch};
 use vipgate_dataplane::observe::capture::CaptureRing;
 use vipgate_dataplane::policy::build::Builder;
 use vipgate_dataplane::policy::publish::Publisher;
-use vipgate_dataplane::policy::spec::{NetworkSpec, PolicySet};
+use vipgate_dataplane::policy::spec::NetworkSpec;
 use vipgate_dataplane::replication::lease::Lease;
 use vipgate_dataplane::replication::sender::ReplicationSender;
 use vipgate_dataplane::session::query::SessionFilter;
@@ -30,7 +30,9 @@ use vipgate_mem::{Arena, FRAME_SIZE, Frame, HEADROOM};
 use crate::accounting::CounterAccounting;
 use crate::capture::{CaptureMode, capture_all};
 use crate::setup::worker_key;
-use crate::{INSIDE, OUTSIDE, Setup, check_only_translated, check_packet, network, policy, prediction};
+use crate::{
+    INSIDE, OUTSIDE, PolicySet, Setup, WithPolicy, check_only_translated, check_packet, network, policy, prediction,
+};
 
 #[derive(Debug)]
 struct NoopWaker;

@@ -11,6 +11,7 @@ pub mod connection;
 pub mod gateway;
 pub mod oracle;
 pub mod packets;
+pub mod policy_set;
 pub mod prediction;
 pub mod services;
 pub mod setup;
@@ -25,6 +26,7 @@ pub use self::connection::*;
 pub use self::gateway::*;
 pub use self::oracle::*;
 pub use self::packets::*;
+pub use self::policy_set::*;
 pub use self::setup::*;
 pub use self::spec::*;
 

@@ -2,9 +2,9 @@
 
 use std::net::SocketAddr;
 
-use vipgate_dataplane::policy::spec::{BackendSpec, BackendState, PolicySet, Scope, ServicePortSpec, ServiceSpec};
+use vipgate_dataplane::policy::spec::{BackendSpec, BackendState, Scope, ServicePortSpec, ServiceSpec};
 
-use crate::{Gateway, INSIDE, OUTSIDE, Setup, at, check_only_translated, ends, ip, policy};
+use crate::{Gateway, INSIDE, OUTSIDE, PolicySet, Setup, at, check_only_translated, ends, ip, policy};
 
 /// The VIPs of the Service `api`, one in each address family.
 pub const VIPS: [&str; 2] = ["192.0.2.10", "2001:db8::10"];

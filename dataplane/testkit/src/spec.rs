@@ -3,10 +3,10 @@
 use vipgate_dataplane::io::frame_layout::FrameLayout;
 use vipgate_dataplane::policy::spec::{
     AddressSelection, Announce, EgressSpec, EndpointSpec, HopSpec, InterfaceSpec, Limits, NeighborSpec, NetworkSpec,
-    OnExhaustion, PolicySet, Role, RouteSpec, RouteTarget, VipSpec,
+    OnExhaustion, Role, RouteSpec, RouteTarget, VipSpec,
 };
 
-use crate::{INSIDE, INSIDE_MAC, OUTSIDE, OUTSIDE_MAC, POD_MAC, ROUTER_MAC, ip};
+use crate::{INSIDE, INSIDE_MAC, OUTSIDE, OUTSIDE_MAC, POD_MAC, PolicySet, ROUTER_MAC, ip};
 
 /// Pods 10.244.1.5 and .6 (fd00:244:1::5, ::6) behind VIP 192.0.2.10 (2001:db8::10); .21 behind 192.0.2.11, with
 /// 198.51.100.128/25 excluded.

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
 use vipgate_dataplane::flow::drop_reason::DropReason;
-use vipgate_dataplane::policy::spec::{AddressSelection, Announce, EndpointSpec, PolicySet, VipSpec};
+use vipgate_dataplane::policy::spec::{AddressSelection, Announce, EndpointSpec, VipSpec};
 use vipgate_dataplane::ports::PortRange;
 use vipgate_testkit::*;
 

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use vipgate_dataplane::flow::direction::Direction;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::flow::ids::InterfaceId;
-use vipgate_dataplane::policy::spec::{BackendSpec, PolicySet, ServicePortSpec, ServiceSpec};
+use vipgate_dataplane::policy::spec::{BackendSpec, ServicePortSpec, ServiceSpec};
 use vipgate_dataplane::wire::icmp_error::IcmpError;
 use vipgate_testkit::cluster::*;
 use vipgate_testkit::services::service;

@@ -10,7 +10,7 @@ use vipgate_coverage::property;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::policy::change::PolicyChange;
-use vipgate_dataplane::policy::spec::{EndpointSpec, PolicySet, VipSpec};
+use vipgate_dataplane::policy::spec::{EndpointSpec, VipSpec};
 use vipgate_dataplane::session::end_reason::EndReason;
 use vipgate_testkit::*;
 

@@ -1,7 +1,7 @@
 //! Flows whose VIP is removed from their policy continue with another one.
 
 use vipgate_dataplane::flow::drop_reason::DropReason;
-use vipgate_dataplane::policy::spec::{AddressSelection, PolicySet};
+use vipgate_dataplane::policy::spec::AddressSelection;
 use vipgate_testkit::cluster::*;
 use vipgate_testkit::*;
 

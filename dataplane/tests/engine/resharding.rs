@@ -9,7 +9,7 @@ use proptest::test_runner::TestCaseResult;
 use vipgate_coverage::{Coverage, property};
 use vipgate_dataplane::policy::members::PolicyRelease;
 use vipgate_dataplane::policy::spec::{
-    AddressSelection, Announce, NeighborSpec, PolicySet, SLOTS, ShardMapRef, ShardMapSpec, ShardSpec, SlotRef,
+    AddressSelection, Announce, NeighborSpec, SLOTS, ShardMapRef, ShardMapSpec, ShardSpec, SlotRef,
 };
 use vipgate_testkit::cluster::*;
 use vipgate_testkit::*;

@@ -12,7 +12,7 @@ mod policy_changes;
 
 use std::net::{IpAddr, SocketAddr};
 
-use vipgate_dataplane::policy::spec::{PolicySet, PrivateAddressSpec};
+use vipgate_dataplane::policy::spec::PrivateAddressSpec;
 use vipgate_dataplane::wire::arp::{Arp, Operation};
 use vipgate_dataplane::wire::ethernet;
 use vipgate_testkit::services::*;

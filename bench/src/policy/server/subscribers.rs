@@ -196,8 +196,8 @@ mod tests {
     use tokio::sync::watch;
     use tonic::transport::Server;
     use tonic::transport::server::TcpIncoming;
-    use vipgate::policyd::publication::Publication;
     use vipgate::policyd::service::{AggregatedDiscoveryServiceServer, DiscoveryService};
+    use vipgate::xds::publication::Publication;
 
     use super::*;
     use crate::policy::PolicySize;

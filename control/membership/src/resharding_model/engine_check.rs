@@ -9,7 +9,7 @@ use vipgate_dataplane::policy::change::PolicyChange;
 use vipgate_dataplane::policy::compiled::Policy;
 use vipgate_dataplane::policy::members::{Authentication, MemberSpec, MembersSpec, PolicyRelease};
 use vipgate_dataplane::policy::spec::{
-    Announce, BlockSet, NetworkSpec, PolicySet, SLOTS, ShardMapRef, ShardMapSpec, ShardSpec, VipSpec,
+    Announce, BlockSet, NetworkSpec, SLOTS, ShardMapRef, ShardMapSpec, ShardSpec, VipSpec,
 };
 use vipgate_dataplane::ports::{BlockId, Stripe};
 
@@ -59,7 +59,8 @@ fn listed_shards(orders: [Order; SHARDS]) -> Vec<ShardSpec> {
     orders.into_iter().enumerate().map(shard).collect()
 }
 
-fn policy_set(policy: &ModelPolicy, has_map: bool) -> PolicySet {
+/// The policy as a change from nothing.
+fn whole_policy(policy: &ModelPolicy, has_map: bool) -> PolicyChange {
     let orders = policy.placement.orders;
     let vip = VipSpec {
         address: [192, 0, 2, 1].into(),
@@ -70,11 +71,11 @@ fn policy_set(policy: &ModelPolicy, has_map: bool) -> PolicySet {
         shard_map: has_map.then(|| ShardMapRef { map: "map".into(), rotation: 0 }),
         private: vec![],
     };
-    PolicySet {
+    PolicyChange {
         version: policy.version.to_string(),
         shard_maps: if has_map { vec![shard_map(orders)] } else { Vec::new() },
         vips: vec![vip],
-        ..PolicySet::default()
+        ..PolicyChange::default()
     }
 }
 
@@ -173,16 +174,19 @@ fn compare_sequence(seed: u64, coverage: &Coverage) {
     let mut versions: Vec<Arc<str>> = policies.iter().map(|policy| policy.version.clone()).collect();
     versions.push("".into());
     let (mut engine, mut builder) = (Engine::new(), Builder::new(NetworkSpec::default()));
-    let mut current = PolicySet::default();
+    let mut current = PolicyChange::default();
     let mut members = MembersSpec { gateways: NAMES.map(member).into(), ..MembersSpec::default() };
     for change in 0..CHANGES {
         let before = engine.clone();
         let snapshot = if change == 0 || random.percent(30) {
             let policy = &policies[random.below(policies.len() as u64) as usize];
             engine.set_policy(policy);
-            let set = policy_set(policy, has_map);
-            let change = PolicyChange::between(&current, &set);
-            current = set;
+            let next = whole_policy(policy, has_map);
+            // Without what is in force already.
+            let mut change = next.clone();
+            change.shard_maps.retain(|map| !current.shard_maps.contains(map));
+            change.vips.retain(|vip| !current.vips.contains(vip));
+            current = next;
             builder.with_change(&change).expect("a valid policy")
         } else {
             members = next_members(random, &members, &versions);

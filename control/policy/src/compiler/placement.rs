@@ -10,9 +10,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use vipgate_dataplane::policy::spec::{
-    ClusterSpec, EgressSpec, EndpointSpec, NodeSpec, PolicySet, ShardMapSpec, SlotRef, VipSpec,
-};
+use vipgate_dataplane::policy::spec::{EgressSpec, EndpointSpec, NodeSpec, ShardMapSpec, SlotRef, VipSpec};
 
 pub use self::locality::GatewayLocality;
 pub use self::service::{PlacedBackend, PlacedService};
@@ -90,26 +88,6 @@ impl Placement {
     pub fn peer(&self, name: &str) -> Option<&Peer> {
         let at = self.peers.binary_search_by(|peer| (*peer.name).cmp(name)).ok()?;
         self.peers.get(at)
-    }
-
-    fn cluster_of(&self, gateway: &GatewayLocality) -> ClusterSpec {
-        self.cluster.clone().unwrap_or_default().for_gateway(gateway, self.peer(&gateway.name))
-    }
-
-    /// The policy for one gateway: complete, since each gateway must find the owner of any packet. Only the eligible
-    /// backends of Services and the cluster settings differ. `None`: a gateway without locality.
-    pub fn policy_for(&self, gateway: Option<&GatewayLocality>, version: &str) -> PolicySet {
-        let locality = gateway.map(|gateway| gateway.resolve_zone(self.peer(&gateway.name))).unwrap_or_default();
-        PolicySet {
-            version: version.to_owned(),
-            policies: self.policies.to_vec(),
-            shard_maps: self.shard_maps.to_vec(),
-            vips: self.vips.iter().map(|vip| gateway.map_or_else(|| vip.clone(), |gateway| gateway.vip(vip))).collect(),
-            endpoints: self.endpoints.to_vec(),
-            services: self.services.iter().map(|service| service.for_gateway(&locality)).collect(),
-            nodes: self.nodes.clone(),
-            cluster: gateway.map(|gateway| self.cluster_of(gateway)).unwrap_or_default(),
-        }
     }
 }
 

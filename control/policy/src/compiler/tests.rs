@@ -26,7 +26,8 @@ mod worlds;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use vipgate_dataplane::policy::spec::{EndpointSpec, PolicySet, SLOTS, ShardMapSpec, VipSpec};
+use vipgate_dataplane::policy::change::{PolicyChange, Removed};
+use vipgate_dataplane::policy::spec::{EndpointSpec, SLOTS, ShardMapSpec, VipSpec};
 
 use super::*;
 use crate::diagnostic::sort_and_dedup;
@@ -54,7 +55,7 @@ fn objects(text: &str) -> Vec<Object> {
 
 /// A compiled placement, and the policy for one gateway or for a gateway without locality.
 struct Outcome {
-    set: PolicySet,
+    set: PolicyChange,
     placement: Placement,
     diagnostics: Vec<Diagnostic>,
 }
@@ -77,7 +78,26 @@ fn compiled_manifests(manifests: &Manifests, gateway: Option<&str>) -> Outcome {
     let locality = gateway.map(GatewayLocality::named);
     // Policy servers version a placement by its content, encoded for the wire.
     let version = format!("{:016x}", Fingerprint::of(format!("{placement:?}").as_bytes()));
-    Outcome { set: placement.policy_for(locality.as_ref(), &version), placement, diagnostics }
+    Outcome { set: policy_for(&placement, locality.as_ref(), &version), placement, diagnostics }
+}
+
+/// The policy for one gateway or for a gateway without locality, as a change from nothing.
+fn policy_for(placement: &Placement, gateway: Option<&GatewayLocality>, version: &str) -> PolicyChange {
+    let peer = gateway.and_then(|gateway| placement.peer(&gateway.name));
+    let locality = gateway.map(|gateway| gateway.resolve_zone(peer)).unwrap_or_default();
+    let cluster = |gateway: &GatewayLocality| placement.cluster.clone().unwrap_or_default().for_gateway(gateway, peer);
+    let vip = |vip: &VipSpec| gateway.map_or_else(|| vip.clone(), |gateway| gateway.vip(vip));
+    PolicyChange {
+        version: version.to_owned(),
+        policies: placement.policies.to_vec(),
+        shard_maps: placement.shard_maps.to_vec(),
+        vips: placement.vips.iter().map(vip).collect(),
+        endpoints: placement.endpoints.to_vec(),
+        services: placement.services.iter().map(|service| service.for_gateway(&locality)).collect(),
+        nodes: Some(placement.nodes.clone()),
+        cluster: Some(gateway.map(cluster).unwrap_or_default()),
+        removed: Removed::default(),
+    }
 }
 
 fn compiled(documents: &[String]) -> Outcome {

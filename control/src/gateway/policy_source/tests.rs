@@ -1,10 +1,12 @@
-//! The first policy of manifests in files.
+//! The policy of manifests in files: the first one, and updates that the gateway rejects.
 
 use std::fs;
 use std::os::unix::fs::symlink;
 
 use super::*;
 use crate::source::store::ManifestStore;
+use crate::xds::fixtures::sample_placement;
+use crate::xds::resource::version_of;
 
 /// A Service in a namespace of the same name, with a VIP, an endpoint and the annotation.
 fn tenant(name: &str, number: u8) -> String {
@@ -30,7 +32,8 @@ async fn there_is_no_policy_at_the_start_while_a_file_cannot_be_read_and_then_th
     symlink("/proc/self/mem", at("b.yaml")).unwrap();
     let ingester = SourceIngester::new("files of a test".to_owned(), ManifestStore::new(false));
     let files = WatchedFiles::new(vec![directory.path().to_owned()]);
-    let (mut subscription, update) = PolicySubscription::files(files, GatewayLocality::named("g1"), ingester).await;
+    let opened = PolicySubscription::files(files, GatewayLocality::named("g1"), ingester).await;
+    let (mut subscription, update) = opened.unwrap();
     assert!(update.is_none());
     let status = subscription.files.as_ref().unwrap().status.clone();
     let reason = status.health.load().waiting_reason().unwrap();
@@ -44,4 +47,34 @@ async fn there_is_no_policy_at_the_start_while_a_file_cannot_be_read_and_then_th
         }
         ClientEvent::Rejected(reason) => panic!("{reason}"),
     }
+}
+
+#[test]
+fn an_update_contains_what_the_gateway_has_rejected_before_unless_that_is_gone() {
+    let mut gateway = Subscriber { locality: GatewayLocality::named("g1"), ..Subscriber::default() };
+    let publish = |gateway: &mut Subscriber, endpoints: u8| {
+        let update = gateway.publish(Arc::new(sample_placement(endpoints))).unwrap();
+        update.map(|update| (update.change, update.peers))
+    };
+    let (first, peers) = publish(&mut gateway, 2).unwrap();
+    assert_eq!((first.vips.len(), first.endpoints.len(), first.services.len()), (1, 2, 1));
+    assert_eq!((&first.version, &peers), (&version_of(&sample_placement(2)), &sample_placement(2).peers));
+    gateway.record_outcome(true);
+    assert!(publish(&mut gateway, 2).is_none(), "it is in force");
+
+    // The second time it is read again without a change.
+    for endpoints in [3, 3, 4] {
+        let (change, _) = publish(&mut gateway, endpoints).unwrap();
+        assert_eq!((change.vips.len(), change.endpoints.len()), (0, usize::from(endpoints) - 2));
+        gateway.record_outcome(false);
+    }
+    let (change, _) = publish(&mut gateway, 2).unwrap();
+    assert!(change.is_empty() && change.version == first.version, "it clears the error: {change:?}");
+    gateway.record_outcome(true);
+    assert!(publish(&mut gateway, 2).is_none());
+
+    let (change, _) = publish(&mut gateway, 1).unwrap();
+    assert_eq!(change.removed.endpoints, ["10.0.0.2".parse::<std::net::IpAddr>().unwrap()]);
+    gateway.record_outcome(true);
+    assert_eq!(gateway.store.version(), version_of(&sample_placement(1)));
 }

@@ -33,7 +33,7 @@ pub(super) struct OpenedSource {
 /// Opens the source. Files are read, a policy server isn't connected to yet.
 ///
 /// # Errors
-/// If the record of addresses of pools can't be read.
+/// If the record of addresses of pools can't be read, or the policy of the files can't be put in force.
 pub(super) async fn open(config: &Config, background: &BackgroundRuntime) -> Result<OpenedSource, CommandError> {
     Ok(match &config.policy {
         PolicySource::Files(paths) => {
@@ -44,7 +44,7 @@ pub(super) async fn open(config: &Config, background: &BackgroundRuntime) -> Res
             let ingester = SourceIngester::new(format!("files {}", names.join(", ")), store.with_record(mode));
             let (files, ingester) = (WatchedFiles::new(paths.clone()), ingester.with_storage(storage));
             let files = PolicySubscription::files(files, config.locality(), ingester);
-            let (subscription, update) = background.run(files).await;
+            let (subscription, update) = background.run(files).await.map_err(CommandError::usage)?;
             let description = subscription.files.as_ref().map(|files| files.status.name.clone()).unwrap_or_default();
             OpenedSource { subscription, description, server: None, known: update, client: None }
         }

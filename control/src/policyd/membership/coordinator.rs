@@ -23,8 +23,8 @@ use crate::config::{Leases, MembershipLimits, PolicydSource};
 use crate::membership::authority::{HeartbeatOutcome, MembershipState, Rejection};
 use crate::membership::{DrainBlock, Heartbeat, Member, MembershipView};
 use crate::policyd::leader::Leadership;
-use crate::policyd::publication::Publication;
 use crate::policyd::stats::Stats;
+use crate::xds::publication::Publication;
 
 /// Capacity of the event queue; when it is full, streams wait.
 const QUEUE: usize = 1024;

@@ -9,10 +9,10 @@ use vipgate_policy::manifest::{Kind, ObjectId};
 
 use super::inputs::{GatewayFacts, Inputs};
 use crate::policyd::object_state::Compilation;
-use crate::policyd::publication::Publication;
 use crate::source::kubernetes::ObservedObject;
 use crate::source::store::{CompileOutcome, Faulty};
 use crate::xds::fixtures::sample_placement;
+use crate::xds::publication::Publication;
 
 fn placement() -> Placement {
     let mut placement = sample_placement(2);

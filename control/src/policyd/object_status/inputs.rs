@@ -11,9 +11,9 @@ use crate::policyd::cloud::{CloudState, PoolFacts};
 use crate::policyd::ipam::IpamState;
 use crate::policyd::membership::MembershipHandle;
 use crate::policyd::object_state::{Compilation, ObjectState, RecentVersions};
-use crate::policyd::publication::{Publication, without_mark};
 use crate::policyd::registry::Registry;
 use crate::source::kubernetes::ObservedMap;
+use crate::xds::publication::{Publication, without_mark};
 use crate::xds::resource::Key;
 
 /// Where the inputs come from.

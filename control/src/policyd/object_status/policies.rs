@@ -11,7 +11,7 @@ use super::accepted::Acceptance;
 use super::condition::{Condition, DesiredStatus, Truth};
 use super::inputs::{GatewayFacts, Inputs};
 use crate::policyd::policy_summary::{Parts, PolicySummary, policy_summaries};
-use crate::policyd::publication::Publication;
+use crate::xds::publication::Publication;
 
 /// The condition's type.
 pub(super) const PROGRAMMED: &str = "Programmed";

@@ -11,9 +11,10 @@ use tokio::time::Instant;
 
 use super::admission::{Admitted, Role};
 use super::{End, Published, StreamTask};
-use crate::policyd::publication::Publication;
-use crate::policyd::set_aside::{Refused, Selection};
+use crate::policyd::set_aside::Refused;
 use crate::source::ingest::join_result;
+use crate::xds::publication::Publication;
+use crate::xds::publication::selection::Selection;
 
 /// Maximum number of variants that are built at the same time.
 const MAX_BUILDS: usize = 2;

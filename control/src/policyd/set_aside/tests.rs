@@ -10,13 +10,14 @@ use vipgate_dataplane::policy::spec::NetworkSpec;
 use vipgate_policy::compiler::{GatewayLocality, Placement};
 
 use super::*;
-use crate::xds::fixtures::{large_service, sample_placement};
+use crate::xds::fixtures::{large_service, sample_placement, whole_policy};
+use crate::xds::publication::selection::set_aside;
 use crate::xds::resource::{Content, decode, encode_all};
 use crate::xds::store::tests::generators::any_placement;
 
 fn builds(placement: &Placement) -> bool {
-    let policy = placement.policy_for(Some(&GatewayLocality::named("g1")), "v");
-    Builder::new(NetworkSpec::default()).with_policy(&policy).is_ok()
+    let policy = whole_policy(placement, &GatewayLocality::named("g1"), "v");
+    Builder::new(NetworkSpec::default()).with_change(&policy).is_ok()
 }
 
 fn key(kind: Kind, name: &str) -> Key {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use prost::bytes::Bytes;
 
-use crate::policyd::publication::{EncodedResponse, Publication, encode_responses};
+use crate::xds::publication::{EncodedResponse, Publication, encode_responses};
 use crate::xds::resource::{Key, Kind};
 
 /// Memory of a name beside its bytes, in a subscription or in a response; and of a key that the publication shares.

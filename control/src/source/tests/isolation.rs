@@ -195,7 +195,7 @@ fn run(history: &History, source: Source, seed: u64, coverage: &Coverage) {
             checks::check_fresh(&observation, &whole.0.fresh(&watchdog), coverage);
         }
         let placement = outcome.placement.clone().expect("a placement");
-        gateway.publish(placement, &[]);
+        gateway.publish(placement);
         gateway.check_whole();
     }
 }

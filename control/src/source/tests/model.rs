@@ -3,14 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use vipgate_dataplane::policy::spec::PolicySet;
-use vipgate_policy::compiler::{GatewayLocality, compile};
+use vipgate_policy::compiler::{Placement, compile};
 use vipgate_policy::diagnostic::Diagnostic;
 use vipgate_policy::manifest::{Kind, Manifests, Object, ObjectId, UnsupportedKinds, read};
 use vipgate_policy::yaml::Source;
 
 use super::disk::{DiskState, Doc, Fault, Id, ObservedContent};
-use crate::xds::resource::version_of;
 
 /// A parsed object, and whether the compiler rejects it.
 #[derive(Clone, Debug)]
@@ -181,12 +179,11 @@ impl Model {
     }
 
     /// The policy; `None` before there is a first one.
-    pub(super) fn in_force(&self) -> Option<PolicySet> {
+    pub(super) fn in_force(&self) -> Option<Placement> {
         let objects: Vec<Arc<Object>> =
             self.entries.values().flat_map(|entry| &entry.objects).map(|it| it.object.clone()).collect();
         let compiled = compile(objects.iter().map(Arc::as_ref));
-        let set = compiled.placement.policy_for(Some(&GatewayLocality::named("g1")), &version_of(&compiled.placement));
-        self.initialized.then_some(set)
+        self.initialized.then_some(compiled.placement)
     }
 
     /// The ids of all objects.

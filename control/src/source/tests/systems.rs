@@ -7,32 +7,28 @@ use std::sync::Arc;
 use envoy_types::pb::envoy::service::discovery::v3::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
 use prost::Message;
 use vipgate_dataplane::policy::build::Builder;
-use vipgate_dataplane::policy::spec::PolicySet;
 use vipgate_policy::compiler::{GatewayLocality, Placement};
 
 use super::disk::Disk;
 use crate::gateway::policy_source::PolicySubscription;
 use crate::policyd::codec::Response;
-use crate::policyd::publication::Publication;
 use crate::policyd::stream::{Acknowledgment, DeltaStream};
-use crate::source::SourceEvent;
-use crate::source::files::{FileReader, WatchedFiles};
+use crate::source::files::WatchedFiles;
 use crate::source::ingest::{SourceIngester, SourceStatus};
 use crate::source::store::ManifestStore;
 use crate::xds::client;
+use crate::xds::fixtures::whole_policy;
+use crate::xds::publication::Publication;
 use crate::xds::resource::{Kind, encode_all, version_of};
 use crate::xds::store::tests::{PolicyView, builder, policy_view};
 use crate::xds::store::{PolicyUpdate, ResourceStore};
 
 const GATEWAY: &str = "g1";
 
-/// The content of a policy built in full.
-pub(super) fn built(set: &PolicySet) -> PolicyView {
-    policy_view(&builder().with_policy(set).unwrap().policy)
-}
-
-fn states(status: &SourceStatus) -> [u64; 3] {
-    status.compiled.load().states().map(|(_, count)| count)
+/// The content of a gateway's policy built in full.
+pub(super) fn built(placement: &Placement) -> PolicyView {
+    let policy = whole_policy(placement, &GatewayLocality::named(GATEWAY), &version_of(placement));
+    policy_view(&builder().with_change(&policy).unwrap().policy)
 }
 
 /// A gateway with policy in files.
@@ -47,7 +43,8 @@ impl FileGateway {
     pub(super) async fn start(disk: &Disk, allow_empty: bool) -> Self {
         let ingester = SourceIngester::new("files of a test".to_owned(), ManifestStore::new(allow_empty));
         let files = WatchedFiles::unwatched(disk.paths());
-        let (source, update) = PolicySubscription::files(files, GatewayLocality::named(GATEWAY), ingester).await;
+        let opened = PolicySubscription::files(files, GatewayLocality::named(GATEWAY), ingester).await;
+        let (source, update) = opened.unwrap();
         let mut gateway = Self { source, builder: builder(), in_force: None };
         if let Some(update) = update {
             gateway.apply(&update, &[]);
@@ -99,7 +96,7 @@ impl FileGateway {
     }
 
     pub(super) fn states(&self) -> [u64; 3] {
-        states(self.status())
+        self.status().compiled.load().states().map(|(_, count)| count)
     }
 }
 
@@ -123,9 +120,7 @@ pub(super) struct Subscriber {
     book: ResourceStore,
     builder: Builder,
     /// The policy in the gateway's engine.
-    pub(super) in_force: Option<PolicyView>,
-    /// Whether that may be from a previous server.
-    pub(super) is_older: bool,
+    in_force: Option<PolicyView>,
 }
 
 impl Subscriber {
@@ -138,20 +133,18 @@ impl Subscriber {
             book: ResourceStore::default(),
             builder: builder(),
             in_force: None,
-            is_older: false,
         }
     }
 
     /// The same gateway, with a server that was restarted.
     pub(super) fn of_next_server(self) -> Self {
-        let (stream, is_older) = (DeltaStream::default(), self.in_force.is_some());
-        Self { last: Arc::default(), stream, is_subscribed: false, is_older, ..self }
+        Self { last: Arc::default(), stream: DeltaStream::default(), is_subscribed: false, ..self }
     }
 
     /// Publishes a placement, which the gateway brings into force.
-    pub(super) fn publish(&mut self, placement: Arc<Placement>, log: &[String]) {
+    pub(super) fn publish(&mut self, placement: Arc<Placement>) {
         if let Some(next) = self.last.next(placement) {
-            assert!(next.left_out.is_empty(), "gateways can't decode a resource: {:?}: {log:#?}", next.left_out);
+            assert!(next.left_out.is_empty(), "gateways can't decode a resource: {:?}", next.left_out);
             self.last = Arc::new(next);
             check_encoded(&self.last);
         }
@@ -163,7 +156,7 @@ impl Subscriber {
         } else if let Some(update) = self.stream.update(&self.last).unwrap() {
             self.stream.publish(update);
         }
-        self.take(log);
+        self.take();
     }
 
     fn subscribe(&mut self, kind: Kind) {
@@ -174,86 +167,34 @@ impl Subscriber {
     }
 
     /// Does the client's part: stages an update until it is complete, applies it, and acknowledges it.
-    fn take(&mut self, log: &[String]) {
+    fn take(&mut self) {
         let mut pending: BTreeMap<String, String> = BTreeMap::new();
         while let Some(Response { bytes, nonce, .. }) = self.stream.next_response() {
             let response = DeltaDiscoveryResponse::decode(bytes).unwrap();
             pending.insert(nonce, response.type_url.clone());
-            self.book.stage(response).unwrap_or_else(|error| panic!("rejected by the decoder: {error}: {log:#?}"));
+            self.book.stage(response).unwrap_or_else(|error| panic!("rejected by the decoder: {error}"));
         }
         if pending.is_empty() {
             return;
         }
-        assert!(self.book.is_complete(), "{log:#?}");
+        assert!(self.book.is_complete());
         let update = self.book.update_for(&self.gateway);
         let snapshot = self.builder.with_change(&update.change);
-        let snapshot = snapshot.unwrap_or_else(|error| panic!("rejected by the engine: {error}: {log:#?}"));
+        let snapshot = snapshot.unwrap_or_else(|error| panic!("rejected by the engine: {error}"));
         self.in_force = Some(policy_view(&snapshot.policy));
-        self.is_older = false;
         self.book.commit();
         for (response_nonce, type_url) in pending {
             let request = DeltaDiscoveryRequest { type_url, response_nonce, ..DeltaDiscoveryRequest::default() };
             let acknowledgment = self.stream.handle_request(request, &self.last).unwrap();
-            assert_eq!((self.stream.next_size(), acknowledgment), (None, Acknowledgment::Ack), "{log:#?}");
+            assert_eq!((self.stream.next_size(), acknowledgment), (None, Acknowledgment::Ack));
         }
     }
 
     /// Checks that the gateway takes the whole policy as well, and has the same in force.
     pub(super) fn check_whole(&self) {
         let Publication { placement, version, .. } = &*self.last;
-        let set = placement.policy_for(Some(&self.gateway), version);
-        let whole = builder().with_policy(&set).unwrap_or_else(|error| panic!("rejected by the engine: {error}"));
+        let whole = builder().with_change(&whole_policy(placement, &self.gateway, version));
+        let whole = whole.unwrap_or_else(|error| panic!("rejected by the engine: {error}"));
         assert_eq!(self.in_force, Some(policy_view(&whole.policy)), "the change, and the whole policy");
-    }
-}
-
-/// A policy server and one gateway of it.
-pub(super) struct ServerGateway {
-    reader: FileReader,
-    intake: SourceIngester,
-    pub(super) gateway: Subscriber,
-}
-
-impl ServerGateway {
-    pub(super) async fn start(disk: &Disk, allow_empty: bool) -> Self {
-        Self::with_gateway(Subscriber::new(GATEWAY), disk, allow_empty).await
-    }
-
-    /// Restarts the policy server; the gateway keeps running.
-    pub(super) async fn restart(self, disk: &Disk, allow_empty: bool) -> Self {
-        Self::with_gateway(self.gateway.of_next_server(), disk, allow_empty).await
-    }
-
-    async fn with_gateway(gateway: Subscriber, disk: &Disk, allow_empty: bool) -> Self {
-        let intake = SourceIngester::new("files".to_owned(), ManifestStore::new(allow_empty));
-        let mut served = Self { reader: FileReader::new(disk.paths()), intake, gateway };
-        served.reread(&[]).await;
-        served
-    }
-
-    pub(super) async fn reread(&mut self, log: &[String]) {
-        let update = self.reader.read();
-        self.intake.ingest([SourceEvent::Update(update)]).await.unwrap();
-        self.publish(log);
-    }
-
-    pub(super) async fn accept_empty(&mut self) -> Result<usize, ()> {
-        let accepted = self.intake.accept_empty().await.map_err(|_| ())?;
-        self.publish(&[]);
-        Ok(accepted.entries.iter().map(|(_, objects)| objects).sum())
-    }
-
-    fn publish(&mut self, log: &[String]) {
-        if let Some(placement) = self.intake.status().compiled.load().placement.clone() {
-            self.gateway.publish(placement, log);
-        }
-    }
-
-    pub(super) fn is_healthy(&self) -> bool {
-        self.intake.status().health.load().is_healthy()
-    }
-
-    pub(super) fn states(&self) -> [u64; 3] {
-        states(&self.intake.status())
     }
 }

@@ -21,7 +21,7 @@ use vipgate_policy::compiler::GatewayLocality;
 use self::server::{Server, ServerStream};
 use super::*;
 use crate::xds::cache;
-use crate::xds::fixtures::{ServerPolicy, ip, key, response, responses, sample_placement};
+use crate::xds::fixtures::{ServerPolicy, ip, key, response, responses, sample_placement, whole_policy};
 use crate::xds::resource::Kind;
 
 /// Timeout of each step, with a margin for slow machines.

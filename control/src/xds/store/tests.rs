@@ -19,13 +19,13 @@ use vipgate_dataplane::policy::build::Builder;
 use vipgate_dataplane::policy::compiled::{Policy, Vip};
 use vipgate_dataplane::policy::spec::{
     AddressSelection, Announce, BackendSpec, BlockSet, ClusterSpec, EgressSpec, EndpointSpec, Limits, NetworkSpec,
-    OnExhaustion, PolicySet, Scope, ServiceSpec, ShardSpec, VipSpec,
+    OnExhaustion, Scope, ServiceSpec, ShardSpec, VipSpec,
 };
 use vipgate_policy::compiler::{GatewayLocality, PlacedService, Placement, Table};
 
 use self::generators::SeededRng;
 use super::*;
-use crate::xds::fixtures::{ServerPolicy, ip, key, resource, response, responses, service};
+use crate::xds::fixtures::{ServerPolicy, ip, key, resource, response, responses, service, whole_policy};
 
 /// The content of a policy in canonical order, for comparisons.
 #[derive(Debug, PartialEq)]
@@ -73,8 +73,8 @@ pub(crate) fn builder() -> Builder {
 }
 
 /// The view of a policy that is built from scratch.
-fn build_policy_view(set: &PolicySet) -> PolicyView {
-    policy_view(&builder().with_policy(set).unwrap().policy)
+fn build_policy_view(whole: &PolicyChange) -> PolicyView {
+    policy_view(&builder().with_change(whole).unwrap().policy)
 }
 
 /// Accumulates policy changes by key: a reference model without an engine.

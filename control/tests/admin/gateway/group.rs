@@ -10,8 +10,9 @@ use vipgate::membership::{Member, MembershipView};
 use vipgate::peer::{LinkError, PeerStatus, PeersStatus, Release, ReplicationStatus};
 use vipgate::state::group::GroupStatus;
 use vipgate_dataplane::flow::time::Tick;
+use vipgate_dataplane::policy::change::PolicyChange;
 use vipgate_dataplane::policy::members::{Authentication, MemberSpec, MembersSpec, PolicyRelease};
-use vipgate_dataplane::policy::spec::{PolicySet, ShardSpec};
+use vipgate_dataplane::policy::spec::ShardSpec;
 use vipgate_dataplane::ports::{BlockId, BlockSet};
 use vipgate_dataplane::wire::tunnel_auth::TagKey;
 
@@ -88,7 +89,7 @@ fn peers() -> BTreeMap<Arc<str>, PeerStatus> {
 
 /// A policy with placement: gw-a is the home of the first VIP and of its endpoint; the second VIP has a shard per
 /// gateway.
-pub fn sharded_policy() -> PolicySet {
+pub fn sharded_policy() -> PolicyChange {
     let mut set = super::policy();
     let shard =
         |home: &str, backup: &str, blocks| ShardSpec { gateway: home.into(), blocks, backups: vec![backup.into()] };

@@ -38,8 +38,8 @@ use vipgate_dataplane::observe::counters::WorkerCounters;
 use vipgate_dataplane::policy::build::Builder;
 use vipgate_dataplane::policy::change::PolicyChange;
 use vipgate_dataplane::policy::spec::{
-    Announce, BackendSpec, BackendState, ClusterSpec, EgressSpec, EndpointSpec, HealthSpec, InterfaceSpec, NetworkSpec,
-    PolicySet, Role, Scope, ServicePortSpec, ServiceSpec, VipSpec,
+    Announce, BackendSpec, BackendState, EgressSpec, EndpointSpec, HealthSpec, InterfaceSpec, NetworkSpec, Role, Scope,
+    ServicePortSpec, ServiceSpec, VipSpec,
 };
 use vipgate_dataplane::replication::sender::ReplicationSender;
 use vipgate_dataplane::session::end_reason::EndReason;
@@ -115,9 +115,9 @@ fn start_worker(worker: Worker, number: u32) -> WorkerHandle {
 }
 
 /// The state of a gateway with this policy and group status, without an engine.
-fn state(set: &PolicySet, group: GroupStatus) -> GatewayState {
+fn state(policy: &PolicyChange, group: GroupStatus) -> GatewayState {
     let mut builder = Builder::new(network());
-    builder.with_policy(set).unwrap();
+    builder.with_change(policy).unwrap();
     GatewayState {
         name: "gw-a".to_owned(),
         node: "node-1".to_owned(),
@@ -142,7 +142,7 @@ fn state(set: &PolicySet, group: GroupStatus) -> GatewayState {
         capture: ArcSwap::default(),
         tracking: ArcSwap::from_pointee(tracking()),
         group: ArcSwap::from_pointee(group),
-        placement: VipPlacement::of(&PolicyChange::between(&PolicySet::default(), set)),
+        placement: VipPlacement::of(policy),
         conflicts: ArcSwap::default(),
         ports: (1024, 65_535),
         nat_log: None,
@@ -181,25 +181,25 @@ impl Gateway {
         Self::start_with(workers, &policy())
     }
 
-    pub fn start_with(workers: &[Worker], set: &PolicySet) -> Self {
-        Self::start_group(workers, set, GroupStatus::default(), None)
+    pub fn start_with(workers: &[Worker], policy: &PolicyChange) -> Self {
+        Self::start_group(workers, policy, GroupStatus::default(), None)
     }
 
     /// A gateway of a group with this status; control commands are sent to `control_commands`.
     pub fn start_group(
         workers: &[Worker],
-        set: &PolicySet,
+        policy: &PolicyChange,
         group: GroupStatus,
         control_commands: Option<UnboundedSender<ControlCommand>>,
     ) -> Self {
-        let gateway = Self::start_waiting(set, group);
+        let gateway = Self::start_waiting(policy, group);
         gateway.start_engine(workers, control_commands);
         gateway
     }
 
     /// A gateway whose engine doesn't run yet.
-    pub fn start_waiting(set: &PolicySet, group: GroupStatus) -> Self {
-        let state = Arc::new(state(set, group));
+    pub fn start_waiting(policy: &PolicyChange, group: GroupStatus) -> Self {
+        let state = Arc::new(state(policy, group));
         let folder = TempDir::with_prefix("vipgate-admin-").unwrap();
         // One thread for all servers, as in a real gateway.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -406,7 +406,7 @@ pub fn sessions(count: u16) -> Vec<SessionInfo> {
 }
 
 /// A policy with two VIPs and two endpoints; the second endpoint has no VIP.
-pub fn policy() -> PolicySet {
+pub fn policy() -> PolicyChange {
     let vip = |address: &str, announce, reserved_ports| VipSpec {
         address: address.parse().unwrap(),
         name: "Service tenant-a/api".into(),
@@ -416,9 +416,8 @@ pub fn policy() -> PolicySet {
         shard_map: None,
         private: vec![],
     };
-    PolicySet {
+    PolicyChange {
         version: "5f2c".to_owned(),
-        shard_maps: vec![],
         policies: vec![EgressSpec {
             name: "EgressPolicy tenant-a/out".into(),
             destinations: vec![],
@@ -452,8 +451,7 @@ pub fn policy() -> PolicySet {
             },
         ],
         services: vec![service()],
-        nodes: Vec::new(),
-        cluster: ClusterSpec::default(),
+        ..PolicyChange::default()
     }
 }
 

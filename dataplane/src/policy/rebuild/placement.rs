@@ -148,7 +148,7 @@ impl Policy {
     }
 
     /// Names of all shard maps, by number.
-    pub(in crate::policy) fn shard_map_names(&self) -> impl Iterator<Item = &Arc<str>> {
+    pub fn shard_map_names(&self) -> impl Iterator<Item = &Arc<str>> {
         self.shard_maps.iter().flatten().map(|named| &named.name)
     }
 }

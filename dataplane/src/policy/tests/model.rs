@@ -7,6 +7,7 @@ use proptest::sample::Index;
 
 use crate::policy::change::PolicyChange;
 use crate::policy::spec::*;
+use crate::policy_set::{Between, PolicySet};
 
 /// Names of egress policies.
 pub(super) const POLICIES: [&str; 4] = ["a", "b", "c", "d"];

@@ -17,6 +17,7 @@ use crate::policy::compiled::{Policy, Vip};
 use crate::policy::quota::EndpointUsage;
 use crate::policy::spec::*;
 use crate::policy::tests::model::*;
+use crate::policy_set::{Between, PolicySet, WithPolicy};
 use crate::ports::BlockId;
 use crate::ports::pool::PortPool;
 

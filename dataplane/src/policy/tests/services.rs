@@ -17,6 +17,7 @@ use crate::policy::change::{PolicyChange, Removed};
 use crate::policy::compiled::{Family, Policy};
 use crate::policy::spec::*;
 use crate::policy::validation::BuildError;
+use crate::policy_set::{Between, PolicySet, WithPolicy};
 
 const NAMES: [&str; 3] = ["Service a/one", "Service a/two", "Service b/three"];
 const VIPS: [&str; 3] = ["192.0.2.1", "192.0.2.2", "2001:db8::1"];

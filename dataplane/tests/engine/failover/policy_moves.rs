@@ -4,7 +4,7 @@
 use crossbeam::channel::bounded;
 use vipgate_dataplane::flow::direction::Direction;
 use vipgate_dataplane::flow::tuple::Tuple;
-use vipgate_dataplane::policy::spec::{PolicySet, ShardSpec};
+use vipgate_dataplane::policy::spec::ShardSpec;
 use vipgate_dataplane::ports::PortRange;
 use vipgate_dataplane::session::query::SessionFilter;
 use vipgate_dataplane::session::record::{DirectionRecord, FamilyRecord, RecordState, ReplicationRecord};

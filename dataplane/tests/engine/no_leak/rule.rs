@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use vipgate_dataplane::policy::spec::PolicySet;
+use vipgate_testkit::PolicySet;
 
 /// What a frame shows to its receiver.
 #[derive(Debug)]

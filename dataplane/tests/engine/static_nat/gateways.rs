@@ -2,7 +2,6 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use vipgate_dataplane::policy::spec::PolicySet;
 use vipgate_dataplane::wire::icmp_error::IcmpError;
 use vipgate_testkit::cluster::*;
 use vipgate_testkit::services::*;

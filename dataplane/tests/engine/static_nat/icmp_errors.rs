@@ -1,7 +1,7 @@
 //! ICMP errors of others and of the gateway: outside they quote the private address.
 
 use vipgate_dataplane::flow::drop_reason::DropReason;
-use vipgate_dataplane::policy::spec::{NetworkSpec, PolicySet};
+use vipgate_dataplane::policy::spec::NetworkSpec;
 use vipgate_dataplane::wire::checksum::checksum;
 use vipgate_dataplane::wire::icmp_error::IcmpError;
 use vipgate_testkit::services::*;

@@ -12,7 +12,7 @@ fn with_share(share: f64, documents: &[String]) -> Outcome {
     let objects = objects(&documents.join("---\n"));
     let options = Options { tenancy: Tenancy::Open, namespace_share: Share::new(share).unwrap(), ..Options::default() };
     let Compiled { placement, diagnostics, .. } = compile_for(options, &objects);
-    Outcome { set: placement.policy_for(None, "1"), placement, diagnostics }
+    Outcome { set: policy_for(&placement, None, "1"), placement, diagnostics }
 }
 
 fn created(year: usize) -> String {

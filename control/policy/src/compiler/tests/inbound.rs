@@ -380,7 +380,7 @@ fn a_gateway_without_a_configured_zone_has_that_of_its_manifest() {
         endpoint_slice("s-4", "IPv4", "ports: null\n", &format!("{}, {}", hinted("1"), hinted("2"))),
     ]);
     let eligible = |gateway: &GatewayLocality| -> Vec<bool> {
-        let set = got.placement.policy_for(Some(gateway), "");
+        let set = policy_for(&got.placement, Some(gateway), "");
         set.services[0].backends.iter().map(|backend| backend.external).collect()
     };
     let gateway = GatewayLocality::named("gw-a");

@@ -8,7 +8,7 @@ use crate::diagnostic::Code;
 fn strict(documents: &[String]) -> Outcome {
     let objects = objects(&documents.join("---\n"));
     let Compiled { placement, diagnostics, .. } = compile_for(Tenancy::Strict, &objects);
-    Outcome { set: placement.policy_for(None, "1"), placement, diagnostics }
+    Outcome { set: policy_for(&placement, None, "1"), placement, diagnostics }
 }
 
 fn codes(outcome: &Outcome) -> Vec<Code> {

@@ -80,7 +80,7 @@ fn backends_count_for_the_owner_as_they_count_for_its_clients() {
     for (got, vip) in [(&got, "203.0.113.1"), (&got, "2001:db8::1"), (&both, "203.0.113.1")] {
         let peer = got.placement.peer(&home(got, vip)).unwrap();
         let gateway = GatewayLocality { node: peer.node.clone(), ..GatewayLocality::named(&peer.name) };
-        let set = got.placement.policy_for(Some(&gateway), "");
+        let set = policy_for(&got.placement, Some(&gateway), "");
         let is_for = |backend: &BackendSpec| backend.external && backend.address.is_ipv4() == ip(vip).is_ipv4();
         assert!(set.services[0].backends.iter().any(is_for), "{vip}");
     }

@@ -10,7 +10,7 @@ fn strict(documents: &[String]) -> Outcome {
 fn compiled_with(tenancy: Tenancy, documents: &[String]) -> Outcome {
     let objects = objects(&documents.join("---\n"));
     let Compiled { placement, diagnostics, .. } = compile_for(tenancy, &objects);
-    Outcome { set: placement.policy_for(None, "1"), placement, diagnostics }
+    Outcome { set: policy_for(&placement, None, "1"), placement, diagnostics }
 }
 
 fn codes(outcome: &Outcome) -> Vec<Code> {

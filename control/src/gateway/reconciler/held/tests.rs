@@ -10,9 +10,7 @@ use vipgate_dataplane::policy::build::Builder;
 use vipgate_dataplane::policy::change::{PolicyChange, Removed};
 use vipgate_dataplane::policy::compiled::Policy;
 use vipgate_dataplane::policy::publish::Publisher;
-use vipgate_dataplane::policy::spec::{
-    AddressSelection, EgressSpec, EndpointSpec, Limits, NetworkSpec, OnExhaustion, PolicySet,
-};
+use vipgate_dataplane::policy::spec::{AddressSelection, EgressSpec, EndpointSpec, Limits, NetworkSpec, OnExhaustion};
 
 use super::super::{Job, rejection};
 use super::*;
@@ -83,7 +81,7 @@ impl Setup {
         let hosts = HashMap::try_from(Map::HashMap(map("hosts4"))).unwrap();
         let prefixes = LpmTrie::try_from(Map::LpmTrie(map("cidrs4"))).unwrap();
         let mut builder = Builder::new(NetworkSpec::default());
-        let snapshot = builder.with_policy(&PolicySet::default()).unwrap();
+        let snapshot = builder.with_change(&PolicyChange::default()).unwrap();
         let state = crate::fuzz::state(vec![], snapshot.policy.clone(), NetworkSpec::default());
         let (publisher, steering) = (Publisher::new(snapshot), Arc::new(Mutex::new(steering)));
         let reconciler = Reconciler::new(builder, publisher, steering, state.clone(), vec![], vec![]);

@@ -21,7 +21,7 @@ async fn the_cached_policy_is_in_force_after_a_restart() {
     let mut server = Server::start();
     let (mut gateway, cached) = Gateway::start(plain_server(server.port, pair.dir.path()));
     let (update, expected) =
-        (cached.unwrap(), sample_placement(2).policy_for(Some(&gateway_locality()), &policy.version));
+        (cached.unwrap(), whole_policy(&sample_placement(2), &gateway_locality(), &policy.version));
     let change = update.change;
     assert_eq!((change.version, change.policies), (expected.version, expected.policies));
     assert_eq!((change.vips, change.endpoints), (expected.vips, expected.endpoints));

@@ -34,7 +34,7 @@ async fn an_update_is_applied_when_complete_and_acknowledged_when_in_force() {
     assert!(pair.stream.receives_nothing_for(SILENCE).await);
     pair.stream.send(policy.settings_response()).await;
     let (update, reply) = pair.gateway.next_update().await;
-    let expected = sample_placement(2).policy_for(Some(&gateway_locality()), &policy.version);
+    let expected = whole_policy(&sample_placement(2), &gateway_locality(), &policy.version);
     assert_eq!(update.change.version, expected.version);
     assert_eq!(update.change.policies, expected.policies);
     assert_eq!(update.change.vips, expected.vips);

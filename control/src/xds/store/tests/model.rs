@@ -13,7 +13,7 @@ fn scenario() -> impl Strategy<Value = (Vec<Placement>, u64, &'static str)> {
 
 /// The view of the gateway's policy, built from scratch.
 fn expected(placement: &Placement, gateway: &str, server: &ServerPolicy) -> PolicyView {
-    build_policy_view(&placement.policy_for(Some(&GatewayLocality::named(gateway)), &server.version))
+    build_policy_view(&whole_policy(placement, &GatewayLocality::named(gateway), &server.version))
 }
 
 /// Counts the parts of a change for the coverage counters.
@@ -75,8 +75,8 @@ fn updates_equal_a_build_from_scratch() {
             let snapshot = builder.with_change(&update.change).unwrap();
             prop_assert_eq!(policy_view(&snapshot.policy), expected(placement, gateway, &server));
             prop_assert_eq!(&update.peers, &placement.peers);
-            let set = placement.policy_for(Some(&GatewayLocality::named(gateway)), "");
-            prop_assert_eq!(sum.apply(&update.change), (set.vips, set.endpoints, set.services));
+            let whole = whole_policy(placement, &GatewayLocality::named(gateway), "");
+            prop_assert_eq!(sum.apply(&update.change), (whole.vips, whole.endpoints, whole.services));
             prop_assert_eq!(store.commit(), server.diff(before));
             prop_assert!(!store.has_staged() && !store.is_complete());
             prop_assert_eq!(store.resources(), &server.resources);

@@ -47,8 +47,8 @@ fn updates_of_a_large_service_equal_a_whole_one() {
                 prop_assert!(store.is_complete());
                 prop_assert_eq!(store.check_consistency(), Ok(()));
                 let change = store.update_for(&GatewayLocality::named("g1")).change;
-                let set = after.policy_for(Some(&GatewayLocality::named("g1")), &next.version);
-                prop_assert_eq!(sum.apply(&change).2, set.services);
+                let whole = whole_policy(&after, &GatewayLocality::named("g1"), &next.version);
+                prop_assert_eq!(sum.apply(&change).2, whole.services);
                 store.commit();
             }
             let now = next.resources.keys().filter(|key| key.kind == Kind::BackendSlice).count();

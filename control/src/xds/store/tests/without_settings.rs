@@ -21,7 +21,7 @@ proptest! {
             let change = store.update_for(&GatewayLocality::named("g1")).change;
             let snapshot = builder.with_change(&change).unwrap();
             let gateway = GatewayLocality::named("g1");
-            let expected = build_policy_view(&placement.policy_for(Some(&gateway), &change.version));
+            let expected = build_policy_view(&whole_policy(placement, &gateway, &change.version));
             prop_assert_eq!(policy_view(&snapshot.policy), expected);
             store.commit();
             prop_assert_eq!(store.version(), &change.version);

@@ -10,9 +10,9 @@ use crate::membership::authority::Rejection;
 use crate::membership::{Member, Secret};
 use crate::policyd::membership::coordinator::{HeartbeatError, HeartbeatReply, StreamEvent, StreamOrigin};
 use crate::policyd::membership::{MembershipHandle, start};
-use crate::policyd::publication::Publication;
 use crate::policyd::stats::Stats;
 use crate::source::etcd::tests::server::{EtcdServer, TEST_TIMEOUT};
+use crate::xds::publication::Publication;
 
 const TTL: Duration = Duration::from_secs(1);
 const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(150);

@@ -7,8 +7,8 @@ use std::sync::{Arc, OnceLock};
 
 use vipgate_policy::compiler::{Keyed, Placement, Table};
 
+use super::selection::{Selection, set_aside};
 use super::{Next, Publication, PublishedResource};
-use crate::policyd::set_aside::{Selection, set_aside};
 use crate::xds::resource::encode::settings_of;
 use crate::xds::resource::{Key, settings};
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use foldhash::HashSet;
 use vipgate_policy::compiler::{AgentNode, Placement};
 
-use crate::policyd::publication::PublishedResource;
+use crate::xds::publication::PublishedResource;
 use crate::xds::resource::encode::{References, node_policy};
 use crate::xds::resource::{Key, Kind};
 

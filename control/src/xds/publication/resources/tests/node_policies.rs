@@ -8,6 +8,7 @@ use vipgate_dataplane::policy::spec::{EndpointSpec, NodeSpec};
 use vipgate_policy::compiler::{AgentNode, GatewayLocality};
 
 use super::*;
+use crate::xds::fixtures::whole_policy;
 use crate::xds::proto;
 use crate::xds::resource::encode::node_policy;
 use crate::xds::store::tests::builder;
@@ -127,8 +128,8 @@ fn the_order_of_an_endpoint_is_that_of_its_owners_at_gateways() {
         let members = MembersSpec { this: Some("g0".into()), gateways, ..MembersSpec::default() };
         let mut builder = builder();
         builder.with_members(&members);
-        let set = placement.policy_for(Some(&GatewayLocality::named("g0")), "");
-        let policy = builder.with_policy(&set).unwrap().policy;
+        let whole = whole_policy(&placement, &GatewayLocality::named("g0"), "");
+        let policy = builder.with_change(&whole).unwrap().policy;
         for (address, endpoint) in policy.endpoints() {
             let spec = placement.endpoints.get(&address).unwrap();
             // The compiler gives an endpoint a slot without a map only where all of its distributed VIPs have the same one.

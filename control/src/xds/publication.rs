@@ -1,7 +1,8 @@
 //! A published policy version: all resources, and the keys that changed since the previous version. Built and encoded
-//! once, shared by all streams.
+//! once, shared by all streams. A gateway with manifests in files publishes for itself.
 
 mod resources;
+pub mod selection;
 mod variant;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,9 +19,9 @@ use vipgate_policy::compiler::{Placement, SetAside, shard_groups};
 use self::resources::{Next, Resources};
 use self::variant::Variant;
 pub use self::variant::without_mark;
-use super::set_aside;
 use crate::membership::authority::ShardGroup;
 use crate::xds::resource::{Content, Key, Kind, settings};
+use crate::xds::store::StoredResource;
 
 /// Maximum size of the resources in one response, bytes: bounds the memory that a stream needs for a response, and how
 /// long it blocks others.
@@ -132,7 +133,7 @@ impl Publication {
             let next = self.resources.next((&self.placement, &placement), number);
             let mut differs = false;
             for (key, error) in &next.invalid {
-                differs |= set_aside::add(&mut without, key);
+                differs |= selection::add(&mut without, key);
                 left_out.entry(key.clone()).or_insert_with(|| error.to_string());
             }
             // It ends: each round leaves out more.
@@ -243,6 +244,33 @@ impl Publication {
             keys.extend(earlier.of_kind(kind).filter(is_removed).map(|old| old.key.clone()));
         }
         keys
+    }
+
+    /// The resources with these keys as a gateway stores them, `None` if there is none, and the Settings, which complete an
+    /// update.
+    pub fn stored(&self, keys: Vec<Key>) -> impl Iterator<Item = (Key, Option<StoredResource>)> {
+        let settings = self.of_kind(Kind::Settings).map(|it| it.key.clone());
+        keys.into_iter().chain(settings).map(move |key| {
+            let resource = self.get(&key).map(|PublishedResource { content: Content { version, body }, .. }| {
+                StoredResource { version: Content::version_text(*version), body: body.clone() }
+            });
+            (key, resource)
+        })
+    }
+
+    /// Logs what is left out for all gateways from here on: what the compiler lets pass, gateways must be able to decode, so
+    /// this is an error of this program.
+    pub fn log_left_out(&self, before: &Self) {
+        for (resource, reason) in &self.left_out {
+            if before.left_out.get(resource) != Some(reason) {
+                tracing::error!(
+                    event = "left_out",
+                    %resource,
+                    reason,
+                    "gateways can't decode it: left out for all of them"
+                );
+            }
+        }
     }
 
     /// The endpoint with this address.
