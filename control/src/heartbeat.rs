@@ -16,12 +16,12 @@ use vipgate_dataplane::flow::time::Tick;
 use crate::config::PolicyServer;
 use crate::membership::secret::Secret;
 use crate::membership::view::{DesiredState, Fingerprint, MembershipView, TunnelKey};
-use crate::xds::client::{LoggedErrors, Target, TargetList, jittered};
+use crate::xds::client::{Attempts, RetryDelay, Target};
 
 /// TTL of leases until the server has granted one.
 const DEFAULT_TTL: Duration = Duration::from_millis(600);
-/// Initial and maximum delay between connection attempts: a lease outlasts both.
-const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(200));
+/// Delay between connection attempts: a lease outlasts it.
+const RETRY_DELAY: RetryDelay = (Duration::from_millis(50), Duration::from_millis(200));
 /// Delay after a rejection, whose cause an operator must fix.
 const REJECTED_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Delay after connecting to a server without the membership service.
@@ -117,13 +117,9 @@ pub struct HeartbeatClient {
     was_reached: bool,
     /// Timeout of connections until then.
     connect_timeout: Duration,
-    retry_delay: Duration,
-    /// The servers.
-    targets: TargetList,
+    attempts: Attempts,
     /// Errors since the servers were last tried from the first one on.
     round_errors: Vec<String>,
-    /// Errors that were logged since a server was last reached.
-    logged_errors: LoggedErrors,
     /// When a rival for the gateway's name was last logged.
     contested_at: Option<Instant>,
 }
@@ -158,15 +154,13 @@ impl HeartbeatClient {
         let handle =
             ClientHandle { reported: report_sender, status: status_receiver, status_sender: status_sender.clone() };
         let client = Self {
-            targets: TargetList::new(&config.server),
+            attempts: Attempts::new(&config.server, RETRY_DELAY),
             was_reached: config.former.is_some(),
             config,
             reported: report_receiver,
             status: status_sender,
             connect_timeout: stream::INITIAL_CONNECT_TIMEOUT,
-            retry_delay: RETRY_DELAY.0,
             round_errors: Vec::new(),
-            logged_errors: LoggedErrors::default(),
             contested_at: None,
         };
         (client, handle)
@@ -175,7 +169,7 @@ impl HeartbeatClient {
     /// Sends heartbeats until the handle is dropped.
     pub async fn run(mut self) {
         loop {
-            let target = self.targets.next().await;
+            let target = self.attempts.next().await;
             let end = match stream::run_stream(&mut self, &target).await {
                 // A server that was the authority stays so: some other server answers at its address.
                 StreamEnd::NoService if self.was_reached => {
@@ -187,16 +181,13 @@ impl HeartbeatClient {
                 StreamEnd::ClientClosed => return,
                 StreamEnd::NoService => NO_SERVICE_RETRY_DELAY,
                 StreamEnd::Rejected(_) | StreamEnd::NameInUse(_) => REJECTED_RETRY_DELAY,
-                StreamEnd::Disconnected(_) if self.targets.has_more() => Duration::ZERO,
-                StreamEnd::Disconnected(_) => jittered(self.retry_delay),
+                StreamEnd::Disconnected(_) if self.attempts.has_more() => Duration::ZERO,
+                StreamEnd::Disconnected(_) => self.attempts.next_delay(),
             };
             self.report_end(end, &target);
             tokio::select! {
                 () = sleep(delay) => {}
                 () = handle_dropped(self.reported.clone()) => return,
-            }
-            if !delay.is_zero() {
-                self.retry_delay = (self.retry_delay * 2).min(RETRY_DELAY.1);
             }
         }
     }
@@ -205,7 +196,7 @@ impl HeartbeatClient {
     fn report_end(&mut self, end: StreamEnd, server: &Target) {
         let previous = self.status.borrow().authority;
         // A server that rejects this gateway is there, and decides.
-        let is_away = matches!(end, StreamEnd::Disconnected(_)) && !self.targets.has_more();
+        let is_away = matches!(end, StreamEnd::Disconnected(_)) && !self.attempts.has_more();
         let former = self.config.former.take_if(|_| previous == Authority::Unknown && is_away);
         let authority = match end {
             StreamEnd::NoService => Authority::None,
@@ -215,7 +206,7 @@ impl HeartbeatClient {
         match end {
             StreamEnd::ClientClosed => return,
             StreamEnd::NoService => {
-                self.logged_errors.clear();
+                self.attempts.clear_logged();
                 if previous != Authority::None {
                     tracing::info!(
                         event = "authority_none",
@@ -224,7 +215,7 @@ impl HeartbeatClient {
                     );
                 }
             }
-            StreamEnd::NameInUse(reason) if self.logged_errors.is_new(&reason) => tracing::error!(
+            StreamEnd::NameInUse(reason) if self.attempts.is_new(&reason) => tracing::error!(
                 event = "name_in_use",
                 gateway = &*self.config.name,
                 %server,
@@ -238,7 +229,7 @@ impl HeartbeatClient {
                     self.round_errors.push(reason);
                 }
                 // That one of several servers doesn't lead, or is dead, matters only if no other one accepts heartbeats.
-                if previous == Authority::Reachable || !self.targets.has_more() {
+                if previous == Authority::Reachable || !self.attempts.has_more() {
                     let reason = std::mem::take(&mut self.round_errors).join("; ");
                     self.log_loss(server, &reason);
                 }
@@ -262,7 +253,7 @@ impl HeartbeatClient {
     }
 
     fn log_loss(&mut self, server: &Target, reason: &str) {
-        if self.logged_errors.is_new(reason) {
+        if self.attempts.is_new(reason) {
             tracing::warn!(event = "authority_lost", %server, reason, "the membership service is unreachable");
         }
     }

@@ -2,12 +2,11 @@
 //! node's kernel ([`vipgate_node`]) so that pods' packets reach their gateway.
 //!
 //! ```text
-//!   policy server ==xDS==> policy client --+--> cache
-//!                 ==gRPC=> view client ----+--> agent -> nftables, routes, tunnels
+//!   policy server ==xDS==> client -> resources --+--> cache
+//!                                                +--> agent -> nftables, routes, tunnels
 //! ```
 
 mod admin;
-mod attempts;
 mod cache;
 pub(crate) mod client;
 pub(crate) mod decode;
@@ -16,14 +15,14 @@ pub(crate) mod fixtures;
 mod indices;
 mod mark_users;
 mod metric_families;
-mod policy_client;
-mod view_client;
+mod resources;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use vipgate_node::agent::{Agent, AgentHandle, Config as AgentConfig, Sources, View};
@@ -36,12 +35,12 @@ use vipgate_node::plan::{Inputs, NodePlan, Settings};
 use vipgate_node::policy::{Cluster, NodePolicy};
 
 use self::cache::{Cache, Decoded};
-use self::policy_client::PolicyClient;
-use self::view_client::ViewClient;
+use self::resources::NodeResources;
 use crate::command_error::CommandError;
 use crate::config::NodeConfig;
 use crate::listener::ConnectionLimiter;
 use crate::metrics::{Monitored, NotReady};
+use crate::xds::client::{DeltaClient, Identity, RetryDelay, ServerStatus};
 use crate::{blocking_threads, listener, logging, metrics, systemd};
 
 /// Generated messages and services of the admin API.
@@ -52,24 +51,28 @@ pub mod proto {
 
 /// The smallest MTU of IPv6 (RFC 8200 section 5).
 const MIN_MTU: u32 = 1280;
+/// Delay between attempts to reach a policy server. A view that is late delays a failover.
+const RETRY_DELAY: RetryDelay = (Duration::from_millis(50), Duration::from_secs(1));
 /// Time for requests in progress when the servers stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The connection of the policy client.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ServerConnection {
-    pub(crate) is_connected: bool,
-    /// Why it isn't connected.
-    pub(crate) error: Option<String>,
+/// What the client publishes.
+#[derive(Debug)]
+struct Published {
+    policy: watch::Sender<Option<Arc<NodePolicy>>>,
+    cluster: watch::Sender<Arc<Cluster>>,
+    view: watch::Sender<Arc<View>>,
 }
 
-/// What the clients publish.
-#[derive(Clone, Debug)]
-pub(crate) struct Published {
-    pub(crate) policy: watch::Sender<Option<Arc<NodePolicy>>>,
-    pub(crate) cluster: watch::Sender<Arc<Cluster>>,
-    pub(crate) view: watch::Sender<Arc<View>>,
-    pub(crate) connection: watch::Sender<ServerConnection>,
+impl Published {
+    /// These values, until the server sends others.
+    fn new(Decoded { policy, cluster, view }: Decoded) -> (Self, Sources) {
+        let (policy, policy_receiver) = watch::channel(policy.map(Arc::new));
+        let (cluster, cluster_receiver) = watch::channel(Arc::new(cluster));
+        let (view, view_receiver) = watch::channel(Arc::new(view));
+        let sources = Sources { policy: policy_receiver, cluster: cluster_receiver, view: view_receiver };
+        (Self { policy, cluster, view }, sources)
+    }
 }
 
 /// Runs a node agent until SIGTERM or SIGINT. What it has programmed stays in the kernel.
@@ -126,13 +129,8 @@ pub fn boot_table(path: &Path) -> Result<String, CommandError> {
 }
 
 async fn run_agent(config: NodeConfig) -> Result<(), CommandError> {
-    let (cache, Decoded { policy, cluster, view }) = Cache::open(&config.server.cache, &config.name);
-    let (policy, policy_receiver) = watch::channel(policy.map(Arc::new));
-    let (cluster, cluster_receiver) = watch::channel(Arc::new(cluster));
-    let (view, view_receiver) = watch::channel(Arc::new(view));
-    let (connection, connection_receiver) = watch::channel(ServerConnection::default());
-    let sources = Sources { policy: policy_receiver, cluster: cluster_receiver, view: view_receiver };
-    let published = Published { policy, cluster, view, connection };
+    let (cache, cached) = Cache::open(&config.server.cache, &config.name);
+    let (published, sources) = Published::new(cached);
     let socket = crate::admin::bind(&config.admin.socket).await?;
     let metrics_listener = metrics::bind(config.metrics.listen).await?;
     let agent_config = agent_config(&config);
@@ -142,18 +140,25 @@ async fn run_agent(config: NodeConfig) -> Result<(), CommandError> {
     let (agent, handle) = Agent::start(agent_config, sources).await.map_err(CommandError::runtime)?;
     // Closed, whether or not there is a policy: pods may start.
     systemd::ready();
-    let cache = Arc::new(cache);
-    tokio::spawn(PolicyClient::new(&config.name, &config.server, published.clone(), cache.clone()).run());
-    tokio::spawn(ViewClient::new(&config.name, &config.server, published, cache).run());
+    let connection = ServerStatus::initial(None);
+    let identity = Identity::agent(&config.name, config.server.token.clone());
+    let resources = NodeResources::new(&config.name, published, cache);
+    let client = DeltaClient::new(identity, config.server.connection(), RETRY_DELAY, connection.clone(), resources);
+    tokio::spawn(client.run());
     tokio::spawn(follow(handle.clone(), config.state));
     let (stop, stopped) = watch::channel(false);
-    let (device, connection) = (config.tunnel.device, connection_receiver.clone());
-    let users = mark_users_receiver.clone();
-    let service = admin::Service { agent: handle.clone(), connection, device, mask, numbers, mark_users: users };
+    let service = admin::Service {
+        agent: handle.clone(),
+        connection: connection.clone(),
+        device: config.tunnel.device,
+        mask,
+        numbers,
+        mark_users: mark_users_receiver.clone(),
+    };
     let servers = [
         tokio::spawn(admin::serve(service, socket.listener, stopped.clone())),
         tokio::spawn(metrics::serve(
-            monitored(&handle, connection_receiver, mark_users_receiver),
+            monitored(&handle, connection, mark_users_receiver),
             metrics_listener,
             ConnectionLimiter::new("metrics", listener::METRICS_LIMITS),
             stopped,
@@ -207,14 +212,14 @@ async fn follow(mut agent: AgentHandle, file: PathBuf) {
 
 fn monitored(
     agent: &AgentHandle,
-    connection: watch::Receiver<ServerConnection>,
+    connection: Arc<ArcSwap<ServerStatus>>,
     mark_users: watch::Receiver<MarkUsers>,
 ) -> Monitored {
     let (for_metrics, for_readiness) = (agent.status.clone(), agent.status.clone());
     Monitored {
         families: Arc::new(move || {
             let status = for_metrics.borrow().clone();
-            metric_families::families(&status, &connection.borrow(), &mark_users.borrow())
+            metric_families::families(&status, &connection.load(), &mark_users.borrow())
         }),
         ready: Arc::new(move || {
             let status = for_readiness.borrow();

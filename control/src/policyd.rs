@@ -264,6 +264,7 @@ fn serve_gateways(
     let rejections = Arc::new(RejectionLog::default());
     let discovery = DiscoveryService {
         published: state.published.clone(),
+        view: state.membership.view.clone(),
         registry: state.registry.clone(),
         nodes: state.nodes.clone(),
         stats: state.stats.clone(),

@@ -1,8 +1,8 @@
 //! Policy protocol: vipgate resources over Envoy's delta discovery service (xDS, `DeltaAggregatedResources`).
 //!
 //! `resource` encodes and decodes resources, `publication` has those of a policy version, and what differs from the one
-//! before. Gateway side: `client` runs the stream, `store` holds the resources, `cache` persists them.
-//! `membership_message` has views and heartbeats.
+//! before; `client` runs the streams of gateways and of nodes' agents. Gateway side: `store` holds the resources, `cache`
+//! persists them. `membership_message` has views and heartbeats.
 
 pub mod cache;
 pub mod client;

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use vipgate_policy::compiler::{GatewayLocality, Placement};
 
@@ -13,7 +13,7 @@ use crate::source;
 use crate::source::files::WatchedFiles;
 use crate::source::ingest::{SourceIngester, join_result};
 use crate::state::files::{FileCommand, FileSourceHandle};
-use crate::xds::client::ClientEvent;
+use crate::xds::client::{self, ClientEvent};
 use crate::xds::publication::Publication;
 use crate::xds::store::{PolicyUpdate, ResourceStore, StageError};
 
@@ -141,22 +141,19 @@ impl LocalServer {
 
     /// Sends the difference to the policy in force, if any, and waits until it is applied or rejected.
     async fn send_update(&mut self) {
-        let update = match self.publish().await {
-            Ok(None) => return,
-            Ok(Some(update)) => update,
+        match self.publish().await {
+            Ok(None) => {}
+            Ok(Some(update)) => {
+                if let Ok(outcome) = client::apply(&self.events, update).await {
+                    // An update that is held is in force with a later one.
+                    self.gateway.record_outcome(outcome.is_ok());
+                }
+            }
             Err(error) => {
                 self.gateway.record_outcome(false);
                 // Fails when the gateway stops.
                 let _ = self.events.send(ClientEvent::Rejected(error.to_string())).await;
-                return;
             }
-        };
-        let (reply, replied) = oneshot::channel();
-        if self.events.send(ClientEvent::Update(Box::new(update), reply)).await.is_ok()
-            && let Ok(outcome) = replied.await
-        {
-            // An update that is held is in force with a later one.
-            self.gateway.record_outcome(outcome.is_ok());
         }
     }
 

@@ -12,7 +12,7 @@ use tonic::{Code, Status, Streaming};
 use vipgate_dataplane::flow::time::Tick;
 use vipgate_dataplane::replication::lease;
 
-use super::{HeartbeatClient, RETRY_DELAY, ReportedState, StreamEnd};
+use super::{HeartbeatClient, ReportedState, StreamEnd};
 use crate::membership::status::Authority;
 use crate::membership::view::{Heartbeat, MembershipView};
 use crate::xds::client::{Target, describe_status, open_channel};
@@ -201,11 +201,10 @@ impl HeartbeatStream<'_> {
         if client.status.borrow().authority != Authority::Reachable {
             let (server, view) = (self.target, view.as_ref().map_or(known, |view| view.number));
             tracing::info!(event = "authority_found", %server, view, "connected to the membership service");
-            client.targets.prefer(self.target);
         }
         client.was_reached = true;
-        client.retry_delay = RETRY_DELAY.0;
-        client.logged_errors.clear();
+        client.attempts.reached(self.target);
+        client.attempts.reset_delay();
         client.round_errors.clear();
         let lease_ms = lease_ms.min(lease::MAX_LEASE_MS);
         client.update_status(|status| {

@@ -230,29 +230,6 @@ async fn a_ready_gateway_becomes_active_and_its_lease_is_renewed() {
 }
 
 #[tokio::test]
-async fn a_node_agent_sees_the_views_of_gateways() {
-    let server = Server::start(&["a", "b"]);
-    let mut client = MembershipClient::connect(format!("http://127.0.0.1:{}", server.port)).await.unwrap();
-    let mut updates = client.watch(proto::WatchRequest { node: "node-1".to_owned() }).await.unwrap().into_inner();
-    let (mut a, mut b) = (Gateway::start("a", 1, server.port), Gateway::start("b", 2, server.port));
-    a.become_active("a").await;
-    b.become_active("b").await;
-    let mut last = 0;
-    let view = loop {
-        let update = timeout(TIMEOUT, updates.message()).await.expect("an update").unwrap().unwrap();
-        assert_eq!((update.sequence, update.lease_ms), (0, 0));
-        let view = MembershipView::try_from(update.view.expect("a view")).unwrap();
-        assert!(view.number > last, "{} after {last}", view.number);
-        last = view.number;
-        if view.active_members().count() == 2 {
-            break view;
-        }
-    };
-    a.wait_for(|status| *status.view == view).await;
-    assert_eq!(view.member("a").unwrap().overlay, Some("192.0.2.2:8472".parse().unwrap()));
-}
-
-#[tokio::test]
 async fn a_draining_gateway_is_deactivated_at_once() {
     let server = Server::start(&["a", "b"]);
     let (mut a, mut b) = (Gateway::start("a", 1, server.port), Gateway::start("b", 2, server.port));

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use tokio::net::UnixListener;
 use tokio::sync::{oneshot, watch};
 use tonic::transport::Server;
@@ -16,10 +17,11 @@ use vipgate_node::plan::trace::{Outcome, state, trace};
 use vipgate_node::plan::{NodePlan, Steering, Target, counter_label};
 use vipgate_node::policy::NodePolicy;
 
+use super::proto;
 use super::proto::node_server::{Node, NodeServer};
-use super::{ServerConnection, proto};
 use crate::admin;
 use crate::listener::{ConnectionLimiter, Limits};
+use crate::xds::client::ServerStatus;
 
 /// Limits of connections to the admin socket.
 const LIMITS: Limits = Limits { connections: 32, per_address: 32 };
@@ -27,7 +29,7 @@ const LIMITS: Limits = Limits { connections: 32, per_address: 32 };
 /// Answers requests from the agent's state.
 pub(super) struct Service {
     pub(super) agent: AgentHandle,
-    pub(super) connection: watch::Receiver<ServerConnection>,
+    pub(super) connection: Arc<ArcSwap<ServerStatus>>,
     pub(super) device: String,
     pub(super) mask: MarkMask,
     pub(super) numbers: RoutingNumbers,
@@ -99,7 +101,7 @@ fn find_pod(pod: &str, destination: IpAddr, policy: Option<&NodePolicy>) -> Resu
 
 impl Service {
     fn reply(&self, status: &AgentStatus, outcome: Result<Repairs, String>) -> proto::StatusReply {
-        let connection = self.connection.borrow().clone();
+        let connection = self.connection.load();
         let plan = status.plan.as_deref();
         let count = |name: &str| status.counters.get(name).copied().unwrap_or_default();
         let drop = |reason: Reason| proto::Drop {
@@ -115,8 +117,8 @@ impl Service {
         proto::StatusReply {
             node: status.policy.as_ref().map(|policy| policy.node.to_string()).unwrap_or_default(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            connected: connection.is_connected,
-            server_error: connection.error.unwrap_or_default(),
+            connected: connection.connected,
+            server_error: connection.error.clone().unwrap_or_default(),
             view: status.view,
             tunnel: plan.and_then(|plan| plan.tunnel).map(|tunnel| proto::Tunnel {
                 device: self.device.clone(),

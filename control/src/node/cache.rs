@@ -6,7 +6,6 @@
 //! ```
 
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 use std::{fs, io};
 
 use prost::Message;
@@ -43,7 +42,7 @@ pub(super) struct Decoded {
 #[derive(Debug)]
 pub(super) struct Cache {
     path: PathBuf,
-    contents: Mutex<Cached>,
+    contents: Cached,
 }
 
 impl Cache {
@@ -62,18 +61,17 @@ impl Cache {
                 Default::default()
             }
         };
-        (Self { path: path.to_owned(), contents: Mutex::new(contents) }, decoded)
+        (Self { path: path.to_owned(), contents }, decoded)
     }
 
     /// Changes the contents and writes the file.
-    pub(super) fn update(&self, change: impl FnOnce(&mut Cached)) {
-        let mut contents = self.contents.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = contents.clone();
-        change(&mut contents);
-        if *contents == before {
+    pub(super) fn update(&mut self, change: impl FnOnce(&mut Cached)) {
+        let before = self.contents.clone();
+        change(&mut self.contents);
+        if self.contents == before {
             return;
         }
-        if let Err(error) = self.write(&contents) {
+        if let Err(error) = self.write() {
             let (file, error) = (self.path.display().to_string(), error.to_string());
             tracing::error!(
                 event = "policy_cache_failed",
@@ -84,8 +82,8 @@ impl Cache {
         }
     }
 
-    fn write(&self, contents: &Cached) -> io::Result<()> {
-        let message = contents.encode_to_vec();
+    fn write(&self) -> io::Result<()> {
+        let message = self.contents.encode_to_vec();
         // With the node's secret MAC address.
         replace(&self.path, 0o600, &[MAGIC, &Fingerprint::of(&message).to_le_bytes(), &message])
     }

@@ -5,14 +5,14 @@ use vipgate_node::drops::Reason;
 use vipgate_node::mark_users::MarkUsers;
 use vipgate_node::plan::counter_label;
 
-use super::ServerConnection;
 use super::admin::pods;
 use crate::logging;
 use crate::metric::Family;
 use crate::metrics::definitions::{BUILD, LOG_LINES_LOST, node as defined};
+use crate::xds::client::ServerStatus;
 
 /// All metric families of an agent.
-pub(super) fn families(status: &Status, connection: &ServerConnection, mark_users: &MarkUsers) -> Vec<Family> {
+pub(super) fn families(status: &Status, connection: &ServerStatus, mark_users: &MarkUsers) -> Vec<Family> {
     let (now, released, dropped) = status.held;
     let count = |name: &str| status.counters.get(name).copied().unwrap_or_default();
     let pods = status.plan.as_deref().map(pods).unwrap_or_default();
@@ -35,7 +35,7 @@ pub(super) fn families(status: &Status, connection: &ServerConnection, mark_user
     let reachable = gateways.iter().map(|(gateway, _)| (&*gateway.name, u64::from(gateway.is_reachable)));
     let usable = gateways.iter().map(|(gateway, _)| (&*gateway.name, u64::from(gateway.fault.is_none())));
     vec![
-        defined::CONNECTED.single(connection.is_connected.into()),
+        defined::CONNECTED.single(connection.connected.into()),
         defined::VIEW.single(status.view),
         defined::PODS.by_label(states),
         defined::REACHABLE.by_label(reachable),

@@ -2,13 +2,31 @@
 
 use std::net::IpAddr;
 
+use envoy_types::pb::envoy::service::discovery::v3::DeltaDiscoveryResponse;
+use prost::Message;
+use tempfile::TempDir;
+use tokio::time::timeout;
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+use vipgate_dataplane::policy::spec::NodeSpec;
 use vipgate_node::indices::Indices;
 use vipgate_node::policy::Coverage;
+use vipgate_policy::compiler::{AgentNode, Placement};
 
 use super::cache::{Cache, Cached};
 use super::fixtures::policy;
 use super::*;
+use crate::config::PolicyServer;
+use crate::membership::MembershipView;
+use crate::policyd::service::{AggregatedDiscoveryServiceServer, DiscoveryService};
+use crate::xds::fixtures::{response, sample_placement};
 use crate::xds::proto;
+use crate::xds::publication::Publication;
+use crate::xds::resource::{CLUSTER, Key, Kind, VIEW};
+use crate::xds::store::StoredResource;
+
+/// Timeout of each step, with a margin for slow machines.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 #[test]
 fn a_node_policy_is_decoded_with_its_references() {
@@ -66,7 +84,7 @@ fn the_cluster_is_prefixes_and_nodes() {
 fn the_cache_gives_back_what_it_was_given_and_nothing_if_it_is_damaged() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("below/node.cache");
-    let (cache, decoded) = Cache::open(&path, "node-1");
+    let (mut cache, decoded) = Cache::open(&path, "node-1");
     assert!(decoded.policy.is_none());
     let view = proto::View { number: 3, ..proto::View::default() };
     cache.update(|cached| *cached = Cached { policy: Some(policy()), cluster: None, view: Some(view) });
@@ -86,9 +104,155 @@ fn the_cache_gives_back_what_it_was_given_and_nothing_if_it_is_damaged() {
         assert!(Cache::open(&path, "node-1").1.policy.is_none(), "byte {at}");
     }
     // The next update replaces it.
-    let (cache, _) = Cache::open(&path, "node-1");
+    let (mut cache, _) = Cache::open(&path, "node-1");
     cache.update(|cached| cached.policy = Some(policy()));
     assert!(Cache::open(&path, "node-1").1.policy.is_some());
+}
+
+/// What an agent of node-1 keeps: as it comes from the server, and as the agent sees it.
+struct Received {
+    resources: NodeResources,
+    sources: Sources,
+    folder: TempDir,
+}
+
+impl Received {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let (cache, cached) = Cache::open(&folder.path().join("node.cache"), "node-1");
+        let (published, sources) = Published::new(cached);
+        Self { resources: NodeResources::new("node-1", published, cache), sources, folder }
+    }
+
+    /// Receives a resource; `None`: that there is none. The error is that of the NACK.
+    fn receive(&mut self, kind: Kind, name: &str, body: Option<Vec<u8>>) -> Result<(), String> {
+        let stored = body.map(|body| StoredResource { version: "1".to_owned(), body: body.into() });
+        self.resources.receive(&response(kind, &[(Key { kind, name: name.into() }, stored)]))
+    }
+
+    fn receive_view(&mut self, number: u64) {
+        let view = proto::View { number, ..proto::View::default() };
+        self.receive(Kind::View, VIEW, Some(view.encode_to_vec())).unwrap();
+    }
+
+    /// Number of pods, number of nodes, number of the view.
+    fn counts(&self) -> (Option<usize>, usize, u64) {
+        let pods = self.sources.policy.borrow().as_ref().map(|policy| policy.pods.len());
+        (pods, self.sources.cluster.borrow().nodes.len(), self.sources.view.borrow().number)
+    }
+
+    /// The same, as the next process begins.
+    fn cached(&self) -> (Option<usize>, usize, u64) {
+        let Decoded { policy, cluster, view } = Cache::open(&self.folder.path().join("node.cache"), "node-1").1;
+        (policy.map(|policy| policy.pods.len()), cluster.nodes.len(), view.number)
+    }
+}
+
+#[test]
+fn each_resource_takes_effect_by_itself_and_is_cached() {
+    let mut received = Received::new();
+    let cluster = proto::Cluster { node_addresses: vec!["192.0.2.101".to_owned()], ..proto::Cluster::default() };
+    received.receive_view(3);
+    assert_eq!(received.counts(), (None, 0, 3));
+    received.receive(Kind::NodePolicy, "node-1", Some(policy().encode_to_vec())).unwrap();
+    received.receive(Kind::Cluster, CLUSTER, Some(cluster.encode_to_vec())).unwrap();
+    assert_eq!((received.counts(), received.cached()), ((Some(3), 1, 3), (Some(3), 1, 3)));
+    // A node that the server doesn't know keeps its policy and its view.
+    for (kind, name) in [(Kind::NodePolicy, "node-1"), (Kind::Cluster, CLUSTER), (Kind::View, VIEW)] {
+        received.receive(kind, name, None).unwrap();
+    }
+    assert_eq!((received.counts(), received.cached()), ((Some(3), 0, 3), (Some(3), 0, 3)));
+    // What it isn't subscribed to, and nothing at all.
+    received.receive(Kind::Vip, "203.0.113.1", Some(Vec::new())).unwrap();
+    received.resources.receive(&DeltaDiscoveryResponse::default()).unwrap();
+}
+
+#[test]
+fn the_highest_view_counts() {
+    let mut received = Received::new();
+    for (sent, expected) in [(5, 5), (4, 5), (5, 5), (6, 6)] {
+        received.receive_view(sent);
+        assert_eq!((received.counts().2, received.cached().2), (expected, expected));
+    }
+}
+
+#[test]
+fn what_is_invalid_is_rejected_and_the_last_one_stays() {
+    let mut received = Received::new();
+    received.receive_view(3);
+    received.receive(Kind::NodePolicy, "node-1", Some(policy().encode_to_vec())).unwrap();
+    let member = proto::Member { name: "a\nb".to_owned(), ..proto::Member::default() };
+    let view = proto::View { number: 4, members: vec![member], ..proto::View::default() };
+    for (kind, name, body, expected) in [
+        (Kind::NodePolicy, "node-1", vec![0xff], "NodePolicy node-1: failed to decode"),
+        (
+            Kind::NodePolicy,
+            "node-1",
+            proto::NodePolicy { node: "node-2".to_owned(), ..policy() }.encode_to_vec(),
+            "NodePolicy node-1: node: is `node-2`, not `node-1`",
+        ),
+        (Kind::Cluster, CLUSTER, vec![0xff], "Cluster cluster: failed to decode"),
+        (Kind::View, VIEW, view.encode_to_vec(), "View view: `a\u{fffd}b` is not a valid gateway name"),
+    ] {
+        let error = received.receive(kind, name, Some(body)).unwrap_err();
+        assert!(error.starts_with(expected), "{error}");
+    }
+    assert_eq!((received.counts(), received.cached()), ((Some(3), 0, 3), (Some(3), 0, 3)));
+}
+
+/// A policy with a pod on node-1.
+fn placement() -> Placement {
+    let tunnel = NodeSpec {
+        name: "node-1".into(),
+        address: ([192, 0, 2, 101], 8473).into(),
+        vni: 7,
+        mac: [2; 6],
+        verify_mac: false,
+        sends_covered_only: true,
+        prefixes: Vec::new(),
+    };
+    let pods = [(IpAddr::from([10, 0, 0, 1]), "a/p".into())].into();
+    Placement { agents: [Arc::new(AgentNode { tunnel, pods })].into(), ..sample_placement(1) }
+}
+
+#[tokio::test]
+async fn the_client_follows_policy_and_view_of_a_policy_server_over_one_stream() {
+    let (_policies, published) = watch::channel(Publication::default().next(Arc::new(placement())).map(Arc::new));
+    let (views, view) = watch::channel(Arc::default());
+    let service = DiscoveryService {
+        published,
+        view,
+        registry: Arc::default(),
+        nodes: Arc::default(),
+        stats: Arc::default(),
+        rejections: Arc::default(),
+        budget: Arc::default(),
+    };
+    let (nodes, stats) = (service.nodes.clone(), service.stats.clone());
+    let incoming = TcpIncoming::bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let url = format!("http://{}", incoming.local_addr().unwrap());
+    let service = AggregatedDiscoveryServiceServer::new(service);
+    tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
+
+    let Received { resources, mut sources, folder } = Received::new();
+    let cache = folder.path().join("node.cache");
+    let server = PolicyServer { url, other_urls: Vec::new(), ca: None, cert: None, key: None, cache };
+    let status = ServerStatus::initial(None);
+    let client = DeltaClient::new(Identity::agent("node-1", None), server, RETRY_DELAY, status.clone(), resources);
+    tokio::spawn(client.run());
+    timeout(TIMEOUT, sources.policy.wait_for(Option::is_some)).await.expect("a policy").unwrap();
+    for number in 1..4 {
+        views.send_replace(Arc::new(MembershipView { number, ..MembershipView::default() }));
+        timeout(TIMEOUT, sources.view.wait_for(|view| view.number == number)).await.expect("a view").unwrap();
+    }
+    assert_eq!((status.load().connected, nodes.list()["node-1"].streams), (true, 1));
+    // Each resource is acknowledged.
+    let acknowledged = async {
+        while stats.acks.get() < 5 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(TIMEOUT, acknowledged).await.expect("acknowledgments");
 }
 
 #[test]

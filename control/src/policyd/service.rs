@@ -4,6 +4,7 @@
 mod admission;
 mod outgoing;
 mod variants;
+mod view;
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -23,7 +24,8 @@ use super::budget::{Budget, Charge, Purpose};
 use super::codec::{Response, cost};
 use super::identity::{ClientIdentity, RejectionLog};
 use super::registry::Registry;
-use super::stream::{Acknowledgment, DeltaStream};
+use super::stream::{Acknowledgment, DeltaStream, ViewStream};
+use crate::membership::MembershipView;
 use crate::policyd::stats::Stats;
 use crate::xds::publication::Publication;
 
@@ -69,6 +71,8 @@ const GATEWAYS_INTERVAL: Duration = Duration::from_millis(5);
 pub struct DiscoveryService {
     /// The current publication; `None` until the source has been read.
     pub published: watch::Receiver<Option<Arc<Publication>>>,
+    /// The current membership view.
+    pub view: watch::Receiver<Arc<MembershipView>>,
     /// Connected gateways.
     pub registry: Arc<Registry>,
     /// Nodes with connected agents.
@@ -109,6 +113,7 @@ impl AggregatedDiscoveryService for DiscoveryService {
             gateways_deadline: None,
             no_memory_since: None,
             variants: Variants::default(),
+            view: ViewStream::new(self.view.clone()),
             charge,
         };
         tokio::spawn(task.run(first, requests));
@@ -140,6 +145,8 @@ struct StreamTask {
     no_memory_since: Option<Instant>,
     /// Its publications without what the client refuses.
     variants: Variants,
+    /// What an agent of a node gets beside publications.
+    view: ViewStream,
     /// Memory of the stream's state.
     charge: Charge,
 }
@@ -219,7 +226,7 @@ impl StreamTask {
     }
 
     /// Waits for the first publication: while the source hasn't been read, no gateway may get an empty policy. Returns
-    /// the requests that were received meanwhile, without their nodes.
+    /// the requests for it that were received meanwhile, without their nodes.
     async fn until_ready(
         &mut self,
         first: DeltaDiscoveryRequest,
@@ -227,21 +234,25 @@ impl StreamTask {
         published: &mut Published,
     ) -> Result<Vec<DeltaDiscoveryRequest>, End> {
         let (mut queued, mut bytes) = (Vec::new(), 0);
-        let mut request = first;
+        let mut received = Some(first);
         loop {
-            request.node = None;
-            bytes += cost(&request);
-            queued.push(request);
+            if let Some(mut request) = received.take().filter(|request| !self.receive_view(request)) {
+                request.node = None;
+                bytes += cost(&request);
+                queued.push(request);
+            }
             if published.borrow().is_some() {
                 return Ok(queued);
             }
             self.charge.set(bytes).map_err(Some)?;
+            self.send_view().await?;
             tokio::select! {
                 ready = published.wait_for(Option::is_some) => match ready {
                     Ok(_) => return Ok(queued),
                     Err(_) => return Err(Some(stopping())),
                 },
-                next = requests.message() => request = next.map_err(Some)?.ok_or(None)?,
+                next = requests.message() => received = Some(next.map_err(Some)?.ok_or(None)?),
+                changed = self.view.changed() => changed.map_err(Some)?,
                 () = self.sender.closed() => return Err(None),
             }
         }
@@ -272,6 +283,10 @@ impl StreamTask {
                     changed.map_err(|_| Some(stopping()))?;
                     self.handle_publication(published).await?;
                 }
+                changed = self.view.changed() => {
+                    changed.map_err(Some)?;
+                    self.send_view().await?;
+                }
                 () = self.sender.closed() => return Err(None),
             }
         }
@@ -288,16 +303,19 @@ impl StreamTask {
 
     /// Applies a request to the stream's state.
     fn receive(&mut self, request: DeltaDiscoveryRequest, published: &Published) -> Result<(), End> {
+        if self.receive_view(&request) {
+            return Ok(());
+        }
         let Some(current) = published.borrow().clone() else { return Ok(()) };
         let first = self.variants.last().unwrap_or(&current);
         let acknowledgment = self.stream.handle_request(request, first).map_err(Some)?;
         self.charge.set(self.stream.held_bytes()).map_err(Some)?;
-        self.record(acknowledgment, &current);
+        self.record(acknowledgment, Some(&*current));
         Ok(())
     }
 
-    /// Counts and records an ACK or NACK.
-    fn record(&mut self, acknowledgment: Acknowledgment, current: &Publication) {
+    /// Counts and records an ACK or NACK; `current`: of a resource of a publication.
+    fn record(&mut self, acknowledgment: Acknowledgment, current: Option<&Publication>) {
         let Some(Admitted { role, name }) = self.client.clone() else { return };
         match acknowledgment {
             Acknowledgment::None => {}
@@ -310,7 +328,9 @@ impl StreamTask {
                 match role {
                     Role::Gateway => {
                         tracing::warn!(event = "update_refused", gateway = name, reason, "gateway refused an update");
-                        self.handle_nack(&name, &reason, refused, current);
+                        if let Some(current) = current {
+                            self.handle_nack(&name, &reason, refused, current);
+                        }
                     }
                     Role::Node => {
                         tracing::warn!(event = "update_refused", node = name, reason, "node agent refused an update");
@@ -391,8 +411,9 @@ impl StreamTask {
         waits
     }
 
-    /// Sends pending responses, each when there is memory for it and the client has taken earlier ones.
+    /// Sends the view, then pending responses, each when there is memory for it and the client has taken earlier ones.
     async fn send_pending(&mut self, published: &Published) -> Result<(), End> {
+        self.send_view().await?;
         let stall_timeout = self.service.budget.stall_timeout();
         let (mut sent, mut deadline) = (0_usize, Instant::now() + stall_timeout);
         while let Some(size) = self.stream.next_size() {
@@ -408,13 +429,7 @@ impl StreamTask {
                 }
             }
             let Some(response) = self.stream.next_response() else { break };
-            charge.force(response.bytes.len());
-            let response = Response { charge: Some(charge), ..response };
-            match timeout_at(deadline, self.sender.send(Ok(response))).await {
-                Ok(outcome) => outcome.map_err(|_| None)?,
-                Err(_) => return Err(Some(self.stalled(CLIENT_STALLED))),
-            }
-            self.service.stats.responses.increment();
+            self.send(response, charge, deadline).await?;
             sent += 1;
             if sent.is_multiple_of(MIN_RESPONSES_PER_TIMEOUT) {
                 deadline = Instant::now() + stall_timeout;
@@ -422,6 +437,18 @@ impl StreamTask {
         }
         // No pending response refers to an old publication any more.
         self.charge.try_set(self.stream.held_bytes());
+        Ok(())
+    }
+
+    /// Sends a response; its memory stays charged until it is encoded for the client.
+    async fn send(&mut self, response: Response, mut charge: Charge, deadline: Instant) -> Result<(), End> {
+        charge.force(response.bytes.len());
+        let response = Response { charge: Some(charge), ..response };
+        match timeout_at(deadline, self.sender.send(Ok(response))).await {
+            Ok(outcome) => outcome.map_err(|_| None)?,
+            Err(_) => return Err(Some(self.stalled(CLIENT_STALLED))),
+        }
+        self.service.stats.responses.increment();
         Ok(())
     }
 

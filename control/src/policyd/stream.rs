@@ -7,6 +7,7 @@ mod acknowledgment;
 mod audience;
 mod pending;
 mod subscription;
+mod view;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -21,6 +22,7 @@ use self::acknowledgment::InFlight;
 pub use self::audience::Audience;
 use self::pending::{Batch, Contents, KeyList, NAME_OVERHEAD, PendingResponse, SHARED_KEY_BYTES};
 use self::subscription::Subscription;
+pub use self::view::ViewStream;
 use super::codec::Response;
 use crate::xds::publication::{EncodedResponse, Publication, PublishedResource, encode_responses};
 use crate::xds::resource::{Content, Key, Kind};

@@ -1,10 +1,14 @@
-//! Policy client: a delta xDS stream from the policy server. Passes updates to the gateway, and sends an ACK once an
-//! update is in force, or a NACK with the reason. Stops when the receiver of the events is dropped.
+//! Clients of policy servers. `delta` is the client: it connects, opens delta xDS streams and reconnects, whatever it keeps;
+//! agents of nodes use it, too. Here is what a gateway keeps: it passes updates to the gateway, and sends an ACK once an
+//! update is in force, or a NACK with the reason. It stops when the receiver of the events is dropped.
 
+mod attempts;
 mod cache_writer;
 mod coalesce;
 mod connect;
+mod delta;
 mod held;
+mod identity;
 mod logged_errors;
 mod stream;
 mod target;
@@ -12,7 +16,7 @@ mod target;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 use thiserror::Error;
@@ -20,13 +24,14 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use vipgate_policy::compiler::GatewayLocality;
 
+pub(crate) use self::attempts::{Attempts, RetryDelay};
 pub use self::coalesce::COALESCE_INTERVAL;
 use self::connect::CONNECT_TIMEOUT;
 pub use self::connect::error_chain;
 pub(crate) use self::connect::open_channel;
-pub(crate) use self::logged_errors::LoggedErrors;
-pub(crate) use self::stream::describe_status;
-pub(crate) use self::target::{Target, TargetList};
+pub(crate) use self::delta::{DeltaClient, OpenStream, Pending, StreamEnd, Subscriber, describe_status};
+pub(crate) use self::identity::Identity;
+pub(crate) use self::target::Target;
 use super::cache::{Cache, CacheContents};
 use crate::config::PolicyServer;
 use crate::source::backoff::RECOVERY;
@@ -35,13 +40,9 @@ use crate::xds::client::held::HeldUpdates;
 use crate::xds::resource::Key;
 use crate::xds::store::{PolicyUpdate, ResourceStore, StoredResource};
 
-/// Reconnect backoff: first and maximum delay.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(4));
+/// Reconnect backoff.
+const BACKOFF: RetryDelay = (Duration::from_millis(100), Duration::from_secs(4));
 const _: () = assert!(BACKOFF.1.as_secs() + CONNECT_TIMEOUT.as_secs() < RECOVERY.as_secs());
-/// The same after a response that is too large: the next one will be as large, and as expensive for both sides.
-const BACKOFF_TOO_LARGE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_mins(2));
-/// A connection that lasted longer resets the backoff.
-const BACKOFF_RESET: Duration = Duration::from_secs(30);
 /// Time for the last write of the cache when the client stops.
 const CACHE_CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -99,6 +100,17 @@ pub struct ServerStatus {
 }
 
 impl ServerStatus {
+    /// That of a client that doesn't run yet.
+    pub(crate) fn initial(cache_error: Option<String>) -> Arc<ArcSwap<Self>> {
+        Arc::new(ArcSwap::from_pointee(Self {
+            connected: false,
+            since: SystemTime::now(),
+            error: Some("not connected yet".to_owned()),
+            confirmed_at: None,
+            cache_error,
+        }))
+    }
+
     /// Changes a status that client and cache writer share.
     fn change(status: &ArcSwap<Self>, change: impl Fn(&mut Self)) {
         status.rcu(|current| {
@@ -109,47 +121,49 @@ impl ServerStatus {
     }
 }
 
-/// Why a stream has ended.
-#[derive(Debug)]
-enum StreamEnd {
-    /// The server rejected this gateway: an operator must fix that.
-    Denied(String),
-    /// A response exceeded the size limit.
-    TooLarge(String),
-    /// Any other error.
-    Disconnected(String),
-}
-
-impl StreamEnd {
-    fn reason(&self) -> &str {
-        match self {
-            Self::Denied(reason) | Self::TooLarge(reason) | Self::Disconnected(reason) => reason,
-        }
-    }
-}
-
 /// The receiver of the client's events is gone: the client stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("stopped")]
-struct ClientStopped;
+pub(crate) struct ClientStopped;
 
-/// Client of a policy server, or of one of several.
+/// Has the gateway apply an update; waits for the outcome.
+///
+/// # Errors
+/// If the gateway stops.
+pub(crate) async fn apply(
+    events: &mpsc::Sender<ClientEvent>,
+    update: PolicyUpdate,
+) -> Result<Result<Effect, Rejection>, ClientStopped> {
+    let (reply, replied) = oneshot::channel();
+    events.send(ClientEvent::Update(Box::new(update), reply)).await.map_err(|_| ClientStopped)?;
+    replied.await.map_err(|_| ClientStopped)
+}
+
+/// What a gateway keeps of a server's resources: its policy.
 #[derive(Debug)]
-pub struct Client {
+struct GatewayPolicy {
     gateway: GatewayLocality,
-    /// Identifies the gateway's process: a new number at each start.
-    incarnation: u64,
-    server: PolicyServer,
-    targets: TargetList,
     store: ResourceStore,
+    held: HeldUpdates,
+    events: mpsc::Sender<ClientEvent>,
     /// To the writer of the cache.
     confirmations: mpsc::UnboundedSender<Confirmation>,
-    /// Until the client runs. The cache is missing if it couldn't be opened yet: the gateway works without it and reports
-    /// the error, and the writer opens it.
-    cache: Option<(CacheWriter, Option<Cache>)>,
     status: Arc<ArcSwap<ServerStatus>>,
-    events: mpsc::Sender<ClientEvent>,
-    held: HeldUpdates,
+}
+
+impl GatewayPolicy {
+    fn change_status(&self, change: impl Fn(&mut ServerStatus)) {
+        ServerStatus::change(&self.status, change);
+    }
+}
+
+/// A gateway's client of a policy server, or of one of several.
+#[derive(Debug)]
+pub struct Client {
+    client: DeltaClient<GatewayPolicy>,
+    cache: CacheWriter,
+    /// Missing if it couldn't be opened yet: the gateway works without it and reports the error, and the writer opens it.
+    opened: Option<Cache>,
 }
 
 impl Client {
@@ -159,30 +173,15 @@ impl Client {
         server: PolicyServer,
         events: mpsc::Sender<ClientEvent>,
     ) -> (Self, Option<PolicyUpdate>) {
-        let (cache, contents, cache_error) = open_cache(&server.cache);
-        let status = Arc::new(ArcSwap::from_pointee(ServerStatus {
-            connected: false,
-            since: SystemTime::now(),
-            error: Some("not connected yet".to_owned()),
-            confirmed_at: None,
-            cache_error,
-        }));
+        let (opened, contents, cache_error) = open_cache(&server.cache);
+        let status = ServerStatus::initial(cache_error);
         let (confirmations, received) = mpsc::unbounded_channel();
-        let writer = CacheWriter::new(server.cache.clone(), status.clone(), received);
-        // Fallback without a random source: the start time.
-        let started = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let mut client = Self {
-            gateway,
-            incarnation: getrandom::u64().unwrap_or(started.as_nanos() as u64),
-            targets: TargetList::new(&server),
-            server,
-            store: ResourceStore::default(),
-            confirmations,
-            cache: Some((writer, cache)),
-            status,
-            events,
-            held: HeldUpdates::default(),
-        };
+        let cache = CacheWriter::new(server.cache.clone(), status.clone(), received);
+        let identity = Identity::gateway(&gateway);
+        let (store, held) = (ResourceStore::default(), HeldUpdates::default());
+        let policy = GatewayPolicy { gateway, store, held, events, confirmations, status: status.clone() };
+        let client = DeltaClient::new(identity, server, BACKOFF, status, policy);
+        let mut client = Self { client, cache, opened };
         let update = match contents {
             CacheContents::Empty => None,
             CacheContents::Policy(resources, confirmed_at) => client.load(resources, confirmed_at),
@@ -196,34 +195,32 @@ impl Client {
 
     /// Takes the cached resources as those in force; returns the policy of them.
     fn load(&mut self, resources: BTreeMap<Key, StoredResource>, confirmed_at: SystemTime) -> Option<PolicyUpdate> {
-        if let Err(error) = self.store.stage_cached(resources) {
+        let policy = &mut self.client.subscriber;
+        if let Err(error) = policy.store.stage_cached(resources) {
             self.discard_cached(&error.to_string());
             return None;
         }
-        let update = self.store.has_staged().then(|| self.store.update_for(&self.gateway));
-        self.store.commit();
-        if let Some((writer, _)) = &mut self.cache {
-            writer.set_written(self.store.resources().clone());
-        }
-        self.change_status(|status| status.confirmed_at = Some(confirmed_at));
+        let update = policy.store.has_staged().then(|| policy.store.update_for(&policy.gateway));
+        policy.store.commit();
+        self.cache.set_written(policy.store.resources().clone());
+        policy.change_status(|status| status.confirmed_at = Some(confirmed_at));
         update
     }
 
     /// The status, which the running client keeps up to date.
     pub fn status(&self) -> Arc<ArcSwap<ServerStatus>> {
-        self.status.clone()
+        self.client.subscriber.status.clone()
     }
 
     /// Discards the cached policy: it is damaged, or the gateway rejected it.
     pub fn discard_cached(&mut self, reason: &str) {
-        let file = self.server.cache.display().to_string();
+        let file = self.client.server.cache.display().to_string();
         tracing::error!(event = "policy_cache_damaged", file, reason, "the policy cache is damaged and is ignored");
-        self.store = ResourceStore::default();
+        let policy = &mut self.client.subscriber;
+        policy.store = ResourceStore::default();
         // The next update must not be added to the discarded content.
-        if let Some((writer, _)) = &mut self.cache {
-            writer.discard();
-        }
-        self.change_status(|status| {
+        self.cache.discard();
+        policy.change_status(|status| {
             status.confirmed_at = None;
             status.cache_error = Some(format!("{file} was ignored: {reason}"));
         });
@@ -231,15 +228,19 @@ impl Client {
 
     /// Connects, runs the stream and reconnects until the receiver of the events is dropped. Then writes what the cache
     /// lacks.
-    pub async fn run(mut self) {
-        let path = self.server.cache.clone();
+    pub async fn run(self) {
+        let Self { client, cache, opened } = self;
+        let (path, events) = (client.server.cache.clone(), client.subscriber.events.clone());
         let file = path.display().to_string();
         // The lock is held until the last write has ended, even if that is after the client's end.
-        let writer = self.cache.take().map(|(writer, cache)| tokio::spawn(writer.run(store_at(path, cache))));
-        self.follow().await;
-        // The writer ends with the sender.
-        drop(self);
-        let Some(writer) = writer else { return };
+        let writer = tokio::spawn(cache.run(store_at(path, opened)));
+        tokio::select! {
+            // Before the end, since what the gateway has in force is to be acknowledged.
+            biased;
+            () = client.run() => {}
+            () = events.closed() => {}
+        }
+        // The writer ends with the client, which has the sender.
         if timeout(CACHE_CLOSE_TIMEOUT, writer).await.is_err() {
             tracing::error!(
                 event = "policy_cache_failed",
@@ -247,88 +248,6 @@ impl Client {
                 "the policy cache isn't written yet at the end: the disk doesn't respond"
             );
         }
-    }
-
-    async fn follow(&mut self) {
-        let (mut delay, mut delay_too_large) = (BACKOFF.0, BACKOFF_TOO_LARGE.0);
-        let mut logged = LoggedErrors::default();
-        let events = self.events.clone();
-        while !events.is_closed() {
-            let started = Instant::now();
-            let (target, end) = tokio::select! {
-                // Before the end, since what the gateway has in force is to be acknowledged.
-                biased;
-                ended = self.run_stream() => ended,
-                () = events.closed() => return,
-            };
-            self.store.discard();
-            if self.status.load().connected {
-                logged.clear();
-            }
-            let is_new = logged.is_new(end.reason());
-            let (server, reason) = (target.to_string(), end.reason());
-            match &end {
-                _ if !is_new => {}
-                StreamEnd::Denied(_) => tracing::error!(
-                    event = "policy_server_refuses",
-                    server,
-                    reason,
-                    "the policy server rejected this gateway: {reason}"
-                ),
-                StreamEnd::TooLarge(_) => tracing::error!(
-                    event = "policy_response_too_large",
-                    server,
-                    reason,
-                    "the policy can't be received: {reason}"
-                ),
-                StreamEnd::Disconnected(_) if self.status.load().connected => {
-                    tracing::warn!(event = "policy_server_lost", server, reason, "policy server connection lost");
-                }
-                StreamEnd::Disconnected(_) => {
-                    tracing::warn!(event = "policy_server_unreachable", server, reason, "policy server unreachable");
-                }
-            }
-            let (next, max) = match &end {
-                StreamEnd::TooLarge(_) => (&mut delay_too_large, BACKOFF_TOO_LARGE.1),
-                StreamEnd::Denied(_) | StreamEnd::Disconnected(_) => {
-                    if started.elapsed() > BACKOFF_RESET {
-                        (delay, delay_too_large) = (BACKOFF.0, BACKOFF_TOO_LARGE.0);
-                    }
-                    (&mut delay, BACKOFF.1)
-                }
-            };
-            self.set_disconnected(end.reason());
-            // The delay is for rounds, not for servers.
-            let is_last = !self.targets.has_more();
-            tokio::select! {
-                () = tokio::time::sleep(jittered(if is_last { *next } else { BACKOFF.0 })) => {}
-                () = events.closed() => return,
-            }
-            if is_last {
-                *next = (*next * 2).min(max);
-            }
-        }
-    }
-
-    /// Runs a stream of the next server; returns why it has ended.
-    async fn run_stream(&mut self) -> (Target, StreamEnd) {
-        let target = self.targets.next().await;
-        let end = stream::run(self, &target).await;
-        (target, end)
-    }
-
-    fn set_disconnected(&self, reason: &str) {
-        self.change_status(|status| {
-            if status.connected {
-                status.since = SystemTime::now();
-            }
-            status.connected = false;
-            status.error = Some(reason.to_owned());
-        });
-    }
-
-    fn change_status(&self, change: impl Fn(&mut ServerStatus)) {
-        ServerStatus::change(&self.status, change);
     }
 }
 
@@ -346,13 +265,6 @@ fn open_cache(path: &Path) -> (Option<Cache>, CacheContents, Option<String>) {
             (None, CacheContents::Empty, Some(error))
         }
     }
-}
-
-/// A delay with jitter: 50 to 100 % of it, so that gateways that lost the server together don't reconnect together.
-pub(crate) fn jittered(delay: Duration) -> Duration {
-    // Without a random source: the whole delay.
-    let random = getrandom::u32().unwrap_or(u32::MAX);
-    delay / 2 + (delay / 2).mul_f64(f64::from(random) / f64::from(u32::MAX))
 }
 
 #[cfg(test)]

@@ -279,13 +279,9 @@ impl proto::Heartbeat {
     }
 }
 
-/// Whether this can be the name of a gateway or node.
-pub(crate) fn is_name(name: &str) -> bool {
-    (1..=MAX_NAME_BYTES).contains(&name.len()) && !name.contains(|c: char| c.is_control() || c == ' ')
-}
-
 fn checked_name(name: String) -> Result<Arc<str>, InvalidMessage> {
-    if is_name(&name) { Ok(name.into()) } else { Err(InvalidMessage::Name(name)) }
+    let is_name = (1..=MAX_NAME_BYTES).contains(&name.len()) && !name.contains(|c: char| c.is_control() || c == ' ');
+    if is_name { Ok(name.into()) } else { Err(InvalidMessage::Name(name)) }
 }
 
 /// A fault as one line of limited length; `None` if it is empty.

@@ -1,5 +1,5 @@
-//! xDS resources of a policy. The version of a resource is a hash of its content, so servers that compile the same
-//! manifests send the same versions.
+//! xDS resources. The version of one of a policy is a hash of its content, so servers that compile the same manifests send
+//! the same versions; that of the membership view is its number.
 
 mod decode;
 pub mod encode;
@@ -25,6 +25,8 @@ pub const ROLE: &str = "vipgate.io/role";
 pub const NODE_ROLE: &str = "node";
 /// The name of the one resource of kind [`Kind::Cluster`].
 pub const CLUSTER: &str = "cluster";
+/// The name of the one resource of kind [`Kind::View`].
+pub const VIEW: &str = "view";
 
 /// Maximum length of a server's text in messages, characters.
 const MAX_PRINTED: usize = 1024;
@@ -54,11 +56,13 @@ pub enum Kind {
     Settings,
     /// `NodePolicy`: for node agents, by name. No part of the policy of gateways.
     NodePolicy,
+    /// `View`: the membership view, for node agents. No part of any policy.
+    View,
 }
 
 impl Kind {
     /// All kinds, those of gateways first.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::EgressPolicy,
         Self::ShardMap,
         Self::Vip,
@@ -70,6 +74,7 @@ impl Kind {
         Self::Cluster,
         Self::Settings,
         Self::NodePolicy,
+        Self::View,
     ];
     /// Number of kinds that Settings count: those of gateways, but Settings.
     pub const COUNTED: usize = Self::Settings as usize;
@@ -93,6 +98,7 @@ impl Kind {
             Self::ShardMap => 8,
             Self::BackendSlice => 9,
             Self::NodePolicy => 10,
+            Self::View => 11,
         }
     }
 
@@ -110,6 +116,7 @@ impl Kind {
             Self::Cluster => "type.googleapis.com/vipgate.policy.v1.Cluster",
             Self::Settings => "type.googleapis.com/vipgate.policy.v1.Settings",
             Self::NodePolicy => "type.googleapis.com/vipgate.policy.v1.NodePolicy",
+            Self::View => "type.googleapis.com/vipgate.policy.v1.View",
         }
     }
 

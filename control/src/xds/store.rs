@@ -291,7 +291,8 @@ impl ResourceStore {
                     | Kind::OverlayNode
                     | Kind::Cluster
                     | Kind::Settings
-                    | Kind::NodePolicy => {}
+                    | Kind::NodePolicy
+                    | Kind::View => {}
                 },
             }
         }

@@ -214,6 +214,7 @@ mod tests {
         let (publish, published) = watch::channel(Some(Arc::new(first)));
         let discovery = DiscoveryService {
             published,
+            view: watch::channel(Arc::default()).1,
             registry: Arc::default(),
             nodes: Arc::default(),
             stats: Arc::default(),

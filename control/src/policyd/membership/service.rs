@@ -20,7 +20,6 @@ use crate::policyd::membership::coordinator::{
     HeartbeatError, HeartbeatReply, MembershipHandle, StreamEvent, StreamOrigin,
 };
 use crate::policyd::stats::Stats;
-use crate::xds::membership_message::is_name;
 use crate::xds::proto;
 use crate::xds::proto::membership_server::{Membership, MembershipServer};
 
@@ -65,22 +64,6 @@ impl Membership for Service {
         let task = StreamTask { service, client, origin, events, view, sender, reported_view, sent_view, process };
         tokio::spawn(task.run(request.into_inner()));
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
-    }
-
-    type WatchStream = Self::JoinStream;
-
-    async fn watch(&self, request: Request<proto::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        let client = ClientIdentity::from_request(&request);
-        let node = request.into_inner().node;
-        if !is_name(&node) {
-            return Err(Status::invalid_argument("`node` must be the node's name: 1 to 253 bytes without blanks"));
-        }
-        if let Err(status) = client.authorize_node(&node) {
-            self.stats.certificate_mismatches.increment();
-            self.rejections.log_node(&client, &node, &status);
-            return Err(status);
-        }
-        Ok(Response::new(Box::pin(super::watch::updates(self.membership.view.clone()))))
     }
 }
 
@@ -244,7 +227,7 @@ impl StreamTask {
 }
 
 /// The status of streams when the membership authority ends.
-pub(super) fn stopping() -> Status {
+fn stopping() -> Status {
     Status::unavailable("the policy server is stopping")
 }
 

@@ -38,8 +38,8 @@ use crate::policyd::registry::{NameInUse, Process};
 use crate::xds::client::{Client, ClientEvent, Effect, ServerStatus, Target, open_channel};
 use crate::xds::fixtures::pki::{Authority, Identity};
 use crate::xds::fixtures::sample_placement;
+use crate::xds::proto::Heartbeat;
 use crate::xds::proto::membership_client::MembershipClient;
-use crate::xds::proto::{Heartbeat, WatchRequest};
 use crate::xds::resource::Kind;
 use crate::xds::tls::ClientCertificates;
 
@@ -83,6 +83,7 @@ impl Server {
         let (room, budget) = (ConnectionLimiter::new("grpc", LIMITS), Arc::new(budget));
         let service = DiscoveryService {
             published,
+            view: membership.view.clone(),
             registry,
             nodes: Arc::default(),
             stats: stats.clone(),
@@ -267,28 +268,6 @@ async fn a_heartbeat_is_only_accepted_for_a_name_in_the_certificate() {
     assert_eq!(error.code(), Code::PermissionDenied);
     assert!(error.message().contains("is valid for gw-b, not for gateway gw-a"), "{error}");
     assert!(heartbeat("gw-b").await.is_ok());
-}
-
-#[tokio::test]
-async fn a_node_agent_may_only_watch_the_membership_with_its_nodes_certificate() {
-    let (ca, folder) = (Authority::new("ca"), tempfile::tempdir().unwrap());
-    let server = Server::start(Some(&ca));
-    let own = ca.issue(&["node-1"]);
-    let config = server.client_config(Some((&ca, &own)), &folder);
-    let (channel, _) = open_channel(&config, &Target::first(&config)).await.unwrap();
-    let watch = async |node: String| {
-        let mut client = MembershipClient::new(channel.clone());
-        timeout(TIMEOUT, client.watch(WatchRequest { node })).await.expect("a reply").map(|_| ())
-    };
-    let error = watch("node-2".to_owned()).await.expect_err("it isn't node-2");
-    assert_eq!(error.code(), Code::PermissionDenied);
-    assert!(error.message().contains("is valid for node-1, not for node node-2: give its agent"), "{error}");
-    assert_eq!(server.service.stats.certificate_mismatches.get(), 1);
-    for name in [String::new(), "node 1".to_owned(), "node-1\n".to_owned(), "n".repeat(254)] {
-        assert_eq!(watch(name).await.expect_err("no name").code(), Code::InvalidArgument);
-    }
-    watch("node-1".to_owned()).await.unwrap();
-    assert_eq!(server.service.stats.certificate_mismatches.get(), 1);
 }
 
 #[tokio::test]

@@ -117,7 +117,7 @@ impl DeltaStream {
 }
 
 /// A text cut to the maximum length of a reason, with an ellipsis if it was longer.
-fn truncated(text: &str) -> String {
+pub(super) fn truncated(text: &str) -> String {
     let mut end = text.len().min(MAX_REASON_BYTES);
     while !text.is_char_boundary(end) {
         end -= 1;

@@ -1,4 +1,4 @@
-//! What a client may get: gateways the policy of gateways, an agent the policy of its own node.
+//! What a client may get of a publication: gateways the policy of gateways, an agent the policy of its own node.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ impl Audience {
     /// Whether it may get all resources of a kind.
     pub(super) fn may_get_all(&self, kind: Kind) -> bool {
         match self {
-            Self::Gateways => kind != Kind::NodePolicy,
+            Self::Gateways => Kind::OF_GATEWAYS.contains(&kind),
             Self::Node(_) => kind == Kind::Cluster,
         }
     }

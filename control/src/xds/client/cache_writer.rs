@@ -15,7 +15,8 @@ use tokio::sync::mpsc::error::TryRecvError;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{sleep, timeout};
 
-use super::{LoggedErrors, ServerStatus};
+use super::ServerStatus;
+use super::logged_errors::LoggedErrors;
 use crate::xds::cache::{Cache, encode};
 use crate::xds::resource::Key;
 use crate::xds::store::StoredResource;

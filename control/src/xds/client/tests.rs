@@ -11,6 +11,7 @@ mod server;
 mod updates;
 
 use std::path::Path;
+use std::time::Instant;
 
 use envoy_types::pb::envoy::service::discovery::v3::DeltaDiscoveryResponse;
 use tempfile::TempDir;

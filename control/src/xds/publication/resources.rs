@@ -133,6 +133,8 @@ impl Resources {
             Kind::Cluster => self.cluster.as_ref().filter(|_| name == CLUSTER),
             Kind::Settings => self.settings.as_ref().filter(|_| name == SETTINGS),
             Kind::NodePolicy => self.node_policies.get(placement.agent(name)?),
+            // Beside publications.
+            Kind::View => None,
         }
     }
 
@@ -154,6 +156,7 @@ impl Resources {
             Kind::Cluster => Parts::List(self.cluster.as_slice()),
             Kind::Settings => Parts::List(self.settings.as_slice()),
             Kind::NodePolicy => Parts::Nodes(&self.node_policies),
+            Kind::View => Parts::List(&[]),
         }
     }
 }

@@ -44,7 +44,7 @@ pub fn add(set_aside: &mut SetAside, key: &Key) -> bool {
         (Kind::Service, _) => services.insert(name),
         (Kind::OverlayNode, _) => nodes.insert(name),
         // All tenants depend on these, as they are.
-        (Kind::ShardMap | Kind::Gateway | Kind::Cluster | Kind::Settings | Kind::NodePolicy, _)
+        (Kind::ShardMap | Kind::Gateway | Kind::Cluster | Kind::Settings | Kind::NodePolicy | Kind::View, _)
         | (Kind::Vip | Kind::Endpoint, Err(_)) => false,
     }
 }

@@ -98,10 +98,7 @@ pub fn decode(kind: Kind, name: &str, body: &[u8]) -> Result<Decoded, ResourceEr
             parse_text("version", &settings.version)?;
             Ok(Decoded::Settings(settings))
         }
-        Kind::NodePolicy => {
-            let _: proto::NodePolicy = message(kind, body)?;
-            Err(field_error("name", "a gateway has no policies of nodes"))
-        }
+        Kind::NodePolicy | Kind::View => Err(field_error("name", "is that of a resource for agents of nodes")),
     }
 }
 

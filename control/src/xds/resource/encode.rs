@@ -1,4 +1,4 @@
-//! Encodes a placement as resources.
+//! Encodes a placement as resources, and the membership view as one.
 
 mod node_policy;
 mod service;
@@ -20,7 +20,8 @@ use vipgate_policy::manifest::UncoveredAction;
 pub use self::node_policy::{References, node_policy};
 pub use self::service::{backend_slice, service, service_resource, slices};
 use super::super::proto;
-use super::{CLUSTER, Content, Key, Kind, SETTINGS};
+use super::{CLUSTER, Content, Key, Kind, SETTINGS, VIEW};
+use crate::membership::MembershipView;
 
 /// All resources of a placement except Settings, sorted by key.
 pub fn encode_all(placement: &Placement) -> Vec<(Key, Content)> {
@@ -221,4 +222,10 @@ pub fn overlay_node(node: &NodeSpec) -> (Key, Content) {
         sends_covered_only: node.sends_covered_only,
     };
     resource(Kind::OverlayNode, node.name.clone(), &message)
+}
+
+/// Encodes the membership view. Its version is its number.
+pub fn view(view: &MembershipView) -> (Key, Content) {
+    let content = Content { version: view.number, body: proto::View::from(view).encode_to_vec().into() };
+    (Key { kind: Kind::View, name: VIEW.into() }, content)
 }

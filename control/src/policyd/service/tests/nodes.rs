@@ -6,7 +6,9 @@ use vipgate_dataplane::policy::spec::NodeSpec;
 use vipgate_policy::compiler::AgentNode;
 
 use super::*;
-use crate::xds::resource::{INCARNATION, NODE_ROLE, ROLE};
+use crate::xds::fixtures::peer;
+use crate::xds::proto;
+use crate::xds::resource::{INCARNATION, NODE_ROLE, ROLE, VIEW};
 
 /// The first request of the agent of a node, for resources of a kind by name.
 fn of_agent(node: &str, incarnation: u64, kind: Kind, names: &[&str]) -> DeltaDiscoveryRequest {
@@ -68,8 +70,16 @@ async fn open_with_token(
 ) -> Result<Streaming<DeltaDiscoveryResponse>, Status> {
     let folder = tempfile::tempdir().unwrap();
     let config = PolicyServer { ca: Some(ca.ca()), ..server.client_config(None, &folder) };
-    let target = crate::xds::client::TargetList::new(&config).next().await;
-    let (channel, _) = open_channel(&config, &target).await.unwrap();
+    open_with(&config, token, request).await
+}
+
+/// A client with this configuration, and this token.
+async fn open_with(
+    config: &PolicyServer,
+    token: Option<&str>,
+    request: DeltaDiscoveryRequest,
+) -> Result<Streaming<DeltaDiscoveryResponse>, Status> {
+    let (channel, _) = open_channel(config, &Target::first(config)).await.unwrap();
     let (sender, requests) = mpsc::channel(1);
     sender.send(request).await.unwrap();
     let mut request = Request::new(ReceiverStream::new(requests));
@@ -118,6 +128,107 @@ async fn with_a_token_in_place_of_a_certificate_a_client_is_the_agent_of_its_nod
     let member = Gateway::start("gw-a", &server, Some((ca, &own)));
     member.wait_for(|it| it.connected).await;
     assert_eq!(server.service.stats.certificate_mismatches.get(), 6);
+}
+
+#[tokio::test]
+async fn with_a_certificate_a_client_is_the_agent_of_a_node_in_it_and_of_no_other() {
+    let (ca, folder) = (Authority::new("ca"), tempfile::tempdir().unwrap());
+    let server = Server::start(Some(&ca));
+    let own = ca.issue(&["node-1"]);
+    let config = server.client_config(Some((&ca, &own)), &folder);
+    let open = async |node: &str| open_with(&config, None, of_agent(node, 1, Kind::View, &[VIEW])).await.map(drop);
+    let error = open("node-2").await.expect_err("it isn't node-2");
+    assert_eq!(error.code(), Code::PermissionDenied);
+    assert!(error.message().contains("is valid for node-1, not for node node-2: give its agent"), "{error}");
+    assert_eq!(server.service.stats.certificate_mismatches.get(), 1);
+    for name in ["", "node 1", "node-1\n", &*"n".repeat(254)] {
+        assert_eq!(open(name).await.expect_err("no name").code(), Code::InvalidArgument);
+    }
+    open("node-1").await.unwrap();
+    assert_eq!(server.service.stats.certificate_mismatches.get(), 1);
+}
+
+async fn next(stream: &mut Streaming<DeltaDiscoveryResponse>) -> DeltaDiscoveryResponse {
+    timeout(TIMEOUT, stream.message()).await.expect("a response").unwrap().expect("the stream is open")
+}
+
+/// Sends heartbeats of a gateway until its stream ends.
+async fn send_heartbeats(server: &Server, gateway: &'static str) -> Streaming<proto::MembershipUpdate> {
+    let (sender, heartbeats) = mpsc::channel(1);
+    let secret = Secret::new([7; 32]);
+    tokio::spawn(async move {
+        for sequence in 1.. {
+            let heartbeat = Heartbeat {
+                gateway: gateway.to_owned(),
+                incarnation: secret.incarnation(),
+                secret: secret.bytes().to_owned(),
+                tunnel_key: vec![1; 32],
+                sequence,
+                overlay_address: "192.0.2.2".to_owned(),
+                overlay_port: 8472,
+                ..Heartbeat::default()
+            };
+            if sender.send(heartbeat).await.is_err() {
+                return;
+            }
+            sleep(Duration::from_millis(20)).await;
+        }
+    });
+    let mut client = MembershipClient::connect(server.url.clone()).await.unwrap();
+    client.join(ReceiverStream::new(heartbeats)).await.unwrap().into_inner()
+}
+
+#[tokio::test]
+async fn a_node_gets_the_views_of_gateways_and_waits_for_no_policy() {
+    let server = Server::start(None);
+    server.publish(Placement { peers: vec![peer("gw-a")], ..Placement::default() });
+    let (requests, mut node) = open(&server, of_agent("n1", 1, Kind::View, &[VIEW])).await.unwrap();
+    let _notices = send_heartbeats(&server, "gw-a").await;
+    let mut last = 0;
+    loop {
+        let response = next(&mut node).await;
+        let acknowledgment = DeltaDiscoveryRequest {
+            type_url: response.type_url.clone(),
+            response_nonce: response.nonce.clone(),
+            ..DeltaDiscoveryRequest::default()
+        };
+        requests.send(acknowledgment).await.unwrap();
+        let [resource] = &response.resources[..] else { panic!("{response:?}") };
+        let body = &resource.resource.as_ref().unwrap().value;
+        let message: proto::View = prost::Message::decode(body.as_slice()).unwrap();
+        let view = MembershipView::try_from(message).unwrap();
+        assert!(resource.name == VIEW && view.number > last, "{view:?} after {last}");
+        last = view.number;
+        if view.member("gw-a").is_some_and(|member| member.overlay == Some(([192, 0, 2, 2], 8472).into())) {
+            break;
+        }
+    }
+    server.wait("the view is acknowledged", |server| server.service.stats.acks.get() > 0).await;
+    // A server that can't read its source has no policy, but views.
+    let published = server.published.send_replace(None);
+    let (requests, mut node) = open(&server, of_agent("n2", 1, Kind::NodePolicy, &["n2"])).await.unwrap();
+    requests.send(of_agent("n2", 1, Kind::View, &[VIEW])).await.unwrap();
+    assert_eq!(next(&mut node).await.type_url, Kind::View.type_url());
+    server.published.send_replace(published);
+    let response = next(&mut node).await;
+    assert_eq!(
+        (&*response.type_url, &*response.removed_resources),
+        (Kind::NodePolicy.type_url(), &["n2".to_owned()][..])
+    );
+}
+
+#[tokio::test]
+async fn a_gateway_gets_no_view_from_the_discovery_service() {
+    let server = Server::start(None);
+    let request = DeltaDiscoveryRequest {
+        node: Some(Node { id: "gw-a".to_owned(), ..Node::default() }),
+        type_url: Kind::View.type_url().to_owned(),
+        resource_names_subscribe: vec![VIEW.to_owned()],
+        ..DeltaDiscoveryRequest::default()
+    };
+    let (_requests, mut stream) = open(&server, request).await.unwrap();
+    let response = next(&mut stream).await;
+    assert_eq!((response.resources.len(), &*response.removed_resources), (0, &[VIEW.to_owned()][..]));
 }
 
 /// A placement with a pod on node n1, and endpoints for gateways.

@@ -408,7 +408,7 @@ fn an_undecodable_body_is_rejected_with_the_expected_message_type() {
         (b"\x08\x01", "wire type"),
         (b"\xff", "varint"),
     ];
-    for kind in Kind::ALL {
+    for kind in Kind::OF_GATEWAYS {
         for (body, cause) in bodies {
             let name = if kind == Kind::Settings { SETTINGS } else { "p" };
             let message = decode(kind, name, body).unwrap_err().to_string();
