@@ -10,18 +10,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
+use vipgate_common::{Backoff, MinInterval};
 use vipgate_dataplane::flow::time::Tick;
 
 use crate::config::PolicyServer;
 use crate::membership::secret::Secret;
 use crate::membership::view::{DesiredState, Fingerprint, MembershipView, TunnelKey};
-use crate::xds::client::{Attempts, RetryDelay, Target};
+use crate::xds::client::{Attempts, Target};
 
 /// TTL of leases until the server has granted one.
 const DEFAULT_TTL: Duration = Duration::from_millis(600);
 /// Delay between connection attempts: a lease outlasts it.
-const RETRY_DELAY: RetryDelay = (Duration::from_millis(50), Duration::from_millis(200));
+const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(200));
 /// Delay after a rejection, whose cause an operator must fix.
 const REJECTED_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Delay after connecting to a server without the membership service.
@@ -115,13 +116,13 @@ pub struct HeartbeatClient {
     status: watch::Sender<MembershipStatus>,
     /// Whether this server was ever reached, by this process or its predecessor.
     was_reached: bool,
-    /// Timeout of connections until then.
-    connect_timeout: Duration,
+    /// Timeouts of connections until then.
+    connect_timeout: Backoff,
     attempts: Attempts,
     /// Errors since the servers were last tried from the first one on.
     round_errors: Vec<String>,
-    /// When a rival for the gateway's name was last logged.
-    contested_at: Option<Instant>,
+    /// Log lines about rivals for the gateway's name.
+    contested: MinInterval,
 }
 
 /// Why a stream has ended.
@@ -159,9 +160,9 @@ impl HeartbeatClient {
             config,
             reported: report_receiver,
             status: status_sender,
-            connect_timeout: stream::INITIAL_CONNECT_TIMEOUT,
+            connect_timeout: Backoff::new(stream::TIMEOUT_RANGE),
             round_errors: Vec::new(),
-            contested_at: None,
+            contested: MinInterval::default(),
         };
         (client, handle)
     }

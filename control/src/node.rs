@@ -40,7 +40,7 @@ use crate::command_error::CommandError;
 use crate::config::NodeConfig;
 use crate::listener::ConnectionLimiter;
 use crate::metrics::{Monitored, NotReady};
-use crate::xds::client::{DeltaClient, Identity, RetryDelay, ServerStatus};
+use crate::xds::client::{DeltaClient, Identity, ServerStatus};
 use crate::{blocking_threads, listener, logging, metrics, systemd};
 
 /// Generated messages and services of the admin API.
@@ -52,7 +52,7 @@ pub mod proto {
 /// The smallest MTU of IPv6 (RFC 8200 section 5).
 const MIN_MTU: u32 = 1280;
 /// Delay between attempts to reach a policy server. A view that is late delays a failover.
-const RETRY_DELAY: RetryDelay = (Duration::from_millis(50), Duration::from_secs(1));
+const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 /// Time for requests in progress when the servers stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 

@@ -25,7 +25,6 @@ mod object_state;
 mod object_status;
 mod policy_summary;
 mod publisher;
-mod rate_limit;
 pub mod registry;
 pub mod service;
 pub mod set_aside;

@@ -2,7 +2,6 @@
 //! objects) as named texts, their changes, and whether it is reachable; the store parses and compiles them.
 
 pub(crate) mod address_record;
-pub(crate) mod backoff;
 pub mod etcd;
 pub mod files;
 pub mod ingest;

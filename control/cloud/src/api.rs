@@ -1,6 +1,6 @@
 //! Calls of a provider's API: authorized, limited in rate, repeated where that is safe, and counted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -10,13 +10,15 @@ use hyper::header::RETRY_AFTER;
 use hyper::{Request, Response};
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep};
+use vipgate_common::{Rate, TokenBucket, delay_after, jittered};
 
 use crate::error::{CloudError, ErrorKind};
 use crate::http::{HttpClient, HttpError};
-use crate::throttle::{Rate, Throttle, backoff};
 
 /// Attempts of a call at most.
 const MAX_ATTEMPTS: u32 = 4;
+/// First and longest delay between attempts.
+pub(crate) const BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(20));
 /// Time that a call may wait for its turn and between attempts, in total; a provider that asks for more fails it.
 const MAX_WAIT: Duration = Duration::from_secs(20);
 
@@ -121,9 +123,9 @@ impl CallMeter {
 pub(crate) struct Api<A> {
     http: HttpClient,
     credentials: A,
-    throttle: Throttle,
+    /// By operation.
+    buckets: Mutex<HashMap<&'static str, TokenBucket>>,
     meter: Arc<CallMeter>,
-    started: Instant,
     /// What a response that isn't a success means.
     error: fn(&'static str, &Response<Bytes>) -> CloudError,
 }
@@ -134,8 +136,7 @@ impl<A: Authorize> Api<A> {
         meter: Arc<CallMeter>,
         error: fn(&'static str, &Response<Bytes>) -> CloudError,
     ) -> Self {
-        let (http, throttle, started) = (HttpClient::new(), Throttle::default(), Instant::now());
-        Self { http, credentials, throttle, meter, started, error }
+        Self { http: HttpClient::new(), credentials, buckets: Mutex::default(), meter, error }
     }
 
     /// Sends a request until there is an answer that another attempt wouldn't change. A change is sent again only if it was
@@ -147,7 +148,7 @@ impl<A: Authorize> Api<A> {
     ) -> Result<Response<Bytes>, CloudError> {
         let (mut waited, mut failures, mut is_refused) = (Duration::ZERO, 0, false);
         loop {
-            let turn = self.throttle.take(operation.name, operation.rate, self.started.elapsed());
+            let turn = self.with_bucket(operation, TokenBucket::take);
             let error = if waited + turn > MAX_WAIT {
                 CloudError::new(ErrorKind::Throttled, operation.name, "RateLimit", "too many requests are waiting here")
             } else {
@@ -164,11 +165,10 @@ impl<A: Authorize> Api<A> {
             let delay = error.retry_after.unwrap_or_default().max(if credentials_expired {
                 Duration::ZERO
             } else {
-                // Without randomness: the full delay.
-                backoff(failures - 1, getrandom::u32().unwrap_or(u32::MAX))
+                jittered(delay_after(failures - 1, BACKOFF), getrandom::u32())
             });
             if let Some(after) = error.retry_after {
-                self.throttle.hold(operation.name, operation.rate, self.started.elapsed() + after);
+                self.with_bucket(operation, |bucket, now| bucket.hold(now + after));
             }
             if failures >= operation.attempts.max(1 + u32::from(credentials_expired))
                 || waited + delay > MAX_WAIT
@@ -180,6 +180,12 @@ impl<A: Authorize> Api<A> {
             sleep(delay).await;
             waited += delay;
         }
+    }
+
+    fn with_bucket<T>(&self, operation: Operation, apply: impl FnOnce(&mut TokenBucket, std::time::Instant) -> T) -> T {
+        let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        let bucket = buckets.entry(operation.name).or_insert_with(|| TokenBucket::new(operation.rate));
+        apply(bucket, Instant::now().into_std())
     }
 
     async fn attempt(

@@ -24,7 +24,6 @@ mod oauth;
 pub mod plan;
 pub mod provider;
 pub mod reconciler;
-mod throttle;
 
 pub use self::api::{CallMeter, CallSample};
 pub use self::error::{CloudError, ErrorKind};

@@ -17,12 +17,13 @@ use ipnet::IpNet;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
+use vipgate_common::{delay_after, jittered};
 
+use crate::api::BACKOFF;
 use crate::error::CloudError;
 use crate::execute::{self, ActionKind};
 use crate::plan::{Action, AddressPlan, Desired, plan};
 use crate::provider::{Observation, Provider, Scope};
-use crate::throttle::backoff;
 
 /// Interval of observations when nothing changes.
 pub const INTERVAL: Duration = Duration::from_secs(10);
@@ -256,8 +257,9 @@ impl<P: Provider + 'static> Reconciler<P> {
     }
 
     fn pause(&self) -> Duration {
-        // Without randomness: the full delay.
-        let random = getrandom::u32().unwrap_or(u32::MAX);
-        if self.failed_rounds == 0 { INTERVAL } else { backoff(self.failed_rounds, random) }
+        if self.failed_rounds == 0 {
+            return INTERVAL;
+        }
+        jittered(delay_after(self.failed_rounds, BACKOFF), getrandom::u32())
     }
 }

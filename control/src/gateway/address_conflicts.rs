@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use vipgate_common::MinInterval;
 use vipgate_dataplane::observe::address_conflict::AddressConflict;
 use vipgate_dataplane::policy::compiled::Policy;
 use vipgate_dataplane::worker::command::Command;
@@ -62,15 +63,13 @@ fn defend(state: &GatewayState, vip: IpAddr) {
 
 /// Records a claim; returns what to do about it.
 fn record(claims: &mut Claims, AddressConflict { vip, mac }: AddressConflict, now: Instant) -> Reaction {
-    let previous = claims.get(&vip);
-    let is_due = |last: Option<Instant>, interval| last.is_none_or(|last| now - last >= interval);
-    let log = is_due(previous.and_then(|claim| claim.logged), LOG_INTERVAL);
-    let defend = is_due(previous.and_then(|claim| claim.defended), DEFEND_INTERVAL);
-    let last = |due: bool, last: Option<Instant>| if due { Some(now) } else { last };
-    let logged = last(log, previous.and_then(|claim| claim.logged));
-    let defended = last(defend, previous.and_then(|claim| claim.defended));
-    claims.insert(vip, Claim { mac, last_seen: now, logged, defended });
-    Reaction { log, defend }
+    let (log, defense) = (MinInterval::default(), MinInterval::default());
+    let claim = claims.entry(vip).or_insert(Claim { mac, last_seen: now, log, defense });
+    (claim.mac, claim.last_seen) = (mac, now);
+    Reaction {
+        log: claim.log.due(LOG_INTERVAL, now).is_some(),
+        defend: claim.defense.due(DEFEND_INTERVAL, now).is_some(),
+    }
 }
 
 /// Removes claims that haven't been seen for [`CLAIM_TIMEOUT`], and those to addresses that are no longer VIPs.

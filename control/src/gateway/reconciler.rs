@@ -10,15 +10,15 @@
 //! retried until it can (`held.rs`).
 
 mod held;
-mod retry;
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, spawn_blocking};
+use vipgate_common::Backoff;
 use vipgate_dataplane::policy::build::Builder;
 use vipgate_dataplane::policy::change::PolicyChange;
 use vipgate_dataplane::policy::compiled::Policy;
@@ -29,7 +29,6 @@ use vipgate_dataplane::policy::validation::BuildError;
 use vipgate_dataplane::worker::command::Command;
 use vipgate_xdp::steering::Steering;
 
-use self::retry::Retry;
 use crate::gateway::steering_tables;
 use crate::gateway::steering_tables::PreviousTables;
 use crate::source::ingest::join_result;
@@ -37,6 +36,9 @@ use crate::state::{GatewayState, PolicyStatus};
 use crate::xds::client::{ClientEvent, Rejection};
 use crate::xds::resource::{CLUSTER, Key, Kind};
 use crate::xds::store::PolicyUpdate;
+
+/// Delay before what the steering program's maps couldn't take is written again.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 
 /// A change to apply.
 #[derive(Debug)]
@@ -80,7 +82,9 @@ pub(super) struct Reconciler {
     waiting: Vec<oneshot::Sender<()>>,
     /// The steering program is closed until its maps hold the initial policy.
     is_closed: bool,
-    retry: Retry,
+    /// When to write again what has failed; `None`: nothing has.
+    due: Option<Instant>,
+    backoff: Backoff,
 }
 
 /// The reconciler: idle, or running a job on a blocking thread.
@@ -106,7 +110,7 @@ impl ReconcilerTask {
 
     /// When to start [`Job::Retry`], if no job is running.
     pub(super) fn retry_at(&self) -> Option<Instant> {
-        self.reconciler.as_ref()?.retry.at()
+        self.reconciler.as_ref()?.due
     }
 
     /// Whether the steering program is open; unknown, so false, while a job is running.
@@ -153,8 +157,8 @@ impl Reconciler {
         local_addresses: Vec<IpAddr>,
         tunnels: Vec<SocketAddr>,
     ) -> Self {
-        let (held, waiting, is_closed, retry) = (None, Vec::new(), false, Retry::default());
-        Self { builder, publisher, steering, state, local_addresses, tunnels, held, waiting, is_closed, retry }
+        let (held, waiting, is_closed, due, backoff) = (None, Vec::new(), false, None, Backoff::new(BACKOFF));
+        Self { builder, publisher, steering, state, local_addresses, tunnels, held, waiting, is_closed, due, backoff }
     }
 
     fn run(&mut self, job: Job) -> JobResult {

@@ -30,7 +30,7 @@ const CONTESTED_LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum length of a notice, bytes.
 const MAX_NOTICE_BYTES: usize = 1 << 20;
 /// Minimum and maximum timeout of a response.
-const TIMEOUT_RANGE: (Duration, Duration) = (Duration::from_millis(300), Duration::from_secs(5));
+pub(super) const TIMEOUT_RANGE: (Duration, Duration) = (Duration::from_millis(300), Duration::from_secs(5));
 
 /// Opens a stream and sends heartbeats until it ends.
 pub(super) async fn run_stream(client: &mut HeartbeatClient, target: &Target) -> StreamEnd {
@@ -67,19 +67,17 @@ impl HeartbeatClient {
     /// lease expires; another one may have a longer round-trip time.
     fn response_timeout(&self) -> Duration {
         if !self.was_reached {
-            return self.connect_timeout;
+            return self.connect_timeout.peek();
         }
         (self.status.borrow().ttl / 2).clamp(TIMEOUT_RANGE.0, TIMEOUT_RANGE.1)
     }
 
     fn timed_out(&mut self, after: Duration) -> StreamEnd {
-        self.connect_timeout = (self.connect_timeout * 2).min(TIMEOUT_RANGE.1);
+        // Twice as long for the next one.
+        self.connect_timeout.next_delay();
         StreamEnd::Disconnected(format!("no response within {} ms", after.as_millis()))
     }
 }
-
-/// Initial timeout for a server that was never reached.
-pub(super) const INITIAL_CONNECT_TIMEOUT: Duration = TIMEOUT_RANGE.0;
 
 /// A notice that no policy server sends.
 #[derive(Debug, Error)]
@@ -182,9 +180,7 @@ impl HeartbeatStream<'_> {
     fn handle_notice(&mut self, notice: proto::MembershipUpdate) -> Result<(), NoticeError> {
         let proto::MembershipUpdate { sequence, lease_ms, view, rival, drain_block } = notice;
         let client = &mut *self.client;
-        let was_logged = client.contested_at.is_some_and(|at| at.elapsed() < CONTESTED_LOG_INTERVAL);
-        if !rival.is_empty() && !was_logged {
-            client.contested_at = Some(Instant::now());
+        if !rival.is_empty() && client.contested.due(CONTESTED_LOG_INTERVAL, Instant::now().into_std()).is_some() {
             let gateway = &*client.config.name;
             tracing::warn!(
                 event = "name_contested",

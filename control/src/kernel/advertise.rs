@@ -30,6 +30,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::{info, warn};
+use vipgate_common::LoggedErrors;
 use watchdog::Watchdog;
 pub use watchdog::{SUBCOMMAND as WITHDRAW, wait_and_withdraw};
 
@@ -82,7 +83,7 @@ impl Advertiser {
             published,
             installed: BTreeSet::new(),
             watchdog: None,
-            last_error: None,
+            logged: LoggedErrors::default(),
         };
         Ok(Self { desired, installed, task: tokio::spawn(reconciler.run()) })
     }
@@ -176,8 +177,7 @@ struct Reconciler {
     /// The last known installed routes.
     installed: BTreeSet<AdvertisedRoute>,
     watchdog: Option<Watchdog>,
-    /// The last logged error.
-    last_error: Option<String>,
+    logged: LoggedErrors,
 }
 
 impl Reconciler {
@@ -266,13 +266,16 @@ impl Reconciler {
 
     /// Logs an error once; it is retried with every reread.
     fn log_error(&mut self, result: io::Result<()>) {
-        let error = result.err().map(|error| match error.raw_os_error() {
+        let Err(error) = result else {
+            self.logged.clear();
+            return;
+        };
+        let reason = match error.raw_os_error() {
             Some(libc::EEXIST) => "another route to a VIP exists already".to_owned(),
             _ => error.to_string(),
-        });
-        if let Some(reason) = error.as_ref().filter(|reason| self.last_error.as_ref() != Some(reason)) {
+        };
+        if self.logged.is_new(&reason) {
             warn!(event = "bgp_routes_failed", table = self.table.table, reason, "not all VIPs are advertised by BGP");
         }
-        self.last_error = error;
     }
 }

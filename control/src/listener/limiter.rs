@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt as _;
 use tokio::sync::oneshot;
+use vipgate_common::MinInterval;
 
 /// Minimum time between two logged rejections of a listener.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
@@ -72,8 +73,7 @@ struct Table {
     /// Idle connections, longest idle first: the sequence number at which they became idle, and their id.
     idle: BTreeSet<(u64, u64)>,
     by_address: HashMap<IpAddr, SourceConnections>,
-    logged: Option<Instant>,
-    unlogged: u64,
+    log: MinInterval,
 }
 
 #[derive(Debug)]
@@ -184,13 +184,8 @@ impl ConnectionLimiter {
     /// Counts a rejection; logs at most once per [`LOG_INTERVAL`].
     fn reject(&self, table: &mut Table, reason: RejectReason, from: Option<IpAddr>) {
         self.rejected[reason as usize].fetch_add(1, Relaxed);
-        let now = Instant::now();
-        table.unlogged += 1;
-        if table.logged.is_some_and(|last| now.saturating_duration_since(last) < LOG_INTERVAL) {
-            return;
-        }
-        table.logged = Some(now);
-        let count = std::mem::take(&mut table.unlogged);
+        let Some(omitted) = table.log.due(LOG_INTERVAL, Instant::now()) else { return };
+        let count = omitted + 1;
         let (listener, reason, open) = (self.name, reason.name(), table.connections.len());
         let address = from.map(|from| from.to_string()).unwrap_or_default();
         tracing::warn!(

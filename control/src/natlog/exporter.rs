@@ -12,6 +12,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use vipgate_common::{Backoff, RECOVERY};
 use vipgate_dataplane::flow::direction::Direction;
 use vipgate_dataplane::observe::session_log::{SessionEvent, SessionEventQueue};
 use vipgate_dataplane::policy::compiled::Policy;
@@ -23,7 +24,6 @@ use crate::clock::unix_ms;
 use crate::config::{NatLog as Settings, NatLogTransport};
 use crate::natlog::port_blocks;
 use crate::natlog::port_blocks::{PortBlock, PortBlocks};
-use crate::source::backoff::RECOVERY;
 
 /// Send interval, and maximum number of messages in each: 3000 a second, so that buffers on the path don't overflow.
 const SEND_INTERVAL: Duration = Duration::from_millis(20);
@@ -39,9 +39,9 @@ const MAX_TCP_MESSAGE: usize = 16 << 10;
 const TEMPLATE_INTERVAL: Duration = Duration::from_mins(1);
 /// Timeout for connecting to the collector, and for a write.
 const IO_TIMEOUT: Duration = Duration::from_secs(5);
-/// Minimum and maximum delay before reconnecting; doubles each time.
-const BACKOFF: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(4)];
-const _: () = assert!(BACKOFF[1].as_secs() + IO_TIMEOUT.as_secs() < RECOVERY.as_secs());
+/// Delay before reconnecting.
+const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(4));
+const _: () = assert!(BACKOFF.1.as_secs() + IO_TIMEOUT.as_secs() < RECOVERY.as_secs());
 
 /// A queued record, with its time.
 #[derive(Clone, Debug)]
@@ -69,12 +69,13 @@ pub(super) struct Exporter {
     /// Number of records in the unfinished message.
     unfinished: u64,
     connection: Connection,
+    backoff: Backoff,
 }
 
 /// The transport session with the collector.
 #[derive(Debug)]
 enum Connection {
-    Down { retry_at: Instant, delay: Duration },
+    Down { retry_at: Instant },
     Udp { socket: UdpSocket, encoder: Encoder, templates: Instant },
     Tcp { stream: TcpStream, encoder: Encoder },
 }
@@ -99,7 +100,8 @@ impl Exporter {
             since_ms: 0,
             queue: VecDeque::new(),
             unfinished: 0,
-            connection: Connection::Down { retry_at: Instant::now(), delay: BACKOFF[0] },
+            connection: Connection::Down { retry_at: Instant::now() },
+            backoff: Backoff::new(BACKOFF),
         }
     }
 
@@ -148,17 +150,17 @@ impl Exporter {
     /// Collects session events and sends queued records; reconnects if due.
     async fn flush(&mut self) {
         self.collect();
-        if let Connection::Down { retry_at, delay } = self.connection {
+        if let Connection::Down { retry_at } = self.connection {
             if Instant::now() < retry_at {
                 return;
             }
             match self.connect().await {
                 Ok(connection) => self.connected(connection),
-                Err(error) => return self.disconnected(&error, (delay * 2).min(BACKOFF[1])),
+                Err(error) => return self.disconnected(&error),
             }
         }
         if let Err(error) = self.send().await {
-            self.disconnected(&error, BACKOFF[0]);
+            self.disconnected(&error);
         }
     }
 
@@ -226,6 +228,7 @@ impl Exporter {
     /// The collector is reachable: queues all current port blocks, before other queued records.
     fn connected(&mut self, connection: Connection) {
         self.connection = connection;
+        self.backoff.reset();
         if self.status.stats.error.swap(None).is_some() {
             let collector = &self.status.collector;
             tracing::info!(event = "nat_log", collector, "the collector of the NAT log is reachable again");
@@ -240,8 +243,8 @@ impl Exporter {
         self.queue.extend(sessions);
     }
 
-    fn disconnected(&mut self, error: &io::Error, delay: Duration) {
-        self.connection = Connection::Down { retry_at: Instant::now() + delay, delay };
+    fn disconnected(&mut self, error: &io::Error) {
+        self.connection = Connection::Down { retry_at: Instant::now() + self.backoff.next_delay() };
         self.status.stats.lost.fetch_add(std::mem::take(&mut self.unfinished), Relaxed);
         let previous = self.status.stats.error.swap(Some(Arc::new(error.to_string())));
         if previous.is_none() {

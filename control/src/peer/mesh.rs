@@ -14,6 +14,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::rustls::CommonState;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
+use vipgate_common::Backoff;
 use vipgate_dataplane::flow::time::Tick;
 
 use super::frame::LinkError;
@@ -31,7 +32,7 @@ use crate::peer::workers::ApplyLocks;
 
 /// Deadline for connecting, the TLS handshake and the exchange of Hello frames.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Initial and maximum reconnect delay. While the policy server is away, leases end until a restarted peer is linked.
+/// Reconnect delay. While the policy server is away, leases end until a restarted peer is linked.
 const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(25), Duration::from_millis(250));
 /// A link that was up for this long resets the reconnect delay.
 const STABLE_AFTER: Duration = Duration::from_secs(5);
@@ -385,7 +386,7 @@ pub(super) async fn dial_all(shared: Arc<SharedState>) {
 /// Connects to one gateway, and reconnects with exponential backoff.
 async fn dial(shared: Arc<SharedState>, name: Arc<str>) {
     let mut views = shared.view.subscribe();
-    let mut delay = RETRY_DELAY.0;
+    let mut backoff = Backoff::new(RETRY_DELAY);
     loop {
         let view = views.borrow_and_update().clone();
         let target = view.member(&name).and_then(|member| Some((member.address?, member.fingerprint?)));
@@ -399,19 +400,19 @@ async fn dial(shared: Arc<SharedState>, name: Arc<str>) {
             };
             shared.record_failure(&ended, address.ip());
             if started_at.elapsed() > STABLE_AFTER {
-                delay = RETRY_DELAY.0;
+                backoff.reset();
             }
         }
         // A new view may fix the failure.
         let changed = match target {
-            Some(_) => timeout(delay, views.changed()).await.unwrap_or(Ok(())),
-            None => views.changed().await,
+            Some(_) => timeout(backoff.next_delay(), views.changed()).await,
+            None => Ok(views.changed().await),
         };
-        if changed.is_err() {
-            return;
+        match changed {
+            Ok(Ok(())) => backoff.reset(),
+            Ok(Err(_)) => return,
+            Err(_) => {}
         }
-        let is_new_view = views.has_changed().unwrap_or(false);
-        delay = if is_new_view { RETRY_DELAY.0 } else { (delay * 2).min(RETRY_DELAY.1) };
     }
 }
 

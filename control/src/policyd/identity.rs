@@ -6,8 +6,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dashmap::{DashMap, Entry};
+use dashmap::DashMap;
 use tonic::{Request, Status};
+use vipgate_common::MinInterval;
 
 use super::listen::{ConnectionInfo, peer_address};
 use crate::xds::tls::CertificateNames;
@@ -150,10 +151,10 @@ impl ClientIdentity {
     }
 }
 
-/// Rate limiter for log lines about rejections: per rejection, when it was last logged and how often it was suppressed
-/// since. Every stream and connection may be rejected, each under a key of its own: they don't wait for each other.
+/// Rate limiter for log lines about rejections. Every stream and connection may be rejected, each under a key of its
+/// own: they don't wait for each other.
 #[derive(Debug)]
-pub struct RejectionLog(DashMap<RejectionKey, (Instant, u64)>);
+pub struct RejectionLog(DashMap<RejectionKey, MinInterval>);
 
 impl Default for RejectionLog {
     fn default() -> Self {
@@ -198,21 +199,7 @@ impl RejectionLog {
         if self.0.len() >= MAX_TRACKED_REJECTIONS {
             self.0.clear();
         }
-        match self.0.entry((address, subject.to_owned())) {
-            Entry::Occupied(mut known) => {
-                let (last, repeated) = known.get_mut();
-                if now.saturating_duration_since(*last) < LOG_INTERVAL {
-                    *repeated += 1;
-                    return None;
-                }
-                *last = now;
-                Some(std::mem::take(repeated))
-            }
-            Entry::Vacant(new) => {
-                new.insert((now, 0));
-                Some(0)
-            }
-        }
+        self.0.entry((address, subject.to_owned())).or_default().due(LOG_INTERVAL, now)
     }
 }
 

@@ -22,6 +22,7 @@ use arc_swap::ArcSwap;
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::time::sleep;
+use vipgate_common::{Backoff, LoggedErrors, TokenBucket, jittered};
 use vipgate_policy::address_record::AddressRecord;
 use vipgate_policy::ipam::{AllocationPlan, Decision, PoolUsage, Reason, Snapshot};
 use vipgate_policy::manifest::ServiceRequest;
@@ -30,14 +31,12 @@ use self::api::{AddressApi, ListedPool, ListedService, WRITE_TIMEOUT, WriteError
 use self::records::RecordChange;
 use self::report::{Report, Reporter};
 use super::cloud::CloudState;
-use super::leader::{Leadership, leads_for};
+use super::leader::{Leadership, WRITE_RATE, leads_for};
 use super::object_state::ObjectState;
-use super::rate_limit::TokenBucket;
 use super::stats::Counter;
 use crate::config::KubernetesSource;
 use crate::metric::Family;
 use crate::metrics::definitions::policy_server as defined;
-use crate::source::backoff::Backoff;
 use crate::source::ingest::join_result;
 use crate::source::store::CATCH_UP_TIME;
 
@@ -110,11 +109,10 @@ pub(super) async fn run(
         state,
         cloud,
         leadership,
-        bucket: TokenBucket::default(),
-        started: Instant::now(),
+        bucket: TokenBucket::new(WRITE_RATE),
         uncertain: BTreeMap::new(),
         reporter: Reporter::new(objects),
-        reported: None,
+        reported: LoggedErrors::default(),
         leads_since: None,
     };
     allocator.run(stop).await;
@@ -148,12 +146,10 @@ struct Allocator {
     cloud: Arc<CloudState>,
     leadership: watch::Receiver<Leadership>,
     bucket: TokenBucket,
-    started: Instant,
     /// Writes without a response, by Service: the version that they were for, and the addresses.
     uncertain: BTreeMap<String, (String, Vec<IpAddr>)>,
     reporter: Reporter,
-    /// The error that was logged last.
-    reported: Option<String>,
+    reported: LoggedErrors,
     /// Since when this server leads.
     leads_since: Option<Instant>,
 }
@@ -161,7 +157,7 @@ struct Allocator {
 impl Allocator {
     async fn run(mut self, mut stop: watch::Receiver<bool>) {
         let (mut snapshots, mut leadership) = (self.state.snapshot.subscribe(), self.leadership.clone());
-        let mut backoff = Backoff::new();
+        let mut backoff = Backoff::default();
         while !*stop.borrow() {
             let leader = leads_for(*leadership.borrow_and_update(), Duration::ZERO);
             let snapshot = snapshots.borrow_and_update().clone().filter(|_| leader);
@@ -178,10 +174,10 @@ impl Allocator {
                 Rest::Nothing => None,
                 Rest::Later(delay) => Some(delay),
                 Rest::More => Some(ROUND_INTERVAL),
-                Rest::Failed => Some(backoff.next_delay()),
+                Rest::Failed => Some(jittered(backoff.next_delay(), getrandom::u32())),
             };
             if !matches!(rest, Rest::Failed) {
-                backoff = Backoff::new();
+                backoff.reset();
             }
             // Renewals change nothing; without one, the lead ends by itself.
             let other_leader = async {
@@ -227,7 +223,7 @@ impl Allocator {
         changes.retain(|it| !records::waits_for(&services[it.service], &it.addresses, &unwritten));
         let rest = rest.max(self.write_services(&listed.services, &changes, stop).await);
         if rest == Rest::Nothing {
-            self.reported = None;
+            self.reported.clear();
         }
         rest.max(self.after(&plan))
     }
@@ -297,7 +293,7 @@ impl Allocator {
 
     /// Waits until a write may begin; returns whether this server still leads then.
     async fn may_write(&mut self, stop: &watch::Receiver<bool>) -> bool {
-        sleep(self.bucket.take(self.started.elapsed())).await;
+        sleep(self.bucket.take(Instant::now())).await;
         // Another leader may read the Services when the Lease has ended: nothing may be under way then.
         leads_for(*self.leadership.borrow(), WRITE_TIMEOUT) && !*stop.borrow()
     }
@@ -362,7 +358,7 @@ impl Allocator {
     }
 
     fn report_error(&mut self, object: &str, error: &str) {
-        if self.reported.as_deref() != Some(error) {
+        if self.reported.is_new(error) {
             tracing::warn!(
                 event = "address_failed",
                 object,
@@ -370,7 +366,6 @@ impl Allocator {
                 "addresses can't be read or written: check the API server and the account's rights (`list` of services \
                  and addresspools, `patch` of services/status and addresspools/status)"
             );
-            self.reported = Some(error.to_owned());
         }
     }
 }

@@ -19,16 +19,18 @@ use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
+use vipgate_common::{Backoff, LoggedErrors, Rate, jittered};
 
 use self::election::{Election, LEASE_DURATION, LeaseState, RENEW_INTERVAL, Step};
 use crate::config::KubernetesSource;
-use crate::source::backoff::Backoff;
 use crate::source::kubernetes::{RequestError, client, request};
 
 /// Timeout of a request about the Lease.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 /// How soon a failed renewal is repeated.
 const RETRY_INTERVAL: Duration = Duration::from_millis(250);
+/// Rate of each kind of the leader's writes, and of Events.
+pub(super) const WRITE_RATE: Rate = Rate { interval: Duration::from_millis(50), burst: 20 };
 /// The namespace of the pod that the server runs in.
 const NAMESPACE_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
 
@@ -74,8 +76,7 @@ struct Candidate {
     started: Instant,
     /// The Lease as it was read or written last.
     lease: Option<Lease>,
-    /// The error that was logged last.
-    reported: Option<String>,
+    reported: LoggedErrors,
 }
 
 impl Candidate {
@@ -89,20 +90,20 @@ impl Candidate {
             leadership,
             started: Instant::now(),
             lease: None,
-            reported: None,
+            reported: LoggedErrors::default(),
         }
     }
 
     /// Takes part in the election until `stop` is set. Then it may still hold the Lease: see [`Candidate::release`].
     async fn run(&mut self, mut stop: watch::Receiver<bool>) {
-        let mut backoff = Backoff::new();
+        let mut backoff = Backoff::default();
         loop {
             let round = async {
                 match client(&self.source).await {
                     Ok(client) => self.campaign(client).await,
                     Err(error) => self.report(&error.to_string()),
                 }
-                sleep(backoff.next_delay()).await;
+                sleep(jittered(backoff.next_delay(), getrandom::u32())).await;
             };
             tokio::select! {
                 () = round => {}
@@ -119,7 +120,7 @@ impl Candidate {
             let delay = match self.round(&leases).await {
                 Ok(delay) => {
                     last_success = Instant::now();
-                    self.reported = None;
+                    self.reported.clear();
                     delay
                 }
                 Err(error) => {
@@ -228,7 +229,7 @@ impl Candidate {
     }
 
     fn report(&mut self, error: &str) {
-        if self.reported.as_deref() != Some(error) {
+        if self.reported.is_new(error) {
             let lease = format!("{}/{}", self.namespace, self.source.lease.name);
             tracing::warn!(
                 event = "lease_failed",
@@ -237,7 +238,6 @@ impl Candidate {
                 "the Lease can't be read or written, so this server doesn't lead: gateways get no leases, and \
                  Services no addresses; check the account's rights (`get`, `create` and `update` of leases)"
             );
-            self.reported = Some(error.to_owned());
         }
     }
 }

@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::time::sleep;
+use vipgate_common::{Backoff, LoggedErrors, TokenBucket, jittered};
 use vipgate_policy::manifest::Kind;
 
 use self::api::{StatusApi, WRITE_TIMEOUT, WriteError};
@@ -35,10 +36,8 @@ pub(super) use self::inputs::InputSources;
 use self::inputs::Inputs;
 use self::planner::{Planner, StatusPlan, StatusWrite};
 use self::session_samples::SessionSamples;
-use super::leader::{Leadership, leads_for};
-use super::rate_limit::TokenBucket;
+use super::leader::{Leadership, WRITE_RATE, leads_for};
 use crate::config::KubernetesSource;
-use crate::source::backoff::Backoff;
 use crate::source::ingest::join_result;
 
 /// How often inputs are compared. Gateways acknowledge a policy faster than that, so most changes are one write.
@@ -62,7 +61,7 @@ pub(super) async fn run(
         stop,
         planner: Planner::default(),
         samples: SessionSamples::default(),
-        bucket: TokenBucket::default(),
+        bucket: TokenBucket::new(WRITE_RATE),
         started: Instant::now(),
         reported: BTreeMap::new(),
     };
@@ -78,8 +77,7 @@ struct Writer {
     samples: SessionSamples,
     bucket: TokenBucket,
     started: Instant,
-    /// The error of each kind that was logged last.
-    reported: BTreeMap<Kind, String>,
+    reported: BTreeMap<Kind, LoggedErrors>,
 }
 
 /// How a round has ended.
@@ -95,7 +93,7 @@ enum Rest {
 
 impl Writer {
     async fn run(mut self) {
-        let mut backoff = Backoff::new();
+        let mut backoff = Backoff::default();
         let mut leading_since: Option<Instant> = None;
         let mut last: Option<Inputs> = None;
         let mut pause = INTERVAL;
@@ -124,8 +122,8 @@ impl Writer {
             let rest = self.write(plan).await;
             last = (rest == Rest::Nothing).then_some(inputs);
             match rest {
-                Rest::Failed => pause = pause.max(backoff.next_delay()),
-                Rest::Nothing | Rest::More => backoff = Backoff::new(),
+                Rest::Failed => pause = pause.max(jittered(backoff.next_delay(), getrandom::u32())),
+                Rest::Nothing | Rest::More => backoff.reset(),
             }
         }
     }
@@ -160,7 +158,7 @@ impl Writer {
                 pending -= 1;
                 continue;
             }
-            sleep(self.bucket.take(self.started.elapsed())).await;
+            sleep(self.bucket.take(Instant::now())).await;
             // Another leader may write when the Lease has ended: nothing may be under way then.
             if !self.leads_for(WRITE_TIMEOUT) || *self.stop.borrow() {
                 return Rest::More;
@@ -210,7 +208,7 @@ impl Writer {
         if rest == Rest::More {
             self.planner.refused(write, now);
         }
-        if self.reported.insert(write.object.kind, error.clone()).as_ref() != Some(&error) {
+        if self.reported.entry(write.object.kind).or_default().is_new(&error) {
             let (kind, object) = (write.object.kind.as_str(), &write.object.name);
             tracing::warn!(
                 event = "status_failed",

@@ -6,16 +6,15 @@ mod file;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::time::Instant;
+use vipgate_common::{Backoff, LoggedErrors, jittered};
 use vipgate_policy::address_record::{AddressRecord, InvalidLine};
 
 use self::etcd::{EtcdRecord, EtcdRecordError};
 use self::file::{RecordFile, RecordFileError};
-use super::backoff::Backoff;
 use crate::config::Etcd;
 
 /// Where a record is stored.
@@ -112,15 +111,15 @@ pub(super) struct Recorder {
     /// When to try again.
     retry_at: Option<Instant>,
     /// Failures that were logged since the last success.
-    reported: BTreeSet<String>,
+    reported: LoggedErrors,
     /// Whether the log says that the record is in memory.
     is_memory_reported: bool,
 }
 
 impl Recorder {
     pub(super) fn new(storage: RecordStorage) -> Self {
-        let (retry_at, reported, is_memory_reported) = (None, BTreeSet::new(), false);
-        Self { storage, backoff: Backoff::new(), retry_at, reported, is_memory_reported }
+        let (backoff, reported) = (Backoff::default(), LoggedErrors::default());
+        Self { storage, backoff, retry_at: None, reported, is_memory_reported: false }
     }
 
     /// Whether the stored record is known.
@@ -159,13 +158,14 @@ impl Recorder {
     /// There is nothing to store.
     pub(super) fn rest(&mut self) {
         if self.storage.is_loaded() {
-            (self.backoff, self.retry_at) = (Backoff::new(), None);
+            self.backoff.reset();
+            self.retry_at = None;
         }
     }
 
     /// Tries again later.
     pub(super) fn postpone(&mut self) {
-        self.retry_at = Some(Instant::now() + self.backoff.next_delay());
+        self.retry_at = Some(Instant::now() + jittered(self.backoff.next_delay(), getrandom::u32()));
     }
 
     /// Says once that nobody knows after a restart which addresses were chosen, if that is so.
@@ -194,7 +194,7 @@ impl Recorder {
         };
         self.postpone();
         let reason = error.to_string();
-        if self.reported.contains(&reason) {
+        if !self.reported.is_new(&reason) {
             return None;
         }
         let effect = "policies get no new addresses of AddressPools until it is recorded who has them";
@@ -203,7 +203,6 @@ impl Recorder {
         } else {
             tracing::warn!(event = "record_failed", reason, "{effect}");
         }
-        self.reported.insert(reason);
         None
     }
 }

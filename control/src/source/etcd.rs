@@ -11,15 +11,14 @@ pub(super) mod member;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::time::Duration;
 
 use tokio::sync::mpsc::Sender;
 use tokio::time::{Instant, sleep};
+use vipgate_common::{Backoff, LoggedErrors, jittered};
 
 use self::member::{EtcdError, KeyRange, Member, Watch};
-use super::backoff::Backoff;
 use super::{EntryError, SourceEvent, SourceUpdate};
 use crate::config::Etcd;
 
@@ -35,8 +34,8 @@ pub async fn watch_prefix(config: Etcd, events: Sender<SourceEvent>) {
         keys,
         membership: config.membership_prefix(),
         events: &events,
-        reported: BTreeSet::new(),
-        backoff: Backoff::new(),
+        reported: LoggedErrors::default(),
+        backoff: Backoff::default(),
     };
     tokio::select! {
         () = events.closed() => {}
@@ -54,7 +53,7 @@ struct Reflector<'a> {
     membership: String,
     events: &'a Sender<SourceEvent>,
     /// Errors reported since the last successful listing.
-    reported: BTreeSet<String>,
+    reported: LoggedErrors,
     backoff: Backoff,
 }
 
@@ -69,12 +68,12 @@ impl Reflector<'_> {
                     // Not reported: a member may be available for listing again.
                     tracing::debug!(endpoint, %error, "the watch has ended; listing all keys again");
                     if start.elapsed() >= BACKOFF_RESET_AFTER {
-                        self.backoff = Backoff::new();
+                        self.backoff.reset();
                     }
                 }
                 Err(error) => self.report_unreachable(&error).await,
             }
-            sleep(self.backoff.next_delay()).await;
+            sleep(jittered(self.backoff.next_delay(), getrandom::u32())).await;
         }
     }
 
@@ -126,7 +125,7 @@ impl Reflector<'_> {
         tracing::debug!(%error, "etcd is unreachable");
         let reason =
             format!("can't read etcd: {error}: check that it runs, has a leader and matches `source.etcd.endpoints`");
-        if self.reported.insert(reason.clone()) {
+        if self.reported.is_new(&reason) {
             self.send(SourceEvent::Unreachable(reason)).await;
         }
     }

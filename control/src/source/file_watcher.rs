@@ -13,9 +13,9 @@ use notify::event::{AccessKind, AccessMode, ModifyKind};
 use notify::{Config, Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
+use vipgate_common::Backoff;
 
 use crate::privileges;
-use crate::source::backoff::delay_after;
 use crate::source::manifest_files::Walk;
 
 /// Wait without events while a file is being written or something was created or removed: the writer is done.
@@ -55,8 +55,8 @@ pub struct FileWatcher {
     rescan_interval: Duration,
     /// When to read again what couldn't be read.
     retry_at: Option<Instant>,
-    /// Scans with failed reads, in a row.
-    failures: u32,
+    /// Delay of the next scan after one with failed reads.
+    backoff: Backoff,
 }
 
 /// Events since the last call of [`FileWatcher::next`].
@@ -86,7 +86,7 @@ impl FileWatcher {
             watched: BTreeSet::new(),
             rescan_interval: RESCAN_INTERVAL,
             retry_at: None,
-            failures: 0,
+            backoff: Backoff::new((RETRY_INTERVAL, RESCAN_INTERVAL)),
         };
         if let Err(error) = watcher.start() {
             tracing::warn!(%error, "no file notifications yet: policy files are polled every {RESCAN_INTERVAL:?}");
@@ -133,12 +133,12 @@ impl FileWatcher {
     /// arrive, and later each time that it fails.
     pub fn note_reads(&mut self, have_failed: bool, is_scan: bool) {
         if is_scan {
-            self.retry_at = None;
-            self.failures = if have_failed { self.failures.saturating_add(1) } else { 0 };
-        }
-        if have_failed && self.retry_at.is_none() {
-            let delays = (RETRY_INTERVAL, self.rescan_interval);
-            self.retry_at = Some(Instant::now() + delay_after(self.failures.saturating_sub(1), delays));
+            self.retry_at = have_failed.then(|| Instant::now() + self.backoff.next_delay());
+            if !have_failed {
+                self.backoff.reset();
+            }
+        } else if have_failed && self.retry_at.is_none() {
+            self.retry_at = Some(Instant::now() + self.backoff.peek());
         }
     }
 

@@ -18,7 +18,6 @@ mod observed;
 mod probe;
 mod request;
 
-use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::sync::Arc;
 
@@ -26,6 +25,7 @@ use kube::Client;
 use tokio::sync::mpsc::{self, Sender};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
+use vipgate_common::{Backoff, LoggedErrors, jittered};
 use vipgate_policy::manifest::Kind;
 
 pub(crate) use self::client::{ConnectError, client, objects};
@@ -36,7 +36,6 @@ use self::probe::Finding;
 pub(crate) use self::probe::cluster_uid;
 pub(crate) use self::request::{RequestError, ReusedClient, request};
 use super::SourceEvent;
-use super::backoff::Backoff;
 use crate::config::{KubernetesSource, PodWatch};
 
 /// Capacity of the queue of collections' events; when it is full, their watches wait.
@@ -51,7 +50,7 @@ pub(crate) async fn watch_cluster(
     let mut reflector = Reflector {
         config: &config,
         events: &events,
-        reported: BTreeSet::new(),
+        reported: LoggedErrors::default(),
         mirror: Mirror::new(observed),
         cluster_uid: None,
     };
@@ -68,7 +67,7 @@ struct Reflector<'a> {
     config: &'a KubernetesSource,
     events: &'a Sender<SourceEvent>,
     /// Errors that were reported since the last update.
-    reported: BTreeSet<String>,
+    reported: LoggedErrors,
     mirror: Mirror,
     /// Which cluster it is.
     cluster_uid: Option<String>,
@@ -76,18 +75,18 @@ struct Reflector<'a> {
 
 impl Reflector<'_> {
     async fn run(&mut self) -> Infallible {
-        let mut backoff = Backoff::new();
+        let mut backoff = Backoff::default();
         loop {
             match self.connect().await {
                 Ok(client) => {
                     let reason = self.session(client).await;
                     tracing::info!(event = "source_listed_again", reason, "listing the cluster again");
                     self.mirror.list_again();
-                    backoff = Backoff::new();
+                    backoff.reset();
                 }
                 Err(error) => self.report_unreachable(&error).await,
             }
-            sleep(backoff.next_delay()).await;
+            sleep(jittered(backoff.next_delay(), getrandom::u32())).await;
         }
     }
 
@@ -187,7 +186,7 @@ impl Reflector<'_> {
         let reason = format!(
             "can't read the Kubernetes API: {error}: check that it runs, `source.kubernetes`, and the account's rights"
         );
-        if self.reported.insert(reason.clone()) {
+        if self.reported.is_new(&reason) {
             self.send(SourceEvent::Unreachable(reason)).await;
         }
     }

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Instant;
 
+use vipgate_common::MinInterval;
+
 /// The last claim to each VIP.
 pub type Claims = BTreeMap<IpAddr, Claim>;
 
@@ -14,8 +16,8 @@ pub struct Claim {
     pub mac: [u8; 6],
     /// When the claim was last seen.
     pub last_seen: Instant,
-    pub(crate) logged: Option<Instant>,
-    pub(crate) defended: Option<Instant>,
+    pub(crate) log: MinInterval,
+    pub(crate) defense: MinInterval,
 }
 
 /// A MAC address as text, `02:00:5e:10:00:01`.

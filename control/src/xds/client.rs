@@ -9,7 +9,6 @@ mod connect;
 mod delta;
 mod held;
 mod identity;
-mod logged_errors;
 mod stream;
 mod target;
 
@@ -22,9 +21,10 @@ use arc_swap::ArcSwap;
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
+use vipgate_common::RECOVERY;
 use vipgate_policy::compiler::GatewayLocality;
 
-pub(crate) use self::attempts::{Attempts, RetryDelay};
+pub(crate) use self::attempts::Attempts;
 pub use self::coalesce::COALESCE_INTERVAL;
 use self::connect::CONNECT_TIMEOUT;
 pub use self::connect::error_chain;
@@ -34,14 +34,13 @@ pub(crate) use self::identity::Identity;
 pub(crate) use self::target::Target;
 use super::cache::{Cache, CacheContents};
 use crate::config::PolicyServer;
-use crate::source::backoff::RECOVERY;
 use crate::xds::client::cache_writer::{CacheWriter, Confirmation, store_at};
 use crate::xds::client::held::HeldUpdates;
 use crate::xds::resource::Key;
 use crate::xds::store::{PolicyUpdate, ResourceStore, StoredResource};
 
 /// Reconnect backoff.
-const BACKOFF: RetryDelay = (Duration::from_millis(100), Duration::from_secs(4));
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(4));
 const _: () = assert!(BACKOFF.1.as_secs() + CONNECT_TIMEOUT.as_secs() < RECOVERY.as_secs());
 /// Time for the last write of the cache when the client stops.
 const CACHE_CLOSE_TIMEOUT: Duration = Duration::from_secs(2);

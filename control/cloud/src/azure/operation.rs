@@ -9,6 +9,7 @@ use hyper::{Method, Response, StatusCode, Uri};
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::time::{sleep, timeout};
+use vipgate_common::Backoff;
 
 use super::client::Client;
 use super::error::{self, of_operation};
@@ -54,10 +55,9 @@ impl Client {
         let asked = accepted.headers().get(RETRY_AFTER).and_then(|it| it.to_str().ok()?.parse().ok());
         let longest = asked.map_or(MAX_PAUSE, Duration::from_secs).min(MAX_PAUSE);
         let wait = async {
-            let mut pause = MIN_PAUSE;
+            let mut pauses = Backoff::new((MIN_PAUSE, longest));
             loop {
-                sleep(pause.min(longest)).await;
-                pause = (pause * 2).min(MAX_PAUSE);
+                sleep(pauses.next_delay()).await;
                 if self.is_done(name, &poll).await? {
                     return Ok(());
                 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use hyper::Method;
 use tokio::time::{sleep, timeout};
+use vipgate_common::Backoff;
 
 use super::client::Client;
 use super::error::of_operation;
@@ -14,9 +15,8 @@ use crate::error::{CloudError, ErrorKind};
 const WAIT_ZONE: api::Operation = api::Operation::read("zoneOperations.wait");
 const WAIT_REGION: api::Operation = api::Operation::read("regionOperations.wait");
 
-/// Pause before the next wait when one ends early, which the API may do at any time; doubles up to [`MAX_PAUSE`].
-const MIN_PAUSE: Duration = Duration::from_millis(100);
-const MAX_PAUSE: Duration = Duration::from_secs(2);
+/// Pause before the next wait when one ends early, which the API may do at any time.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 
 /// Where an operation is.
 #[derive(Clone, Copy, Debug)]
@@ -37,10 +37,10 @@ impl Client {
         accepted: resource::Operation,
     ) -> Result<(), CloudError> {
         let wait = async {
-            let (mut operation, mut pause) = (accepted, Duration::ZERO);
+            let (mut operation, mut pauses, mut pause) = (accepted, Backoff::new(PAUSE), Duration::ZERO);
             while operation.status != "DONE" {
                 sleep(pause).await;
-                pause = (pause * 2).clamp(MIN_PAUSE, MAX_PAUSE);
+                pause = pauses.next_delay();
                 operation = self.wait(location, &operation.name).await.map_err(CloudError::of_accepted_change)?;
             }
             of_operation(name, &operation).map_or(Ok(()), Err)

@@ -5,6 +5,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use vipgate_common::LoggedErrors;
+
 use super::View;
 use super::status::GatewayStatus;
 use crate::echo::EchoSocket;
@@ -17,8 +19,8 @@ pub(super) struct Echoes {
     socket: Option<EchoSocket>,
     liveness: Liveness,
     endpoints: BTreeMap<Arc<str>, SocketAddr>,
-    /// The last error of binding the socket, which is logged once.
-    error: Option<String>,
+    /// Errors of binding the socket.
+    logged: LoggedErrors,
 }
 
 impl Echoes {
@@ -36,11 +38,11 @@ impl Echoes {
         match EchoSocket::bind(own).await {
             Ok(socket) => {
                 self.socket = Some(socket);
-                self.error = None;
+                self.logged.clear();
             }
             Err(error) => {
                 let error = error.to_string();
-                if self.error.as_ref() != Some(&error) {
+                if self.logged.is_new(&error) {
                     let address = own.address.ip();
                     tracing::error!(
                         event = "echo_failed",
@@ -48,7 +50,6 @@ impl Echoes {
                         error,
                         "gateways can't be asked whether they are alive: is this the node's address?"
                     );
-                    self.error = Some(error);
                 }
             }
         }

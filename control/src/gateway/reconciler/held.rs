@@ -162,12 +162,13 @@ impl Reconciler {
         let status = self.state.capture.load_full();
         let (error, failures) = match written {
             Err(error) => {
-                self.retry.failed(Instant::now());
+                self.due = Some(Instant::now() + self.backoff.next_delay());
                 (error.to_string(), status.failures + 1)
             }
             Ok(()) if self.held.is_some() || self.is_closed || self.steering().needs_full_write() => return,
             Ok(()) => {
-                self.retry.succeeded();
+                self.due = None;
+                self.backoff.reset();
                 if status.error.is_some() {
                     tracing::info!(event = "capture_complete", "the XDP program's maps hold all that policy needs");
                     self.state.capture.store(Arc::new(CaptureStatus { error: None, failures: status.failures }));

@@ -3,10 +3,13 @@
 
 use std::time::{Duration, Instant};
 
+use vipgate_common::Backoff;
+
 /// Hold-down state of a gateway.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HoldDown {
-    min: Duration,
+    /// Hold-downs after relapses.
+    backoff: Backoff,
     max: Duration,
     /// Hold-down after the next recovery; `None`: the gateway has never been able yet.
     current: Option<Duration>,
@@ -23,7 +26,7 @@ impl HoldDown {
     /// a fault it is `min` again.
     pub(super) fn new(min: Duration, max: Duration) -> Self {
         let max = max.max(min);
-        Self { min, max, current: None, is_faulty: false, until: None, able_since: None }
+        Self { backoff: Backoff::new((min, max)), max, current: None, is_faulty: false, until: None, able_since: None }
     }
 
     /// Updates whether the gateway is without faults now. Returns whether it is able: healthy and not held down.
@@ -31,11 +34,10 @@ impl HoldDown {
         if !is_healthy {
             // Faults during a hold-down restart it, but don't double it.
             if let Some(since) = self.able_since.take() {
-                let was_stable = now.saturating_duration_since(since) >= self.max;
-                self.current = Some(match self.current {
-                    Some(current) if !was_stable => (current * 2).min(self.max),
-                    _ => self.min,
-                });
+                if now.saturating_duration_since(since) >= self.max {
+                    self.backoff.reset();
+                }
+                self.current = Some(self.backoff.next_delay());
             }
             self.is_faulty = true;
             self.until = None;

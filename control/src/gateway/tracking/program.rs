@@ -4,9 +4,9 @@
 use std::io;
 use std::time::{Duration, Instant};
 
+use vipgate_common::{LoggedErrors, delay_after};
 use vipgate_xdp::attach::ProgramStatus;
 
-use crate::source::backoff::delay_after;
 use crate::state::tracking::{Attachment, ProgramAttachment};
 
 /// Number of immediate reattachments in a row; further ones are delayed.
@@ -100,15 +100,15 @@ pub(super) struct MonitoredProgram {
     status: ProgramAttachment,
     /// Since when queries have failed; `None`: the last one hasn't.
     unqueried_since: Option<Instant>,
-    /// The last error of a reattachment, to log each error once.
-    last_error: Option<String>,
+    /// Errors of reattachments.
+    logged: LoggedErrors,
 }
 
 impl MonitoredProgram {
     /// A program in the state in which the start has left it.
     pub(super) fn new(kind: ProgramKind, state: Attachment) -> Self {
         let status = ProgramAttachment { state, detached: 0 };
-        Self { kind, backoff: Backoff::default(), status, unqueried_since: None, last_error: None }
+        Self { kind, backoff: Backoff::default(), status, unqueried_since: None, logged: LoggedErrors::default() }
     }
 
     pub(super) fn status(&self) -> ProgramAttachment {
@@ -182,11 +182,11 @@ impl MonitoredProgram {
                     "the {name} was detached from {interface} ({found}); reattached"
                 );
                 self.backoff.reattached(now);
-                self.last_error = None;
+                self.logged.clear();
                 Attachment::Attached
             }
             Err(error) => {
-                if self.last_error.as_ref() != Some(&error) {
+                if self.logged.is_new(&error) {
                     tracing::error!(
                         event = event,
                         interface,
@@ -196,7 +196,6 @@ impl MonitoredProgram {
                     );
                 }
                 self.backoff.failed(now);
-                self.last_error = Some(error);
                 missing
             }
         }

@@ -5,6 +5,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
+use vipgate_common::LoggedErrors;
 use vipgate_xdp::attach::{self, Mode, OnExit};
 use vipgate_xdp::nic::Nic;
 use vipgate_xdp::steering::Steering;
@@ -29,13 +30,13 @@ const MAP_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 struct MapEntry {
     /// The interface index in the map.
     ifindex: u32,
-    /// The last error, to log each error once.
-    last_error: Option<String>,
+    /// Errors of writes.
+    logged: LoggedErrors,
 }
 
 impl MapEntry {
     fn new(ifindex: u32) -> Self {
-        Self { ifindex, last_error: None }
+        Self { ifindex, logged: LoggedErrors::default() }
     }
 
     /// Writes the interface index, if the map has another one.
@@ -45,16 +46,13 @@ impl MapEntry {
         }
         match write() {
             Ok(()) => *self = Self::new(nic.ifindex),
-            Err(error) if self.last_error.as_ref() == Some(&error) => {}
-            Err(error) => {
-                tracing::error!(
-                    event = "xdp_detached",
-                    interface = nic.name,
-                    error,
-                    "cannot add the recreated device to the steering program: {error}"
-                );
-                self.last_error = Some(error);
-            }
+            Err(error) if self.logged.is_new(&error) => tracing::error!(
+                event = "xdp_detached",
+                interface = nic.name,
+                error,
+                "cannot add the recreated device to the steering program: {error}"
+            ),
+            Err(_) => {}
         }
     }
 

@@ -12,6 +12,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{broadcast, mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tracing::{debug, info, warn};
+use vipgate_common::MinInterval;
 use vipgate_dataplane::policy::spec::{NetworkSpec, RouteTarget};
 
 use super::super::error::NetworkError;
@@ -40,7 +41,7 @@ pub(super) struct ResolverTask {
     failures: broadcast::Receiver<NeighborFailed>,
     /// Whether the kernel supports managed entries; `None`: not known yet.
     can_manage: Option<bool>,
-    logged: Option<Instant>,
+    log: MinInterval,
 }
 
 impl ResolverTask {
@@ -82,7 +83,7 @@ impl ResolverTask {
             network: receiver,
             failures,
             can_manage: None,
-            logged: None,
+            log: MinInterval::default(),
         })
     }
 
@@ -229,16 +230,14 @@ impl ResolverTask {
             // Removed meanwhile: not an error.
             Some(libc::ENOENT | libc::ENODEV | libc::ENETDOWN) => {
                 debug!(interface = interface.0, %address, %error, "the neighbor or its interface was removed");
-                return;
             }
-            _ if self.logged.is_some_and(|at| at.elapsed() < LOG_INTERVAL) => return,
+            _ if self.log.due(LOG_INTERVAL, Instant::now().into_std()).is_none() => {}
             Some(libc::ENOBUFS) => warn!(
                 interface = interface.0, %address,
                 "the kernel's neighbor table is full; raise net.ipv4.neigh.default.gc_thresh3 (or the same of net.ipv6)"
             ),
             _ => warn!(interface = interface.0, %address, %error, "can't make the kernel resolve a next hop"),
         }
-        self.logged = Some(Instant::now());
     }
 }
 

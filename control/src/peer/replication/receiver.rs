@@ -7,6 +7,7 @@ use std::time::Duration;
 use crossbeam::channel::Sender;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until, timeout};
+use vipgate_common::Backoff;
 use vipgate_dataplane::replication::round::PurgeChunk;
 use vipgate_dataplane::session::record::ReplicationRecord;
 use vipgate_dataplane::worker::command::Command;
@@ -35,8 +36,7 @@ const MAX_RETRY_DELAY: Duration = Duration::from_mins(1);
 #[derive(Debug)]
 struct RetrySchedule {
     due: Option<Instant>,
-    delay: Duration,
-    min_delay: Duration,
+    backoff: Backoff,
     /// During a round: whether records were rejected since its start. The full sync is requested after its end, since a
     /// request would abort it.
     in_round: Option<bool>,
@@ -44,18 +44,19 @@ struct RetrySchedule {
 
 impl RetrySchedule {
     fn new(min_delay: Duration) -> Self {
-        Self { due: None, delay: min_delay, min_delay, in_round: None }
+        Self { due: None, backoff: Backoff::new((min_delay, MAX_RETRY_DELAY)), in_round: None }
     }
 
     fn rejected(&mut self, now: Instant) {
         match &mut self.in_round {
             Some(in_round) => *in_round = true,
-            None => _ = self.due.get_or_insert(now + self.delay),
+            None => _ = self.due.get_or_insert(now + self.backoff.peek()),
         }
     }
 
     fn requested(&mut self) {
-        (self.due, self.delay) = (None, (2 * self.delay).min(MAX_RETRY_DELAY));
+        self.due = None;
+        self.backoff.next_delay();
     }
 
     fn round_begins(&mut self) {
@@ -66,7 +67,7 @@ impl RetrySchedule {
         if self.in_round.take() == Some(true) {
             self.rejected(now);
         } else {
-            self.delay = (self.delay / 2).max(self.min_delay);
+            self.backoff.halve();
         }
     }
 

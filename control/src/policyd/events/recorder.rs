@@ -14,10 +14,11 @@ use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::sleep;
+use vipgate_common::{LoggedErrors, TokenBucket};
 
 use super::{ObjectEvent, ObjectEvents};
 use crate::config::KubernetesSource;
-use crate::policyd::rate_limit::TokenBucket;
+use crate::policyd::leader::WRITE_RATE;
 use crate::source::kubernetes::{ReusedClient, request};
 
 /// Timeout of a request.
@@ -35,9 +36,7 @@ struct Recorder {
     /// How often each Event was written, by name.
     counts: HashMap<String, i32>,
     bucket: TokenBucket,
-    started: Instant,
-    /// The error that was logged last.
-    reported: Option<String>,
+    reported: LoggedErrors,
 }
 
 /// Writes recorded Events until `stop` is set. One that can't be written is lost.
@@ -50,9 +49,8 @@ pub(in crate::policyd) async fn run(
         client: ReusedClient::new(source),
         queue,
         counts: HashMap::new(),
-        bucket: TokenBucket::default(),
-        started: Instant::now(),
-        reported: None,
+        bucket: TokenBucket::new(WRITE_RATE),
+        reported: LoggedErrors::default(),
     };
     tokio::select! {
         () = recorder.write_all() => {}
@@ -64,11 +62,11 @@ impl Recorder {
     async fn write_all(&mut self) {
         loop {
             let event = self.queue.next().await;
-            sleep(self.bucket.take(self.started.elapsed())).await;
+            sleep(self.bucket.take(Instant::now())).await;
             match self.write(&event).await {
                 Ok(()) => {
                     self.queue.written.increment();
-                    self.reported = None;
+                    self.reported.clear();
                 }
                 Err(error) => {
                     self.queue.failed.increment();
@@ -110,14 +108,13 @@ impl Recorder {
     }
 
     fn report(&mut self, error: &str) {
-        if self.reported.as_deref() != Some(error) {
+        if self.reported.is_new(error) {
             tracing::warn!(
                 event = "event_failed",
                 error,
                 "an Event can't be written: check the API server and the account's rights (`create` and `patch` of \
                  events)"
             );
-            self.reported = Some(error.to_owned());
         }
     }
 }

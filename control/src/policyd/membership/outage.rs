@@ -3,7 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-/// Initial and maximum interval between log lines about failures. After the maximum without a failure it is reset.
+use vipgate_common::Backoff;
+
+/// Interval between log lines about failures. After the longest one without a failure it is reset.
 const INTERVAL: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
 
 /// Log state of an outage.
@@ -13,13 +15,13 @@ pub(super) struct Outage {
     reason: Option<String>,
     /// No failure is logged before this time.
     quiet_until: Option<Instant>,
-    interval: Duration,
+    interval: Backoff,
     healthy_since: Option<Instant>,
 }
 
 impl Default for Outage {
     fn default() -> Self {
-        Self { reason: None, quiet_until: None, interval: INTERVAL.0, healthy_since: None }
+        Self { reason: None, quiet_until: None, interval: Backoff::new(INTERVAL), healthy_since: None }
     }
 }
 
@@ -28,14 +30,14 @@ impl Outage {
     pub(super) fn record_failure(&mut self, now: Instant, reason: &str) -> bool {
         let healthy = self.healthy_since.take().map(|since| now.saturating_duration_since(since));
         if healthy.is_some_and(|duration| duration >= INTERVAL.1) {
-            (self.quiet_until, self.interval) = (None, INTERVAL.0);
+            self.quiet_until = None;
+            self.interval.reset();
         }
         if self.reason.as_deref() == Some(reason) || self.quiet_until.is_some_and(|until| now < until) {
             return false;
         }
         self.reason = Some(reason.to_owned());
-        self.quiet_until = Some(now + self.interval);
-        self.interval = (self.interval * 2).min(INTERVAL.1);
+        self.quiet_until = Some(now + self.interval.next_delay());
         true
     }
 

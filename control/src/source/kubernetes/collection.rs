@@ -11,13 +11,13 @@ use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client};
 use tokio::sync::mpsc::Sender;
 use tokio::time::sleep;
+use vipgate_common::{Backoff, jittered};
 use vipgate_policy::manifest::Kind;
 
 use super::client::objects;
 use super::definition::{self, Definition};
 use super::manifest::{self, Manifest};
 use crate::config::ListMode;
-use crate::source::backoff::Backoff;
 
 /// Objects per page of a list.
 const PAGE_SIZE: u32 = 500;
@@ -66,10 +66,10 @@ pub(super) async fn watch(
     mode: ListMode,
     events: Sender<(Collection, CollectionEvent)>,
 ) {
-    let mut watch = CollectionWatch { client, collection, mode, events, backoff: Backoff::new(), definition: None };
+    let mut watch = CollectionWatch { client, collection, mode, events, backoff: Backoff::default(), definition: None };
     // A watch that can't go on begins again with a list, so that what it says next is known to be whole.
     while watch.run().await.is_ok() {
-        sleep(watch.backoff.next_delay()).await;
+        sleep(jittered(watch.backoff.next_delay(), getrandom::u32())).await;
     }
 }
 
@@ -115,7 +115,7 @@ impl CollectionWatch {
                         if !self.send_list(std::mem::take(&mut listed)).await? {
                             return Ok(());
                         }
-                        self.backoff = Backoff::new();
+                        self.backoff.reset();
                     }
                     Ok(Event::Apply(object)) => {
                         failures = 0;
@@ -127,7 +127,7 @@ impl CollectionWatch {
                         if self.report(&error, failures).await? {
                             return Ok(());
                         }
-                        sleep(self.backoff.next_delay()).await;
+                        sleep(jittered(self.backoff.next_delay(), getrandom::u32())).await;
                     }
                 }
             }
@@ -190,7 +190,7 @@ impl CollectionWatch {
                 Ok(definition) => return Ok(definition),
                 Err(error) => self.send(CollectionEvent::Failed(describe(&error))).await?,
             }
-            sleep(self.backoff.next_delay()).await;
+            sleep(jittered(self.backoff.next_delay(), getrandom::u32())).await;
         }
     }
 

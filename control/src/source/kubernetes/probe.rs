@@ -10,6 +10,7 @@ use kube::api::{ListParams, PartialObjectMeta};
 use kube::{Api, Client};
 use tokio::sync::mpsc::Sender;
 use tokio::time::{Instant, sleep};
+use vipgate_common::LoggedErrors;
 
 use super::collection::REQUEST_TIMEOUT;
 use super::request::{RequestError, request};
@@ -78,8 +79,8 @@ struct History {
     /// The first failure since the last success.
     failed_since: Option<Instant>,
     has_timed_out: bool,
-    /// The reason that was reported.
-    reported: Option<String>,
+    /// The reasons that were reported.
+    reported: LoggedErrors,
 }
 
 impl History {
@@ -105,14 +106,11 @@ impl History {
         if now.duration_since(since) >= MAX_OUTAGE {
             return Some(Finding::Stale(reason));
         }
-        (self.reported.as_ref() != Some(&reason)).then(|| {
-            self.reported = Some(reason.clone());
-            Finding::Unreachable(reason)
-        })
+        self.reported.is_new(&reason).then_some(Finding::Unreachable(reason))
     }
 
     fn succeeded(&mut self, revision: u64) -> Option<Finding> {
-        let (has_timed_out, was_reported) = (std::mem::take(&mut self.has_timed_out), self.reported.take().is_some());
+        let (has_timed_out, was_reported) = (std::mem::take(&mut self.has_timed_out), self.reported.clear());
         self.failed_since = None;
         if revision < self.revision {
             let reason = format!("its state is older than before (revision {revision} after {})", self.revision);

@@ -3,25 +3,26 @@
 
 use std::time::Duration;
 
-use super::logged_errors::LoggedErrors;
+use vipgate_common::{Backoff, LoggedErrors, jittered};
+
 use super::target::{Target, TargetList};
 use crate::config::PolicyServer;
-
-/// Delay between attempts: first and maximum.
-pub(crate) type RetryDelay = (Duration, Duration);
 
 /// The servers' addresses, and what has failed since one was last reached.
 #[derive(Debug)]
 pub(crate) struct Attempts {
     targets: TargetList,
-    bounds: RetryDelay,
-    delay: Duration,
+    /// Delay within a round.
+    first_delay: Duration,
+    backoff: Backoff,
     logged: LoggedErrors,
 }
 
 impl Attempts {
-    pub(crate) fn new(server: &PolicyServer, bounds: RetryDelay) -> Self {
-        Self { targets: TargetList::new(server), bounds, delay: bounds.0, logged: LoggedErrors::default() }
+    /// Of a client with these delays between attempts, the first and the longest one.
+    pub(crate) fn new(server: &PolicyServer, delays: (Duration, Duration)) -> Self {
+        let (targets, backoff) = (TargetList::new(server), Backoff::new(delays));
+        Self { targets, first_delay: delays.0, backoff, logged: LoggedErrors::default() }
     }
 
     /// The address to try.
@@ -42,17 +43,13 @@ impl Attempts {
 
     /// Begins with the first delay again.
     pub(crate) fn reset_delay(&mut self) {
-        self.delay = self.bounds.0;
+        self.backoff.reset();
     }
 
     /// The delay until the next attempt. It grows with rounds, not with servers.
     pub(crate) fn next_delay(&mut self) -> Duration {
-        if self.has_more() {
-            return jittered(self.bounds.0);
-        }
-        let delay = self.delay;
-        self.delay = (delay * 2).min(self.bounds.1);
-        jittered(delay)
+        let delay = if self.has_more() { self.first_delay } else { self.backoff.next_delay() };
+        jittered(delay, getrandom::u32())
     }
 
     /// Whether the reason why an attempt or a connection has ended is to be logged.
@@ -64,13 +61,6 @@ impl Attempts {
     pub(crate) fn clear_logged(&mut self) {
         self.logged.clear();
     }
-}
-
-/// A delay with jitter: 50 to 100 % of it, so that clients that lost the server together don't reconnect together.
-pub(super) fn jittered(delay: Duration) -> Duration {
-    // Without a random source: the whole delay.
-    let random = getrandom::u32().unwrap_or(u32::MAX);
-    delay / 2 + (delay / 2).mul_f64(f64::from(random) / f64::from(u32::MAX))
 }
 
 #[cfg(test)]

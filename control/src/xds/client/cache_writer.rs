@@ -14,9 +14,9 @@ use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TryRecvError;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{sleep, timeout};
+use vipgate_common::LoggedErrors;
 
 use super::ServerStatus;
-use super::logged_errors::LoggedErrors;
 use crate::xds::cache::{Cache, encode};
 use crate::xds::resource::Key;
 use crate::xds::store::StoredResource;
@@ -173,7 +173,7 @@ impl CacheWriter {
     fn report(&mut self, error: Option<String>) {
         let error = error.map(|error| format!("{}: {error}", self.path.display()));
         match &error {
-            None => self.logged.clear(),
+            None => _ = self.logged.clear(),
             Some(error) if self.logged.is_new(error) => {
                 tracing::error!(event = "policy_cache_failed", error, "the policy cache can't be written");
             }

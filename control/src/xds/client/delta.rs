@@ -13,16 +13,17 @@ use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Code, Streaming};
+use vipgate_common::{Backoff, jittered};
 
 use super::ServerStatus;
-use super::attempts::{Attempts, RetryDelay, jittered};
+use super::attempts::Attempts;
 use super::connect::{RootCause, open_channel, with_causes};
 use super::identity::Identity;
 use super::target::Target;
 use crate::config::PolicyServer;
 
 /// Delay after a response that is too large: the next one will be as large, and as expensive for both sides.
-const TOO_LARGE_DELAY: RetryDelay = (Duration::from_secs(10), Duration::from_mins(2));
+const TOO_LARGE_DELAY: (Duration, Duration) = (Duration::from_secs(10), Duration::from_mins(2));
 /// A connection that lasted longer resets the delays.
 const DELAY_RESET: Duration = Duration::from_secs(30);
 /// Maximum size of a response, bytes (documented in `policy.proto`). policyd sends about 64 KiB per response; another
@@ -146,17 +147,17 @@ impl<S: Subscriber> DeltaClient<S> {
     pub(crate) fn new(
         identity: Identity,
         server: PolicyServer,
-        delay: RetryDelay,
+        delays: (Duration, Duration),
         status: Arc<ArcSwap<ServerStatus>>,
         subscriber: S,
     ) -> Self {
-        let attempts = Attempts::new(&server, delay);
+        let attempts = Attempts::new(&server, delays);
         Self { identity, server, attempts, status, subscriber }
     }
 
     /// Connects, runs a stream and reconnects, until it is dropped.
     pub(crate) async fn run(mut self) {
-        let mut too_large_delay = TOO_LARGE_DELAY.0;
+        let mut too_large = Backoff::new(TOO_LARGE_DELAY);
         loop {
             let started = Instant::now();
             let target = self.attempts.next().await;
@@ -165,12 +166,10 @@ impl<S: Subscriber> DeltaClient<S> {
             let is_too_large = matches!(end, StreamEnd::TooLarge(_));
             if !is_too_large && started.elapsed() > DELAY_RESET {
                 self.attempts.reset_delay();
-                too_large_delay = TOO_LARGE_DELAY.0;
+                too_large.reset();
             }
             let delay = if is_too_large && !self.attempts.has_more() {
-                let delay = too_large_delay;
-                too_large_delay = (delay * 2).min(TOO_LARGE_DELAY.1);
-                jittered(delay)
+                jittered(too_large.next_delay(), getrandom::u32())
             } else {
                 self.attempts.next_delay()
             };

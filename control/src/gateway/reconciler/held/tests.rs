@@ -140,7 +140,7 @@ impl Setup {
 
     fn is_complete(&self) -> bool {
         let is_complete = self.state.capture.load().error.is_none();
-        assert_eq!(is_complete, self.reconciler.retry.at().is_none(), "it is retried until it is");
+        assert_eq!(is_complete, self.reconciler.due.is_none(), "it is retried until it is");
         is_complete
     }
 }

@@ -6,12 +6,13 @@ use std::time::Duration;
 use etcd_client::{EventType, GetOptions, ResponseHeader, WatchOptions};
 use tokio::sync::mpsc::Sender;
 use tokio::time::{Instant, sleep, timeout};
+use vipgate_common::Backoff;
 
 use super::{KeyKind, Keys, connect, explain};
 
 /// Timeout of a request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
-/// Initial and maximum delay between attempts.
+/// Delay between attempts; a longer watch resets it.
 const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 /// A watch without events for this long is opened again: while any gateway sends heartbeats, a working watch has
 /// events.
@@ -32,7 +33,7 @@ struct ReceiverDropped;
 
 /// Watches one etcd endpoint after the other until the receiver is dropped.
 pub(super) async fn watch(endpoints: Vec<String>, keys: Keys, sender: Sender<ObservedWrite>) {
-    let mut delay = RETRY_DELAY.0;
+    let mut backoff = Backoff::new(RETRY_DELAY);
     for endpoint in endpoints.iter().cycle() {
         let started = Instant::now();
         let end = tokio::select! {
@@ -41,8 +42,10 @@ pub(super) async fn watch(endpoints: Vec<String>, keys: Keys, sender: Sender<Obs
         };
         let Ok(error) = end else { return };
         tracing::debug!(endpoint, error, "the watch of the membership store has ended");
-        delay = if started.elapsed() > RETRY_DELAY.1 { RETRY_DELAY.0 } else { (delay * 2).min(RETRY_DELAY.1) };
-        sleep(delay).await;
+        if started.elapsed() > RETRY_DELAY.1 {
+            backoff.reset();
+        }
+        sleep(backoff.next_delay()).await;
     }
 }
 
