@@ -116,7 +116,7 @@ fn run_all_commands(router: tonic::transport::server::Router) -> Vec<String> {
             }
         });
     });
-    let commands: [&[&str]; 13] = [
+    let commands: [&[&str]; 12] = [
         &["status"],
         &["sessions"],
         &["sessions", "flush", "--all"],
