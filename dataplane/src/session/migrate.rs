@@ -1,89 +1,27 @@
-//! Migration of session tables to another number of workers or another capacity.
+//! Migration of session tables to another number of workers or another capacity: the sessions of the former tables are
+//! listed, and their replication records applied to the new ones.
 //!
 //! The former tables are only read: if the process dies during a migration, nothing has changed, and the next process
 //! starts over. The new tables look as if a former process with the new numbers had left them: [`Sessions::restore`]
-//! checks policy, reserves ports and sets timers, as after every restart.
+//! checks policy, reserves ports and sets timers, as after every restart. A record has all that a session keeps over a
+//! restart, but for its role, and what other gateways have of it, which is taken from the former entries
+//! (standby.rs). TCP numbers that aren't verified yet are in no record: the next segments bring them.
 //!
 //! Replies find their worker by the block of their port (`ports/pool.rs`), so all sessions of a block are assigned to
 //! one worker, whichever worker had them before; inbound sessions have no block and are found in the directory. If not
 //! all fit, those idle for longest are dropped. A client's choice of a backend goes to any worker: all of them read it.
 
 use foldhash::HashMap;
-use vipgate_mem::{Region, Slab, Storage, StorageError};
 
 use super::affinity::stored::StoredChoices;
-use super::entry::{Entry, Flags};
-use super::table::Table;
-use super::timeout::Timeouts;
+use super::entry::Entry;
+use super::pair::{Role, matching_twin};
 use super::{SessionFamily, Sessions};
 use crate::flow::address::{Address, V6};
 use crate::flow::direction::Direction;
 use crate::flow::ids::Slot;
 use crate::flow::time::Tick;
 use crate::ports::BlockId;
-use crate::session::persistence::{Header, Identity, Unusable, matching_twin};
-
-/// Role of a session at this gateway, in order of importance.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Role {
-    /// Open here.
-    Active,
-    /// Replicated from another gateway.
-    Standby,
-    /// Ended; its port isn't reusable yet.
-    Quarantined,
-}
-
-impl Role {
-    /// Role of a session, from both entries. If the process died between its writes to the two entries, the session
-    /// counts as quarantined when one entry is, else as standby when one is.
-    pub(super) fn of<A: Address>(table: &Table<A>, origin: Slot, twin: Slot) -> Self {
-        let both = [table.entry(origin), table.entry(twin)];
-        if both.iter().any(|entry| entry.flags().has(Flags::QUARANTINED)) {
-            Self::Quarantined
-        } else if both.iter().any(|entry| entry.is_standby()) {
-            Self::Standby
-        } else {
-            Self::Active
-        }
-    }
-}
-
-/// Why the tables of a former process can't be read.
-#[derive(Debug, thiserror::Error)]
-pub enum FormerError {
-    /// The tables are unusable.
-    #[error(transparent)]
-    Unusable(#[from] Unusable),
-    /// The storage can't be mapped.
-    #[error(transparent)]
-    Storage(#[from] StorageError),
-}
-
-/// Opens the tables that a process left in a region since the last boot, whatever their identity. They are read only;
-/// nothing in the region is changed.
-///
-/// # Errors
-/// If this version can't read them, or they are damaged.
-pub fn open_former(region: Region, boot: [u8; 16]) -> Result<(Sessions, Identity), FormerError> {
-    if region.len() < Region::bytes_of::<Header>(1) {
-        return Err(Unusable::Damaged.into());
-    }
-    let header = region.read_start::<Header>().map_err(StorageError::from)?.ok_or(Unusable::Damaged)?;
-    let (identity, key) = header.identity()?;
-    if identity.boot != boot {
-        return Err(Unusable::Boot.into());
-    }
-    // Slabs beyond its end would extend it.
-    if Sessions::region_bytes(identity.capacity).is_none_or(|bytes| bytes > region.len()) {
-        return Err(Unusable::Damaged.into());
-    }
-    let mut slabs = region.into_slabs();
-    let _header: Slab<Header> = slabs.slab(1).map_err(StorageError::from)?;
-    let storage = &mut Storage::Region(&mut slabs);
-    let sessions = Sessions::in_storage(identity.capacity, Timeouts::default(), key, storage)?;
-    Ok((sessions, identity))
-}
 
 /// Result of a migration, in sessions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -108,7 +46,6 @@ struct Candidate {
     /// Index of its former table.
     from: u32,
     origin: Slot,
-    twin: Slot,
     is_v6: bool,
     /// The block of its port, as an index into the list of block sizes.
     block: Option<u32>,
@@ -155,11 +92,10 @@ pub fn migrate(former: &[Sessions], into: &mut [Sessions], now: Tick) -> Migrate
             None if session.role == Role::Standby => load.add_to(u32::from(session.port) % into.len().max(1) as u32, 1),
             None => load.add_to_least(1),
         };
-        let from = &former[session.from as usize];
-        let is_migrated = into.get_mut(worker as usize).is_some_and(|into| {
-            if session.is_v6 { into.import::<V6>(from, session) } else { into.import::<u32>(from, session) }
-        });
-        *match (is_migrated, session.role) {
+        let (from, origin, role) = (&former[session.from as usize], session.origin, session.role);
+        let apply = if session.is_v6 { Sessions::apply_former::<V6> } else { Sessions::apply_former::<u32> };
+        let is_migrated = into.get_mut(worker as usize).is_some_and(|into| apply(into, from, origin, role, now));
+        *match (is_migrated, role) {
             (false, _) => &mut migrated.dropped,
             (true, Role::Active) => &mut migrated.active,
             (true, Role::Standby) => &mut migrated.standby,
@@ -189,6 +125,10 @@ fn collect<A: SessionFamily>(
     for origin in (0..table.slots()).map(Slot).filter(|slot| table.is_occupied(*slot)) {
         occupied += 1;
         let Some(twin) = matching_twin(table, sessions.key, origin) else { continue };
+        // In a damaged table. No record has another one.
+        if !matches!(table.entry(origin).direction(), Direction::Egress | Direction::Inbound) {
+            continue;
+        }
         in_sessions += 2;
         let last_seen = table.entry(origin).last_seen().later(table.entry(twin).last_seen());
         found.push(Candidate {
@@ -196,7 +136,6 @@ fn collect<A: SessionFamily>(
             idle: now.since(last_seen),
             from,
             origin,
-            twin,
             is_v6: A::BITS == V6::BITS,
             block: blocks.number(table.entry(origin)),
             port: table.entry(origin).key().source_port,
@@ -243,37 +182,6 @@ impl Load {
             workers[block as usize] = self.add_to_least(sizes[block as usize]);
         }
         workers
-    }
-}
-
-impl Sessions {
-    /// Inserts a session unchanged; false if the table is full, or another session uses one of its tuples.
-    fn import<A: SessionFamily>(&mut self, from: &Self, session: &Candidate) -> bool {
-        let is_open = session.role != Role::Quarantined;
-        if (is_open && self.in_use() >= self.capacity) || !A::table(self).has_capacity(2) {
-            return false;
-        }
-        let [mut origin, mut twin] = [session.origin, session.twin].map(|slot| *A::table(from).entry(slot));
-        let keys = [origin.key(), twin.key()];
-        let [origin_hash, twin_hash] = keys.map(|key| self.hash(&key));
-        if keys.iter().any(|key| !self.is_free(key)) {
-            return false;
-        }
-        let table = A::table_mut(self);
-        let Ok(twin_slot) = table.insert(twin_hash, twin) else { return false };
-        origin.set_twin(twin_slot);
-        let Ok(slot) = table.insert(origin_hash, origin) else {
-            table.remove(twin_hash, twin_slot);
-            return false;
-        };
-        twin.set_twin(slot);
-        *table.entry_mut(twin_slot) = twin;
-        match session.role {
-            Role::Active => self.open += 1,
-            Role::Standby => self.standby += 1,
-            Role::Quarantined => {}
-        }
-        true
     }
 }
 

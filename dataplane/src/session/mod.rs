@@ -17,6 +17,7 @@ mod flags;
 pub mod flow_directory;
 pub mod lending;
 pub mod migrate;
+mod pair;
 pub mod persistence;
 pub mod quarantine;
 pub mod query;
@@ -280,6 +281,16 @@ impl Sessions {
         if self.in_use() >= self.capacity {
             return Err(TableFull);
         }
+        let slot = self.insert(draft, now)?;
+        self.open += 1;
+        let holder = Holder::of(A::table(self).entry(slot), &self.key);
+        self.fairness.open(holder);
+        Ok(slot)
+    }
+
+    /// Inserts both entries of a session, which isn't counted yet.
+    #[inline]
+    fn insert<A: SessionFamily>(&mut self, draft: &Draft<A>, now: Tick) -> Result<Slot, TableFull> {
         let reply_key = draft.translated.reversed();
         let mut origin =
             Entry::new(draft.origin, draft.translated, draft.direction, Flags::ORIGIN.with_side(draft.origin_side));
@@ -305,8 +316,6 @@ impl Sessions {
         };
         table.entry_mut(reply_slot).set_twin(slot);
         table.set_deadline(slot, deadline(now.plus(timeout)));
-        self.open += 1;
-        self.fairness.open(Holder::of(&origin, &self.key));
         Ok(slot)
     }
 

@@ -13,8 +13,7 @@ use vipgate_mem::{Region, Slab, Storage, StorageError};
 use super::affinity::Choice;
 use super::entry::{Entry, Flags};
 use super::fairness::Holder;
-use super::migrate::Role;
-use super::table::Table;
+use super::pair::{Role, matching_twin};
 use super::timeout::Timeouts;
 use super::{SessionFamily, Sessions, deadline};
 use crate::flow::address::V6;
@@ -98,6 +97,17 @@ pub enum Unusable {
     /// Written before the last boot.
     #[error("the machine has rebooted since")]
     Boot,
+}
+
+/// Why the tables of a former process can't be read.
+#[derive(Debug, thiserror::Error)]
+pub enum FormerError {
+    /// The tables are unusable.
+    #[error(transparent)]
+    Unusable(#[from] Unusable),
+    /// The storage can't be mapped.
+    #[error(transparent)]
+    Storage(#[from] StorageError),
 }
 
 /// Contents of a region.
@@ -280,6 +290,31 @@ impl Sessions {
     }
 }
 
+/// Opens the tables that a process left in a region since the last boot, whatever their identity. They are read only;
+/// nothing in the region is changed.
+///
+/// # Errors
+/// If this version can't read them, or they are damaged.
+pub fn open_former(region: Region, boot: [u8; 16]) -> Result<(Sessions, Identity), FormerError> {
+    if region.len() < Region::bytes_of::<Header>(1) {
+        return Err(Unusable::Damaged.into());
+    }
+    let header = region.read_start::<Header>().map_err(StorageError::from)?.ok_or(Unusable::Damaged)?;
+    let (identity, key) = header.identity()?;
+    if identity.boot != boot {
+        return Err(Unusable::Boot.into());
+    }
+    // Slabs beyond its end would extend it.
+    if Sessions::region_bytes(identity.capacity).is_none_or(|bytes| bytes > region.len()) {
+        return Err(Unusable::Damaged.into());
+    }
+    let mut slabs = region.into_slabs();
+    let _header: Slab<Header> = slabs.slab(1).map_err(StorageError::from)?;
+    let storage = &mut Storage::Region(&mut slabs);
+    let sessions = Sessions::in_storage(identity.capacity, Timeouts::default(), key, storage)?;
+    Ok((sessions, identity))
+}
+
 const ENTRY_BYTES: [u16; 2] = [size_of::<Entry<u32>>() as u16, size_of::<Entry<V6>>() as u16];
 
 /// The hash key of the tables in a region that isn't empty, if they have this identity and are complete: `bytes` long.
@@ -298,23 +333,6 @@ fn check_header(region: &Region, identity: Identity, bytes: u64) -> Result<Resul
             Ok(key)
         }
     }))
-}
-
-/// Slot of the twin of an original-direction entry, if both exist and agree in everything.
-pub(super) fn matching_twin<A: SessionFamily>(table: &Table<A>, key: HashKey, origin: Slot) -> Option<Slot> {
-    let entry = table.is_occupied(origin).then(|| table.entry(origin))?;
-    let twin_slot = entry.twin();
-    let twin = (twin_slot != origin && table.is_occupied(twin_slot)).then(|| table.entry(twin_slot))?;
-    let agree = entry.flags().has(Flags::ORIGIN)
-        && !twin.flags().has(Flags::ORIGIN)
-        && twin.twin() == origin
-        && entry.key() == twin.translated().reversed()
-        && entry.translated() == twin.key().reversed()
-        && entry.has_valid_direction()
-        && twin.has_valid_direction()
-        && table.is_reachable(key.hash(&entry.key()), origin)
-        && table.is_reachable(key.hash(&twin.key()), twin_slot);
-    agree.then_some(twin_slot)
 }
 
 #[cfg(test)]

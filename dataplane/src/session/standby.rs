@@ -8,6 +8,7 @@
 //! replicated, unless a full table evicts it (eviction.rs).
 
 use super::entry::{Entry, Flags};
+use super::pair::Role;
 use super::{Draft, Ended, SessionFamily, Sessions, deadline, ended};
 use crate::flow::direction::Direction;
 use crate::flow::ids::Slot;
@@ -48,6 +49,26 @@ pub enum RecordRejected {
     OverShare,
     /// Its holder is entitled to the session, but the table is full or a key is in use.
     NoCapacity,
+}
+
+impl<A: SessionFamily> Draft<A> {
+    /// The session of a record, with its next hop and the policy in force still to be looked up.
+    fn of(record: &FamilyRecord<A>) -> Self {
+        let side = |half: &DirectionRecord| Flags(half.flags).side();
+        Self {
+            origin: record.origin,
+            translated: record.translated,
+            direction: record.direction,
+            reply_direction: match record.direction {
+                Direction::Inbound => Direction::ServiceReply,
+                _ => Direction::Reply,
+            },
+            origin_side: side(&record.directions[0]),
+            reply_side: side(&record.directions[1]),
+            next_hop: None,
+            generation: 0,
+        }
+    }
 }
 
 impl Sessions {
@@ -115,7 +136,7 @@ impl Sessions {
                 }
                 RecordState::Open => self.demote::<A>(slot, now),
             }
-            self.write_standby::<A>(slot, &record.directions, round, now);
+            self.write_record::<A>(slot, &record.directions, round, now);
             return Ok(Applied::Updated);
         }
         if record.state != RecordState::Open {
@@ -126,25 +147,52 @@ impl Sessions {
         if !self.is_free(&reply) {
             return Err(RecordRejected::NoCapacity);
         }
-        let side = |half: &DirectionRecord| Flags(half.flags).side();
-        let draft = Draft {
-            origin: record.origin,
-            translated: record.translated,
-            direction: record.direction,
-            reply_direction: match record.direction {
-                Direction::Inbound => Direction::ServiceReply,
-                _ => Direction::Reply,
-            },
-            origin_side: side(&record.directions[0]),
-            reply_side: side(&record.directions[1]),
-            next_hop: None,
-            generation: 0,
-        };
-        let slot = self.commit(&draft, now).map_err(|_| RecordRejected::NoCapacity)?;
+        let slot = self.commit(&Draft::of(record), now).map_err(|_| RecordRejected::NoCapacity)?;
         self.note_standby_admitted(admission);
         self.demote::<A>(slot, now);
-        self.write_standby::<A>(slot, &record.directions, round, now);
+        self.write_record::<A>(slot, &record.directions, round, now);
         Ok(Applied::Inserted(slot))
+    }
+
+    /// Applies the record of a session in the tables of a former process, in the role that it has there. It counts for no
+    /// holder: [`Sessions::restore`] follows. False if the table is full, or another session uses one of its tuples.
+    pub(super) fn apply_former<A: SessionFamily>(
+        &mut self,
+        former: &Self,
+        origin: Slot,
+        role: Role,
+        now: Tick,
+    ) -> bool {
+        let record = former.record::<A>(origin, now);
+        let draft = Draft::of(&record);
+        let is_full = role != Role::Quarantined && self.in_use() >= self.capacity;
+        if is_full || !self.is_free(&draft.origin) || !self.is_free(&draft.translated.reversed()) {
+            return false;
+        }
+        let Ok(slot) = self.insert(&draft, now) else { return false };
+        let (former, table) = (A::table(former), A::table_mut(self));
+        for (at, from) in [(slot, origin), (table.entry(slot).twin(), former.entry(origin).twin())] {
+            let (entry, from) = (table.entry_mut(at), former.entry(from));
+            match role {
+                Role::Active => {}
+                Role::Standby => entry.mark_standby(),
+                Role::Quarantined => entry.set_flags(entry.flags().with(Flags::QUARANTINED)),
+            }
+            // What other gateways have of it.
+            if from.is_acknowledged() {
+                entry.note_acknowledged();
+            }
+            if from.is_sent() {
+                entry.note_sent();
+            }
+        }
+        self.write_record::<A>(slot, &record.directions, former.entry(origin).sync_round(), now);
+        match role {
+            Role::Active => self.open += 1,
+            Role::Standby => self.standby += 1,
+            Role::Quarantined => {}
+        }
+        true
     }
 
     /// Makes an active session standby, after its shard has moved to another gateway. No effect on a standby session.
@@ -235,8 +283,8 @@ impl Sessions {
         self.demote::<A>(slot, now);
     }
 
-    /// Writes the state from a record to a standby session.
-    fn write_standby<A: SessionFamily>(&mut self, slot: Slot, halves: &[DirectionRecord; 2], round: u8, now: Tick) {
+    /// Writes the state from a record to its session.
+    fn write_record<A: SessionFamily>(&mut self, slot: Slot, halves: &[DirectionRecord; 2], round: u8, now: Tick) {
         let (origin, twin) = self.slot_pair::<A>(slot);
         let table = A::table_mut(self);
         for (at, half) in [origin, twin].into_iter().zip(halves) {

@@ -16,8 +16,8 @@ use std::{fs, io};
 use vipgate_dataplane::flow::time::Tick;
 use vipgate_dataplane::flow::tuple::HashKey;
 use vipgate_dataplane::session::Sessions;
-use vipgate_dataplane::session::migrate::{FormerError, Migrated, migrate, open_former};
-use vipgate_dataplane::session::persistence::Identity;
+use vipgate_dataplane::session::migrate::{Migrated, migrate};
+use vipgate_dataplane::session::persistence::{FormerError, Identity, open_former};
 use vipgate_dataplane::session::timeout::Timeouts;
 use vipgate_mem::{Region, RegionError, RegionLock, StorageError};
 

@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use vipgate_dataplane::flow::direction::Direction;
 use vipgate_dataplane::flow::tuple::Tuple;
 use vipgate_dataplane::session::Draft;
-use vipgate_dataplane::session::migrate::open_former;
+use vipgate_dataplane::session::persistence::open_former;
 
 use super::migrate::prepare;
 use super::*;

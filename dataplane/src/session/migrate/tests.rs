@@ -7,9 +7,12 @@ use std::path::PathBuf;
 
 use proptest::prelude::*;
 use vipgate_coverage::{Coverage, property};
+use vipgate_mem::Region;
 
 use super::*;
 use crate::flow::tuple::HashKey;
+use crate::session::persistence::{FormerError, Identity, Unusable, open_former};
+use crate::session::timeout::Timeouts;
 use crate::session::{Draft, tests};
 
 const NOW: Tick = Tick(5_000);
@@ -245,6 +248,56 @@ fn former_tables_of_any_identity_are_read_and_not_changed() {
     }
     assert!(std::fs::read(&path).unwrap() == before, "the file is unchanged");
     std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn a_migrated_session_keeps_its_record_and_what_other_gateways_have_of_it() {
+    let mut former = tests::sessions(20);
+    let slots = [1, 2, 3].map(|n| former.commit(&tests::draft(n, 2000 + n), Tick(1000)).unwrap());
+    let [sent, standby, changed] = slots;
+    former.demote::<u32>(standby, Tick(1000));
+    let table = u32::table_mut(&mut former);
+    for (n, slot) in (1..).zip(slots) {
+        let twin = table.entry(slot).twin();
+        table.entry_mut(slot).count(100 * n, Tick(2000), 3);
+        table.entry_mut(twin).count(10 * n, Tick(3000), 3);
+    }
+    table.entry_mut(sent).note_sent();
+    table.entry_mut(sent).note_acknowledged();
+    table.entry_mut(standby).set_sync_round(5);
+    table.entry_mut(changed).note_acknowledged();
+
+    let mut into = [tests::sessions(20)];
+    let migrated = migrate(std::slice::from_ref(&former), &mut into, NOW);
+    assert_eq!(migrated, Migrated { active: 2, standby: 1, ..Migrated::default() });
+    let [into] = into;
+    for (n, slot) in (1..).zip(slots) {
+        let origin = tests::draft(n, 2000 + n).origin;
+        let found = into.find(into.hash(&origin), &origin).unwrap();
+        assert_eq!(into.record::<u32>(found, NOW), former.record::<u32>(slot, NOW));
+        let replicated = |sessions: &Sessions, slot| {
+            let entry = u32::table(sessions).entry(slot);
+            (entry.is_acknowledged(), entry.is_sent(), entry.sync_round(), entry.has_pending_changes())
+        };
+        assert_eq!(replicated(&into, found), replicated(&former, slot), "session {n}");
+    }
+}
+
+/// Not even if a damaged table says so: no record has a reply as its original direction.
+#[test]
+fn a_session_that_begins_with_a_reply_is_not_migrated() {
+    let mut former = tests::sessions(20);
+    let draft = tests::draft(1, 2001);
+    let reply = Draft {
+        origin: draft.translated.reversed(),
+        translated: draft.origin.reversed(),
+        direction: Direction::Reply,
+        reply_direction: Direction::Egress,
+        ..draft
+    };
+    former.commit(&reply, Tick(1000)).unwrap();
+    let migrated = migrate(&[former], &mut [tests::sessions(20)], NOW);
+    assert_eq!(migrated, Migrated { torn: 2, ..Migrated::default() });
 }
 
 #[test]
