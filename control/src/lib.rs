@@ -26,7 +26,7 @@ pub(crate) mod output;
 pub mod peer;
 pub mod policyd;
 pub mod privileges;
-mod replaced_file;
+pub mod replaced_file;
 pub mod schema;
 pub mod source;
 pub mod stalls;

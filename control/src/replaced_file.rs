@@ -1,9 +1,93 @@
-//! Files that are replaced whole: a concurrent reader, and the next process after a crash, sees the old or the new content.
+//! Files that survive a crash. They are replaced whole: a concurrent reader, and the next process, sees the old or the new
+//! content. Those in a `Format` also say what they have, and prove that they are whole:
+//!
+//! ```text
+//!   "vipgate NAME VERSION\n"   u64 fingerprint of the content (little endian)   content
+//! ```
+//! A file of another name or version, or that isn't as it was written, is refused, never read in part. What people read and
+//! mend is text without that, and refused with the line that is wrong (`source/address_record.rs`).
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
+
+use thiserror::Error;
+use vipgate_policy::fingerprint::Fingerprint;
+
+use crate::text_file::{MAX_FILE_BYTES, read_regular};
+
+/// What a file has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Format {
+    /// In its first line, and in messages.
+    pub(crate) name: &'static str,
+    /// The only one that is read.
+    pub(crate) version: u32,
+    pub(crate) mode: u32,
+}
+
+/// Why a file is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum Damage {
+    /// It doesn't begin with the first line of its format.
+    #[error("has no {0} header of this version")]
+    NoHeader(&'static str),
+    /// It ends before its content.
+    #[error("is truncated")]
+    Truncated,
+    /// Its content isn't the one that was written.
+    #[error("is truncated or corrupt: wrong fingerprint")]
+    WrongFingerprint,
+}
+
+impl Format {
+    fn header(&self) -> String {
+        format!("vipgate {} {}\n", self.name, self.version)
+    }
+
+    /// Replaces a file, or creates it.
+    ///
+    /// # Errors
+    /// If it can't be written, or would be too long to be read; the file is as it was then.
+    pub(crate) fn write(&self, path: &Path, content: &[u8]) -> io::Result<()> {
+        let header = self.header();
+        if (header.len() + size_of::<u64>() + content.len()) as u64 > MAX_FILE_BYTES {
+            let reason = format!("the {} would be longer than {} MiB", self.name, MAX_FILE_BYTES >> 20);
+            return Err(io::Error::other(reason));
+        }
+        replace(path, self.mode, &[header.as_bytes(), &Fingerprint::of(content).to_le_bytes(), content])
+    }
+
+    /// The content of a file.
+    ///
+    /// # Errors
+    /// If it can't be read. The inner error: it can, and is refused.
+    pub(crate) fn read(&self, path: &Path) -> io::Result<Result<Vec<u8>, Damage>> {
+        let mut bytes = read_regular(path)?;
+        Ok(self.content(&bytes).map(<[u8]>::len).map(|length| {
+            bytes.drain(..bytes.len() - length);
+            bytes
+        }))
+    }
+
+    /// The content in the bytes of a file.
+    ///
+    /// # Errors
+    /// If they aren't those of a whole file.
+    pub(crate) fn content<'a>(&self, bytes: &'a [u8]) -> Result<&'a [u8], Damage> {
+        let rest = bytes.strip_prefix(self.header().as_bytes()).ok_or(Damage::NoHeader(self.name))?;
+        let (fingerprint, content) = rest.split_first_chunk().ok_or(Damage::Truncated)?;
+        let is_whole = Fingerprint::of(content) == u64::from_le_bytes(*fingerprint);
+        is_whole.then_some(content).ok_or(Damage::WrongFingerprint)
+    }
+
+    /// The bytes of a file with this content.
+    #[cfg(test)]
+    pub(crate) fn file(&self, content: &[u8]) -> Vec<u8> {
+        [self.header().as_bytes(), &Fingerprint::of(content).to_le_bytes(), content].concat()
+    }
+}
 
 /// Replaces a file by these parts, one after the other; its directory is created. The draft beside it, which a crash may
 /// leave, has the file's whole name, so that files in one directory have different ones.
@@ -57,6 +141,30 @@ mod tests {
             symlink(&other, directory.path().join("new/file.draft")).unwrap();
         }
         assert_eq!(fs::read_to_string(other).unwrap(), "other", "nothing is written through a link");
+    }
+
+    #[test]
+    fn a_file_in_a_format_is_read_as_it_was_written_or_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        let format = Format { name: "test file", version: 3, mode: 0o600 };
+        assert_eq!(format.read(&path).unwrap_err().kind(), ErrorKind::NotFound);
+        for content in [b"".as_slice(), b"content"] {
+            format.write(&path, content).unwrap();
+            assert_eq!(format.read(&path).unwrap().unwrap(), content);
+            let whole = fs::read(&path).unwrap();
+            assert_eq!(whole, format.file(content));
+            for at in 0..whole.len() {
+                assert!(format.content(&whole[..at]).is_err(), "cut at {at}");
+                let mut changed = whole.clone();
+                changed[at] ^= 1;
+                assert!(format.content(&changed).is_err(), "byte {at}");
+            }
+            for other in [Format { name: "other file", ..format }, Format { version: 4, ..format }] {
+                let damage = other.read(&path).unwrap().unwrap_err();
+                assert_eq!(damage.to_string(), format!("has no {} header of this version", other.name));
+            }
+        }
     }
 
     #[test]

@@ -1,17 +1,16 @@
 //! Process secret, left to the next process on this host beside the session tables (`sessions.state`). With it, a
 //! restarted gateway takes over its name at once, while a process on another host waits until the lease expires.
 
-use std::io;
 use std::path::Path;
 
 use crate::command_error::CommandError;
 use crate::config::Config;
 use crate::gateway::session_store::{SECRET, path_beside, read_left};
 use crate::membership::Secret;
-use crate::replaced_file::replace;
+use crate::replaced_file::Format;
 
 /// Readable by root only.
-const MODE: u32 = 0o600;
+const FORMAT: Format = Format { name: "process secret", version: 1, mode: 0o600 };
 
 /// Generates the secret of this process.
 ///
@@ -33,8 +32,8 @@ pub(super) fn exchange(config: &Config, own: &Secret) -> Result<Option<Secret>, 
 }
 
 fn exchange_at(path: &Path, own: &Secret) -> Result<Option<Secret>, CommandError> {
-    let previous = read_left(path)?.and_then(|bytes| Secret::from_slice(&bytes));
-    if let Err(error) = write(path, own) {
+    let previous = read_left(path, &FORMAT)?.and_then(|bytes| Secret::from_slice(&bytes));
+    if let Err(error) = FORMAT.write(path, own.bytes()) {
         let file = path.display();
         tracing::warn!(
             event = "state_lost",
@@ -46,17 +45,12 @@ fn exchange_at(path: &Path, own: &Secret) -> Result<Option<Secret>, CommandError
     Ok(previous)
 }
 
-fn write(path: &Path, secret: &Secret) -> io::Result<()> {
-    replace(path, MODE, &[secret.bytes()])
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs;
     use std::os::unix::fs::{PermissionsExt as _, symlink};
 
     use super::*;
-    use crate::text_file::read_regular;
 
     #[test]
     fn only_a_secret_that_cannot_be_read_for_the_moment_is_not_replaced() {
@@ -65,8 +59,13 @@ mod tests {
         let secrets = [(); 3].map(|()| generate().unwrap());
         assert_eq!(exchange_at(&path, &secrets[0]).unwrap(), None);
         assert_eq!(exchange_at(&path, &secrets[1]).unwrap().as_ref(), Some(&secrets[0]));
-        fs::write(&path, "something else").unwrap();
-        assert_eq!(exchange_at(&path, &secrets[2]).unwrap(), None);
+        // Neither is one that isn't as it was written.
+        let mut bytes = fs::read(&path).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        for damaged in [b"something else".as_slice(), &bytes, secrets[0].bytes()] {
+            fs::write(&path, damaged).unwrap();
+            assert_eq!(exchange_at(&path, &secrets[2]).unwrap(), None);
+        }
         fs::remove_file(&path).unwrap();
         // Nothing is mapped at address 0: reading fails with EIO.
         symlink("/proc/self/mem", &path).unwrap();
@@ -80,9 +79,9 @@ mod tests {
         let path = directory.path().join("gw-a.secret");
         let (first, second) = (generate().unwrap(), generate().unwrap());
         for secret in [&first, &second] {
-            write(&path, secret).unwrap();
-            assert_eq!(Secret::from_slice(&read_regular(&path).unwrap()).as_ref(), Some(secret));
-            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, MODE);
+            exchange_at(&path, secret).unwrap();
+            assert_eq!(Secret::from_slice(&FORMAT.read(&path).unwrap().unwrap()).as_ref(), Some(secret));
+            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, FORMAT.mode);
         }
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "no temporary file is left");
     }

@@ -25,7 +25,7 @@ use self::migrate::{MigrationOutcome, MigrationTarget};
 use crate::command_error::{CommandError, may_pass};
 use crate::config::Config;
 use crate::output;
-use crate::text_file::read_regular;
+use crate::replaced_file::Format;
 
 /// Suffix of the file beside the session tables with the record of addresses of pools.
 pub(super) const ADDRESSES: &str = ".addresses";
@@ -343,14 +343,19 @@ fn has_no_locks(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::BADF | Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP))
 }
 
-/// Reads a file that the previous process has left beside its session tables; `None`: there is none. One that can't be
-/// read for the moment must not be taken for that, since it would be overwritten.
+/// Reads a file that the previous process has left beside its session tables; `None`: there is none, or it is refused. One
+/// that can't be read for the moment must not be taken for that, since it would be overwritten.
 ///
 /// # Errors
 /// When it can't be read, and that may pass.
-pub(super) fn read_left(path: &Path) -> Result<Option<Vec<u8>>, CommandError> {
-    match read_regular(path) {
-        Ok(bytes) => Ok(Some(bytes)),
+pub(super) fn read_left(path: &Path, format: &Format) -> Result<Option<Vec<u8>>, CommandError> {
+    match format.read(path) {
+        Ok(Ok(content)) => Ok(Some(content)),
+        Ok(Err(reason)) => {
+            let file = path.display();
+            tracing::warn!(event = "state_unusable", %file, %reason, "this file of the previous process is not used");
+            Ok(None)
+        }
         Err(error) if may_pass(&error) => {
             Err(CommandError::runtime(error).context(format_args!("sessions.state: cannot read {}", path.display())))
         }

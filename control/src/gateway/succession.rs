@@ -6,7 +6,6 @@
 //! tables locked. This process has that lock, so the writer has ended.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,11 +18,11 @@ use crate::gateway::session_store::{Origin, read_left};
 use crate::membership::MembershipView;
 use crate::membership::succession::{Claim, KnownSuccessor};
 use crate::peer::{Fingerprint, Identities, Identity, TunnelSecret};
-use crate::replaced_file::replace;
+use crate::replaced_file::Format;
 use crate::xds::proto;
 
 /// Readable by root only.
-const MODE: u32 = 0o600;
+const FORMAT: Format = Format { name: "membership", version: 1, mode: 0o600 };
 
 /// The membership that a process leaves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -206,13 +205,12 @@ pub(super) fn inherit(
 }
 
 fn read(path: &Path) -> Result<Option<Stored>, CommandError> {
-    Ok(read_left(path)?.and_then(|bytes| Stored::decode(&*bytes).ok()))
+    Ok(read_left(path, &FORMAT)?.and_then(|content| Stored::decode(&*content).ok()))
 }
 
 /// Writes the file. If that fails, the next process may have to wait for the policy server.
 fn write(path: &Path, stored: &Stored) {
-    let written: io::Result<()> = replace(path, MODE, &[&stored.encode_to_vec()]);
-    if let Err(error) = written {
+    if let Err(error) = FORMAT.write(path, &stored.encode_to_vec()) {
         let file = path.display();
         tracing::warn!(
             event = "state_lost",

@@ -256,7 +256,7 @@ async fn the_client_follows_policy_and_view_of_a_policy_server_over_one_stream()
 }
 
 #[test]
-fn numbers_of_gateways_outlive_the_process_and_lines_that_are_none_are_ignored() {
+fn numbers_of_gateways_outlive_the_process_and_a_file_that_is_not_whole_is_none() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run/node.marks");
     assert_eq!(indices::read(&path), Indices::default());
@@ -266,7 +266,13 @@ fn numbers_of_gateways_outlive_the_process_and_lines_that_are_none_are_ignored()
     }
     indices::write(&path, &numbers);
     assert_eq!(indices::read(&path).iter().collect::<Vec<_>>(), numbers.iter().collect::<Vec<_>>());
-    std::fs::write(&path, "0 gw-a\nx gw-b\n3\n2 gw-c\n").unwrap();
+    let whole = std::fs::read(&path).unwrap();
+    for damaged in [&whole[..whole.len() - 1], b"2 gw-c\n", b""] {
+        std::fs::write(&path, damaged).unwrap();
+        assert_eq!(indices::read(&path), Indices::default());
+    }
+    // Numbers that no gateway can have.
+    indices::FORMAT.write(&path, b"0 gw-a\nx gw-b\n3\n2 gw-c\n").unwrap();
     let read: Vec<_> = indices::read(&path).iter().map(|(name, index)| (name.to_string(), index.0)).collect();
     assert_eq!(read, [("gw-c".to_owned(), 2)]);
 }

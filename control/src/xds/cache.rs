@@ -1,10 +1,6 @@
-//! Policy cache: the last acknowledged policy on disk, for a start without the policy server. One file, written whole
-//! beside it and renamed into place.
+//! Policy cache: the last acknowledged policy on disk, for a start without the policy server. One file that is replaced
+//! whole (`replaced_file.rs`); its content is a length-delimited message for each resource.
 //!
-//! ```text
-//!   "vipgate policy cache 2\n"   u64 fingerprint of the rest (little endian)
-//!   resource*                    a length-delimited message for each resource
-//! ```
 //! A file that isn't whole, of another version or damaged in any other way is no policy: without one, the gateway fails
 //! closed. The mtime is the last time at which the content was confirmed to be the server's.
 
@@ -18,16 +14,13 @@ use std::time::{Duration, Instant, SystemTime};
 
 use prost::{DecodeError, Message};
 use thiserror::Error;
-use vipgate_policy::fingerprint::Fingerprint;
 
 use super::resource::{Key, Kind};
-use crate::replaced_file::replace;
-use crate::text_file::{MAX_FILE_BYTES, read_regular};
+use crate::replaced_file::{Damage, Format};
 use crate::xds::store::StoredResource;
 
-const MAGIC: &[u8] = b"vipgate policy cache 2\n";
 /// Only the owner reads it: it says which pods there are.
-const MODE: u32 = 0o600;
+const FORMAT: Format = Format { name: "policy cache", version: 2, mode: 0o600 };
 /// Maximum wait for the lock: a killed process may hold it until its exit is complete.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -74,15 +67,9 @@ pub enum CacheContents {
 /// Damage of a cache file.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CacheDamage {
-    /// It doesn't begin with the header.
-    #[error("has no policy cache header of this version")]
-    NoHeader,
-    /// It ends within the header.
-    #[error("is truncated")]
-    Truncated,
-    /// Its content doesn't have the fingerprint that the header says.
-    #[error("is truncated or corrupt: wrong fingerprint")]
-    WrongFingerprint,
+    /// The file isn't a whole one of this version.
+    #[error(transparent)]
+    File(#[from] Damage),
     /// A resource, counted from 1, can't be decoded.
     #[error("resource {number}: {source}")]
     InvalidResource {
@@ -151,19 +138,12 @@ impl Cache {
     /// acknowledged update.
     pub(super) fn store(&self, content: Option<&[u8]>, confirmed_at: SystemTime) -> io::Result<()> {
         if let Some(content) = content {
-            self.write(content).inspect_err(|_| {
+            FORMAT.write(&self.path, content).inspect_err(|_| {
                 // If this fails too, its mtime says how old it is.
                 let _ = fs::remove_file(&self.path);
             })?;
         }
         File::open(&self.path)?.set_modified(confirmed_at)
-    }
-
-    fn write(&self, content: &[u8]) -> io::Result<()> {
-        if (MAGIC.len() + size_of::<u64>() + content.len()) as u64 > MAX_FILE_BYTES {
-            return Err(io::Error::other(format!("the policy is longer than {} MiB", MAX_FILE_BYTES >> 20)));
-        }
-        replace(&self.path, MODE, &[MAGIC, &Fingerprint::of(content).to_le_bytes(), content])
     }
 }
 
@@ -185,23 +165,22 @@ pub(super) fn encode(resources: &BTreeMap<Key, StoredResource>) -> Vec<u8> {
 
 /// Reads a cache, also while a process has it locked.
 pub(super) fn read(path: &Path) -> io::Result<CacheContents> {
-    let bytes = match read_regular(path) {
+    let content = match FORMAT.read(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(CacheContents::Empty),
-        bytes => bytes?,
+        content => content?,
     };
     let confirmed_at = path.metadata()?.modified()?;
-    Ok(match decode(&bytes) {
+    Ok(match content.map_err(CacheDamage::from).and_then(|content| decode(&content)) {
         Ok(resources) => CacheContents::Policy(resources, confirmed_at),
         Err(damage) => CacheContents::Damaged(damage),
     })
 }
 
-fn decode(bytes: &[u8]) -> Result<BTreeMap<Key, StoredResource>, CacheDamage> {
-    let rest = bytes.strip_prefix(MAGIC).ok_or(CacheDamage::NoHeader)?;
-    let (fingerprint, mut content) = rest.split_first_chunk().ok_or(CacheDamage::Truncated)?;
-    if Fingerprint::of(content) != u64::from_le_bytes(*fingerprint) {
-        return Err(CacheDamage::WrongFingerprint);
-    }
+/// The resources of a content that [`encode`] has returned.
+///
+/// # Errors
+/// If it is of another version.
+pub(crate) fn decode(mut content: &[u8]) -> Result<BTreeMap<Key, StoredResource>, CacheDamage> {
     let mut resources = BTreeMap::new();
     while !content.is_empty() {
         let number = resources.len() + 1;
@@ -219,7 +198,7 @@ fn lock(path: &Path, timeout: Duration) -> Result<File, CacheError> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(".lock");
     let failed = |source| CacheError::Io { path: PathBuf::from(&beside), source };
-    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(MODE).open(&beside);
+    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(FORMAT.mode).open(&beside);
     let file = file.map_err(failed)?;
     let deadline = Instant::now() + timeout;
     loop {

@@ -72,7 +72,7 @@ async fn a_process_inherits_view_keys_and_place_of_its_predecessors() {
     assert_eq!((first.claim.clone(), first.membership.clone()), (Claim::new(11, vec![]), None));
     let named = view(4, 11, &first);
     host.leave(&first, &left(&named)).await;
-    assert_eq!(fs::metadata(host.path()).unwrap().permissions().mode() & 0o777, MODE);
+    assert_eq!(fs::metadata(host.path()).unwrap().permissions().mode() & 0o777, FORMAT.mode);
 
     let second = host.start(12);
     assert_eq!(second.claim, Claim::new(12, vec![11]));
@@ -115,7 +115,9 @@ async fn a_file_of_another_directory_or_boot_or_a_damaged_one_is_not_used() {
         assert_eq!((process.claim.clone(), process.membership.clone()), (Claim::new(12, vec![]), None), "{origin:?}");
         assert_eq!(inherited_key(&process), None);
     }
-    for damaged in [&b"something else"[..], &written[..written.len() / 2], &[]] {
+    let mut changed = written.clone();
+    *changed.last_mut().unwrap() ^= 1;
+    for damaged in [&b"something else"[..], &written[..written.len() / 2], &changed, &[]] {
         fs::write(host.path(), damaged).unwrap();
         let process = host.start(12);
         assert_eq!((process.claim.clone(), process.membership.clone()), (Claim::new(12, vec![]), None));

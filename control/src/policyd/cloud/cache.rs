@@ -1,4 +1,4 @@
-//! A file with the last observations, for a server that starts while a provider isn't reachable: without the private addresses
+//! A file with the last observations, as JSON, for a server that starts while a provider isn't reachable: without the private addresses
 //! of VIPs, its first policy would take them from gateways that have them.
 
 use std::collections::BTreeMap;
@@ -12,15 +12,16 @@ use tokio::time::sleep;
 use vipgate_policy::manifest::CloudPool;
 
 use super::Inventory;
-use crate::replaced_file::replace;
-use crate::text_file::regular_text;
+use crate::replaced_file::Format;
 
+const FORMAT: Format = Format { name: "cloud cache", version: 1, mode: 0o644 };
 /// Least time between two writes: observations change in steps while addresses are attached.
 const WRITE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What is in the file; nothing if there is none, or if it can't be read.
+/// What is in the file; nothing if there is none, or if it can't be read or is refused.
 pub(super) fn read(path: &Path) -> Inventory {
-    let parsed = regular_text(path).and_then(|text| serde_json::from_str(&text).map_err(io::Error::other));
+    let content = FORMAT.read(path).and_then(|content| content.map_err(io::Error::other));
+    let parsed = content.and_then(|content| serde_json::from_slice(&content).map_err(io::Error::other));
     let pools: BTreeMap<String, CloudPool> = parsed.unwrap_or_else(|error| {
         if error.kind() != io::ErrorKind::NotFound {
             tracing::warn!(event = "cloud_cache_failed", path = %path.display(), "can't be read: {error}");
@@ -66,7 +67,7 @@ fn write(path: &Path, inventory: &Inventory) -> io::Result<()> {
     let before = read(path);
     let all: BTreeMap<&String, &CloudPool> =
         before.iter().chain(inventory).map(|(name, pool)| (name, &**pool)).collect();
-    replace(path, 0o644, &[&serde_json::to_vec(&all)?])
+    FORMAT.write(path, &serde_json::to_vec(&all)?)
 }
 
 #[cfg(test)]
@@ -93,7 +94,7 @@ mod tests {
     #[test]
     fn what_is_written_is_read_and_pools_that_arent_observed_stay() {
         let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("cloud.json");
+        let path = directory.path().join("cloud.cache");
         assert_eq!(read(&path), Inventory::new());
         write(&path, &inventory(&[("a", 1), ("b", 2)])).unwrap();
         write(&path, &inventory(&[("a", 3)])).unwrap();
@@ -104,17 +105,24 @@ mod tests {
     #[test]
     fn a_damaged_file_is_as_none_and_is_replaced() {
         let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("cloud.json");
-        fs::write(&path, "{\"a\": {\"addresses\": ").unwrap();
-        assert_eq!(read(&path), Inventory::new());
+        let path = directory.path().join("cloud.cache");
         write(&path, &inventory(&[("a", 1)])).unwrap();
-        assert_eq!(read(&path), inventory(&[("a", 1)]));
+        let mut bytes = fs::read(&path).unwrap();
+        // Still JSON, but of another address.
+        let at = bytes.windows(5).position(|text| text == b"113.1").unwrap();
+        bytes[at + 4] = b'2';
+        for damaged in [&b"{\"a\": {\"addresses\": "[..], &FORMAT.file(b"{\"a\": {\"addresses\": "), b"{}", &bytes] {
+            fs::write(&path, damaged).unwrap();
+            assert_eq!(read(&path), Inventory::new());
+            write(&path, &inventory(&[("a", 1)])).unwrap();
+            assert_eq!(read(&path), inventory(&[("a", 1)]));
+        }
     }
 
     #[tokio::test]
     async fn observations_are_written_when_they_change() {
         let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("cloud.json");
+        let path = directory.path().join("cloud.cache");
         let (observed, inventory_of) = watch::channel(Arc::new(Inventory::new()));
         let (stop, stopped) = watch::channel(false);
         let task = tokio::spawn(run(path.clone(), inventory_of, stopped));

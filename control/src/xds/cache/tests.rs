@@ -60,6 +60,11 @@ fn two_states() -> [State; 2] {
     [first.into(), second.into()]
 }
 
+/// The resources in the bytes of a file.
+fn decode_file(bytes: &[u8]) -> Result<State, CacheDamage> {
+    decode(FORMAT.content(bytes)?)
+}
+
 /// Writes two policies, one after the other; returns the bytes of the last one.
 fn two_writes(path: &Path) -> Vec<u8> {
     let cache = open(path).0;

@@ -2,9 +2,11 @@
 
 use super::*;
 
+const HEADER: &[u8] = b"vipgate policy cache 2\n";
+
 /// What is wrong with these bytes of a cache.
 fn damage(bytes: &[u8]) -> String {
-    match decode(bytes) {
+    match decode_file(bytes) {
         Err(damage) => damage.to_string(),
         Ok(resources) => panic!("{} bytes are a policy: {resources:?}", bytes.len()),
     }
@@ -18,8 +20,8 @@ fn a_file_that_is_cut_anywhere_is_no_policy() {
         fs::write(&path, &bytes[..cut]).unwrap();
         let CacheContents::Damaged(damage) = load(&path) else { panic!("cut at {cut}") };
         let expected = match cut {
-            _ if cut < MAGIC.len() => "has no policy cache header of this version",
-            _ if cut < MAGIC.len() + 8 => "is truncated",
+            _ if cut < HEADER.len() => "has no policy cache header of this version",
+            _ if cut < HEADER.len() + 8 => "is truncated",
             _ => "is truncated or corrupt: wrong fingerprint",
         };
         assert_eq!(damage.to_string(), expected, "cut at {cut}");
@@ -59,7 +61,7 @@ fn any_changed_bit_or_byte_is_detected() {
         for change in (0..8).map(|bit| 1 << bit).chain([0xff]) {
             let mut bytes = bytes.clone();
             bytes[at] ^= change;
-            let decoded = decode(&bytes);
+            let decoded = decode_file(&bytes);
             assert!(decoded.is_err(), "byte {at} ^ {change:#x}: {decoded:?}");
         }
     }
@@ -78,23 +80,22 @@ proptest! {
         let at = at.index(bytes.len());
         let end = (at + length).min(bytes.len());
         bytes.splice(at..end, inserted);
-        if let Ok(resources) = decode(&bytes) {
+        if let Ok(resources) = decode_file(&bytes) {
             prop_assert_eq!(&resources, &two_states()[1]);
         }
     }
 
     #[test]
     fn random_bytes_are_rejected(bytes: Vec<u8>, has_header: bool) {
-        let mut file = if has_header { MAGIC.to_vec() } else { Vec::new() };
+        let mut file = if has_header { HEADER.to_vec() } else { Vec::new() };
         file.extend(&bytes);
-        prop_assert!(decode(&file).is_err());
+        prop_assert!(decode_file(&file).is_err());
     }
 
     /// Even if the fingerprint is right.
     #[test]
     fn random_content_does_not_panic(content: Vec<u8>) {
-        let fingerprint = Fingerprint::of(&content).to_le_bytes();
-        let _ = decode(&[MAGIC, &fingerprint, &content].concat());
+        let _ = decode_file(&FORMAT.file(&content));
     }
 }
 
@@ -105,7 +106,7 @@ fn a_damaged_file_is_unchanged_until_the_next_update() {
     bytes[50] ^= 1;
     fs::write(&path, &bytes).unwrap();
     let (cache, contents) = open(&path);
-    assert_eq!(contents, CacheContents::Damaged(CacheDamage::WrongFingerprint));
+    assert_eq!(contents, CacheContents::Damaged(Damage::WrongFingerprint.into()));
     assert_eq!(fs::read(&path).unwrap(), bytes);
     store(&cache, &two_states()[0]);
     drop(cache);
@@ -117,14 +118,12 @@ fn a_file_of_another_version_is_no_policy() {
     let (_dir, path) = temp_path();
     let mut bytes = two_writes(&path);
     for version in *b"139" {
-        bytes[MAGIC.len() - 2] = version;
+        bytes[HEADER.len() - 2] = version;
         assert_eq!(damage(&bytes), "has no policy cache header of this version");
     }
     let of_kind = |kind| CachedResource { kind, name: "x".to_owned(), version: String::new(), body: Bytes::default() };
     let content = [of_kind(1), of_kind(77)].map(|resource| resource.encode_length_delimited_to_vec()).concat();
-    let bytes = [MAGIC, &Fingerprint::of(&content).to_le_bytes(), &content].concat();
-    assert_eq!(damage(&bytes), "resource 2 has an unknown kind");
-    let content = [1_u8, 0xff];
-    let bytes = [MAGIC, &Fingerprint::of(&content).to_le_bytes(), &content].concat();
+    assert_eq!(damage(&FORMAT.file(&content)), "resource 2 has an unknown kind");
+    let bytes = FORMAT.file(&[1, 0xff]);
     assert!(damage(&bytes).starts_with("resource 1: "), "{}", damage(&bytes));
 }
