@@ -1,6 +1,6 @@
 //! Writer of the policy cache: a task beside the client's, so that neither an update nor its acknowledgment waits for
-//! the disk. It keeps the acknowledged resources and writes the newest state: at most once in [`WRITE_INTERVAL`], and at
-//! the end of the client.
+//! the disk. It keeps the acknowledged resources and writes the newest state, all of it: at once, after that at most once
+//! in an interval that grows with its size, and at the end of the client.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -21,9 +21,11 @@ use crate::xds::cache::{Cache, encode};
 use crate::xds::resource::Key;
 use crate::xds::store::StoredResource;
 
-/// Minimum time between two writes.
+/// Minimum time between two writes of a small policy.
 pub(super) const WRITE_INTERVAL: Duration = Duration::from_secs(1);
-/// The same after a failure.
+/// What a policy that changes all the time may cost the disk: one of 100 MB is written every half a minute.
+const BYTES_PER_SECOND: u64 = 3 << 20;
+/// Minimum time to the next attempt after a failure.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// A write that takes longer is reported before its end.
 const SLOW_WRITE: Duration = Duration::from_secs(5);
@@ -92,7 +94,7 @@ impl CacheWriter {
     /// Stores what is confirmed until the sender is dropped; then what isn't stored yet, once.
     pub(super) async fn run(mut self, store: Store) {
         while self.wait().await {
-            let pause = if self.store(&store).await { WRITE_INTERVAL } else { RETRY_INTERVAL };
+            let pause = self.store(&store).await;
             // Ends with the sender.
             let _ = timeout(pause, self.receive_all()).await;
         }
@@ -121,8 +123,8 @@ impl CacheWriter {
     }
 
     fn confirm(&mut self, Confirmation { changed, at }: Confirmation) {
-        self.is_written &= changed.is_empty();
         for (key, resource) in changed {
+            self.is_written &= self.resources.get(&key) == resource.as_ref();
             match resource {
                 Some(resource) => drop(self.resources.insert(key, resource)),
                 None => drop(self.resources.remove(&key)),
@@ -131,10 +133,11 @@ impl CacheWriter {
         self.confirmed_at = Some(at);
     }
 
-    /// Stores what isn't stored. False: that has failed.
-    async fn store(&mut self, store: &Store) -> bool {
-        let Some(confirmed_at) = self.confirmed_at.take() else { return true };
+    /// Stores what isn't stored; returns how long the disk is left alone after that.
+    async fn store(&mut self, store: &Store) -> Duration {
+        let Some(confirmed_at) = self.confirmed_at.take() else { return WRITE_INTERVAL };
         let content = (!self.is_written).then(|| encode(&self.resources));
+        let pause = interval(content.as_ref().map_or(0, Vec::len));
         // What changes from here on is for the next write.
         self.is_written = true;
         let store = store.clone();
@@ -146,7 +149,7 @@ impl CacheWriter {
             self.confirmed_at = self.confirmed_at.or(Some(confirmed_at));
         }
         self.report(error);
-        is_stored
+        if is_stored { pause } else { pause.max(RETRY_INTERVAL) }
     }
 
     /// Waits for the disk. What arrives meanwhile is received: nothing piles up while the disk hangs.
@@ -181,6 +184,11 @@ impl CacheWriter {
         }
         ServerStatus::change(&self.status, |status| status.cache_error.clone_from(&error));
     }
+}
+
+/// Minimum time between two writes of so many bytes.
+fn interval(bytes: usize) -> Duration {
+    WRITE_INTERVAL.max(Duration::from_secs(bytes as u64 / BYTES_PER_SECOND))
 }
 
 #[cfg(test)]

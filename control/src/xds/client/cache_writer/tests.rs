@@ -184,6 +184,60 @@ async fn many_changes_in_a_second_are_one_write_of_the_last_state() {
     }
 }
 
+#[test]
+fn a_large_policy_is_written_less_often() {
+    let mib = |size: usize| interval(size << 20);
+    assert_eq!([mib(0), mib(2), mib(6), mib(30)], [1, 1, 2, 10].map(Duration::from_secs));
+    assert!(interval(100_000_000) >= Duration::from_secs(30), "{:?}", interval(100_000_000));
+}
+
+/// Takes 2 s, the interval of a policy with this size.
+#[tokio::test]
+async fn changes_of_a_large_policy_wait_for_its_interval_and_a_stop_does_not() {
+    let (_dir, path) = temp_path();
+    let writes = Arc::new(Mutex::new(Vec::<Instant>::new()));
+    let recorded: Store = Arc::new({
+        let writes = writes.clone();
+        move |content: Option<Vec<u8>>, _: SystemTime| {
+            assert!(content.is_some());
+            writes.lock().unwrap().push(Instant::now());
+            Ok(())
+        }
+    });
+    let (mut running, size) = (Running::start(&path, None, recorded), 7 << 20);
+    let count = || writes.lock().unwrap().len();
+    let large = StoredResource { version: "1".to_owned(), body: vec![0; size].into() };
+    running.confirm(vec![(endpoint("a"), Some(large))]);
+    wait_until(|| count() == 1).await;
+    for version in 2..=4 {
+        running.confirm(vec![(endpoint("b"), Some(resource(version)))]);
+    }
+    wait_until(|| count() == 2).await;
+    let elapsed = {
+        let writes = writes.lock().unwrap();
+        writes[1] - writes[0]
+    };
+    assert!(elapsed >= interval(size), "{elapsed:?}");
+    running.confirm(vec![(endpoint("b"), Some(resource(5)))]);
+    let stopped = Instant::now();
+    running.stop().await;
+    assert!(stopped.elapsed() < interval(size) && count() == 3, "{} after {:?}", count(), stopped.elapsed());
+}
+
+/// A server that is reached again sends what is known.
+#[tokio::test]
+async fn what_is_stored_already_is_not_written_again() {
+    let (_dir, path) = temp_path();
+    let mut running = Running::open(&path).0;
+    running.update(1);
+    wait_until(|| file_has(&path, &running.state)).await;
+    let inode = || fs::metadata(&path).unwrap().ino();
+    let before = inode();
+    running.update(1);
+    let state = running.stop().await;
+    assert!(file_has(&path, &state) && inode() == before);
+}
+
 #[tokio::test]
 async fn the_first_change_is_written_at_once_and_the_last_one_at_the_end() {
     let (_dir, path) = temp_path();
