@@ -24,7 +24,8 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
 use vipgate_node::agent::{Agent, AgentHandle, Config as AgentConfig, Sources, View};
 use vipgate_node::indices::Indices;
 use vipgate_node::kernel::Kernel;
@@ -34,7 +35,7 @@ use vipgate_node::nft::script::replacement;
 use vipgate_node::plan::{Inputs, NodePlan, Settings};
 use vipgate_node::policy::{Cluster, NodePolicy};
 
-use self::cache::{Cache, Decoded};
+use self::cache::{Cached, Decoded};
 use self::resources::NodeResources;
 use crate::command_error::CommandError;
 use crate::config::NodeConfig;
@@ -68,8 +69,8 @@ impl Published {
     /// These values, until the server sends others.
     fn new(Decoded { policy, cluster, view }: Decoded) -> (Self, Sources) {
         let (policy, policy_receiver) = watch::channel(policy.map(Arc::new));
-        let (cluster, cluster_receiver) = watch::channel(Arc::new(cluster));
-        let (view, view_receiver) = watch::channel(Arc::new(view));
+        let (cluster, cluster_receiver) = watch::channel(Arc::new(cluster.unwrap_or_default()));
+        let (view, view_receiver) = watch::channel(Arc::new(view.unwrap_or_default()));
         let sources = Sources { policy: policy_receiver, cluster: cluster_receiver, view: view_receiver };
         (Self { policy, cluster, view }, sources)
     }
@@ -129,8 +130,8 @@ pub fn boot_table(path: &Path) -> Result<String, CommandError> {
 }
 
 async fn run_agent(config: NodeConfig) -> Result<(), CommandError> {
-    let (cache, cached) = Cache::open(&config.server.cache, &config.name);
-    let (published, sources) = Published::new(cached);
+    let (cached, decoded) = cache::read(&config.server.cache, &config.name).unzip();
+    let (published, sources) = Published::new(decoded.unwrap_or_default());
     let socket = crate::admin::bind(&config.admin.socket).await?;
     let metrics_listener = metrics::bind(config.metrics.listen).await?;
     let agent_config = agent_config(&config);
@@ -141,10 +142,7 @@ async fn run_agent(config: NodeConfig) -> Result<(), CommandError> {
     // Closed, whether or not there is a policy: pods may start.
     systemd::ready();
     let connection = ServerStatus::initial(None);
-    let identity = Identity::agent(&config.name, config.server.token.clone());
-    let resources = NodeResources::new(&config.name, published, cache);
-    let client = DeltaClient::new(identity, config.server.connection(), RETRY_DELAY, connection.clone(), resources);
-    tokio::spawn(client.run());
+    let (client, cache) = start_client(&config, cached, published, &connection);
     tokio::spawn(follow(handle.clone(), config.state));
     let (stop, stopped) = watch::channel(false);
     let service = admin::Service {
@@ -180,12 +178,30 @@ async fn run_agent(config: NodeConfig) -> Result<(), CommandError> {
     }
     systemd::stopping();
     let _ = stop.send(true);
-    for server in servers {
+    // The writer ends with the client, which has the sender.
+    client.abort();
+    let _ = client.await;
+    for server in servers.into_iter().chain([cache]) {
         let _ = tokio::time::timeout(STOP_TIMEOUT, server).await;
     }
     drop(socket.file);
     tracing::info!(event = "stopped", "stopped: what is programmed stays in force");
     Ok(())
+}
+
+/// Starts the client of the policy server, and the writer of the cache, which has `cached`.
+fn start_client(
+    config: &NodeConfig,
+    cached: Option<Cached>,
+    published: Published,
+    connection: &Arc<ArcSwap<ServerStatus>>,
+) -> (JoinHandle<()>, JoinHandle<()>) {
+    let identity = Identity::agent(&config.name, config.server.token.clone());
+    let (confirmations, received) = mpsc::unbounded_channel();
+    let resources = NodeResources::new(&config.name, published, confirmations);
+    let client = DeltaClient::new(identity, config.server.connection(), RETRY_DELAY, connection.clone(), resources);
+    let cache = cache::write(config.server.cache.clone(), cached, connection.clone(), received);
+    (tokio::spawn(client.run()), tokio::spawn(cache))
 }
 
 /// Stores the numbers of gateways, and says when pods' packets are steered for the first time.

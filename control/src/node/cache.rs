@@ -1,114 +1,101 @@
-//! Cache of the last policy, cluster and view: the agent starts from it while the policy server is unreachable. One
-//! message in one file, written whole beside it and renamed into place.
-//!
-//! ```text
-//!   "vipgate node cache 1\n"   u64 fingerprint of the message (little endian)   message
-//! ```
+//! Cache of the last policy, cluster and view, as the server has sent them: the agent starts from it while the policy
+//! server is unreachable. It has the content of a gateway's cache, and its writer.
 
+use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::{fs, io};
+use std::sync::Arc;
+use std::time::SystemTime;
 
-use prost::Message;
+use arc_swap::ArcSwap;
+use prost::{DecodeError, Message as _};
+use tokio::sync::mpsc;
 use vipgate_node::agent::View;
 use vipgate_node::policy::{Cluster, NodePolicy};
-use vipgate_policy::fingerprint::Fingerprint;
 
 use super::decode;
-use crate::replaced_file::replace;
+use crate::replaced_file::Format;
+use crate::xds::cache::decode as decode_resources;
+use crate::xds::client::{CacheWriter, Confirmation, ServerStatus};
 use crate::xds::proto;
+use crate::xds::resource::{Key, Kind};
+use crate::xds::store::StoredResource;
 
-const MAGIC: &[u8] = b"vipgate node cache 1\n";
+/// It has the node's secret MAC address.
+pub(super) const FORMAT: Format = Format { name: "node cache", version: 2, mode: 0o600 };
 
-/// What the cache has, as the server sent it.
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Cached {
-    #[prost(message, optional, tag = "1")]
-    pub(super) policy: Option<proto::NodePolicy>,
-    #[prost(message, optional, tag = "2")]
-    pub(super) cluster: Option<proto::Cluster>,
-    #[prost(message, optional, tag = "3")]
-    pub(super) view: Option<proto::View>,
-}
+/// What the cache has.
+pub(super) type Cached = BTreeMap<Key, StoredResource>;
 
-/// What the cache has, decoded.
+/// The same, decoded.
 #[derive(Debug, Default)]
 pub(super) struct Decoded {
     pub(super) policy: Option<NodePolicy>,
-    pub(super) cluster: Cluster,
-    pub(super) view: View,
+    pub(super) cluster: Option<Cluster>,
+    pub(super) view: Option<View>,
 }
 
-/// The cache file.
-#[derive(Debug)]
-pub(super) struct Cache {
-    path: PathBuf,
-    contents: Cached,
-}
-
-impl Cache {
-    /// Reads the file. One that is damaged, or of another node, is ignored and logged: without policy, the agent holds all
-    /// packets of pods.
-    pub(super) fn open(path: &Path, node: &str) -> (Self, Decoded) {
-        let (contents, decoded) = match read(path).and_then(|cached| {
-            let decoded = cached.decode(node).map_err(io::Error::other)?;
-            Ok((cached, decoded))
-        }) {
-            Ok(contents) => contents,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Default::default(),
-            Err(error) => {
-                let (file, error) = (path.display().to_string(), error.to_string());
-                tracing::error!(event = "policy_cache_damaged", file, error, "the policy cache is ignored");
-                Default::default()
+impl Decoded {
+    /// Decodes a resource for the node with this name, in place of another one of the kind. Agents use no other kinds.
+    pub(super) fn add(&mut self, node: &str, kind: Kind, body: &[u8]) -> Result<(), String> {
+        let malformed = |error: DecodeError| error.to_string();
+        match kind {
+            Kind::NodePolicy => {
+                let message = proto::NodePolicy::decode(body).map_err(malformed)?;
+                self.policy = Some(decode::node_policy(node, &message).map_err(|error| error.to_string())?);
             }
-        };
-        (Self { path: path.to_owned(), contents }, decoded)
-    }
-
-    /// Changes the contents and writes the file.
-    pub(super) fn update(&mut self, change: impl FnOnce(&mut Cached)) {
-        let before = self.contents.clone();
-        change(&mut self.contents);
-        if self.contents == before {
-            return;
+            Kind::Cluster => {
+                let message = proto::Cluster::decode(body).map_err(malformed)?;
+                self.cluster = Some(decode::cluster(&message).map_err(|error| error.to_string())?);
+            }
+            Kind::View => {
+                let message = proto::View::decode(body).map_err(malformed)?;
+                self.view = Some(decode::view(message).map_err(|error| error.to_string())?);
+            }
+            _ => {}
         }
-        if let Err(error) = self.write() {
-            let (file, error) = (self.path.display().to_string(), error.to_string());
-            tracing::error!(
-                event = "policy_cache_failed",
-                file,
-                error,
-                "the policy cache can't be written: after a restart without the policy server, pods would be held back"
-            );
-        }
-    }
-
-    fn write(&self) -> io::Result<()> {
-        let message = self.contents.encode_to_vec();
-        // With the node's secret MAC address.
-        replace(&self.path, 0o600, &[MAGIC, &Fingerprint::of(&message).to_le_bytes(), &message])
+        Ok(())
     }
 }
 
-impl Cached {
-    fn decode(&self, node: &str) -> Result<Decoded, String> {
-        let policy = self.policy.as_ref().map(|policy| decode::node_policy(node, policy)).transpose();
-        let cluster = self.cluster.as_ref().map(decode::cluster).transpose();
-        let view = self.view.clone().map(decode::view).transpose();
-        Ok(Decoded {
-            policy: policy.map_err(|error| error.to_string())?,
-            cluster: cluster.map_err(|error| error.to_string())?.unwrap_or_default(),
-            view: view.map_err(|error| error.to_string())?.unwrap_or_default(),
-        })
+/// Reads the cache of a node. One that is damaged, or of another node, is ignored and logged: without policy, the agent
+/// holds all packets of pods.
+pub(super) fn read(path: &Path, node: &str) -> Option<(Cached, Decoded)> {
+    match try_read(path, node) {
+        Ok(contents) => Some(contents),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => {
+            let (file, error) = (path.display().to_string(), error.to_string());
+            tracing::error!(event = "policy_cache_damaged", file, error, "the policy cache is ignored");
+            None
+        }
     }
 }
 
-fn read(path: &Path) -> io::Result<Cached> {
-    let bytes = fs::read(path)?;
-    let damaged = |reason: &str| io::Error::other(reason.to_owned());
-    let rest = bytes.strip_prefix(MAGIC).ok_or_else(|| damaged("has no node cache header of this version"))?;
-    let (fingerprint, message) = rest.split_first_chunk().ok_or_else(|| damaged("is truncated"))?;
-    if Fingerprint::of(message) != u64::from_le_bytes(*fingerprint) {
-        return Err(damaged("is corrupt: wrong fingerprint"));
+fn try_read(path: &Path, node: &str) -> io::Result<(Cached, Decoded)> {
+    let content = FORMAT.read(path)?.map_err(io::Error::other)?;
+    let (cached, mut decoded) = (decode_resources(&content).map_err(io::Error::other)?, Decoded::default());
+    for (key, resource) in &cached {
+        decoded.add(node, key.kind, &resource.body).map_err(io::Error::other)?;
     }
-    Message::decode(message).map_err(io::Error::other)
+    Ok((cached, decoded))
+}
+
+/// Writes what is confirmed until the sender is dropped. The file has `cached`.
+pub(super) async fn write(
+    path: PathBuf,
+    cached: Option<Cached>,
+    status: Arc<ArcSwap<ServerStatus>>,
+    confirmations: mpsc::UnboundedReceiver<Confirmation>,
+) {
+    let mut writer = CacheWriter::new(path.clone(), status, confirmations);
+    if let Some(cached) = cached {
+        writer.set_written(cached);
+    }
+    // If that fails, the last one stays: without one, the agent would hold all packets of pods.
+    let store = move |content: Option<Vec<u8>>, _: SystemTime| match content {
+        Some(content) => FORMAT.write(&path, &content),
+        None => Ok(()),
+    };
+    writer.run(Arc::new(store)).await;
 }

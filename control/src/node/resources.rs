@@ -2,21 +2,24 @@
 //! membership view. Each is subscribed to by name, takes effect when it has arrived, and is acknowledged then.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use envoy_types::pb::envoy::service::discovery::v3::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
-use prost::Message;
+use tokio::sync::mpsc;
+use vipgate_node::agent::View;
 
-use super::cache::Cache;
-use super::{Published, decode};
-use crate::xds::client::{OpenStream, Pending, StreamEnd, Subscriber};
-use crate::xds::proto;
+use super::Published;
+use super::cache::Decoded;
+use crate::xds::client::{Confirmation, OpenStream, Pending, StreamEnd, Subscriber};
 use crate::xds::resource::{CLUSTER, Key, Kind, VIEW, printable};
+use crate::xds::store::StoredResource;
 
 /// The resources; each of them is published and cached.
 pub(super) struct NodeResources {
     node: Arc<str>,
     published: Published,
-    cache: Cache,
+    /// To the writer of the cache.
+    confirmations: mpsc::UnboundedSender<Confirmation>,
 }
 
 impl Subscriber for NodeResources {
@@ -40,8 +43,8 @@ impl Subscriber for NodeResources {
 }
 
 impl NodeResources {
-    pub(super) fn new(node: &str, published: Published, cache: Cache) -> Self {
-        Self { node: node.into(), published, cache }
+    pub(super) fn new(node: &str, published: Published, confirmations: mpsc::UnboundedSender<Confirmation>) -> Self {
+        Self { node: node.into(), published, confirmations }
     }
 
     /// Applies a response: each of the resources is the only one of its kind. The error is why it is rejected.
@@ -53,7 +56,8 @@ impl NodeResources {
             }
             return Ok(());
         };
-        self.apply(kind, &body.value).map_err(|error| {
+        let stored = StoredResource { version: resource.version.clone(), body: body.value.clone().into() };
+        self.apply(kind, stored).map_err(|error| {
             let key = Key { kind, name: resource.name.as_str().into() };
             let reason = format!("{key}: {}", printable(&error));
             tracing::warn!(event = "policy_update_rejected", reason, "an update of the policy was rejected");
@@ -61,38 +65,30 @@ impl NodeResources {
         })
     }
 
-    fn apply(&mut self, kind: Kind, body: &[u8]) -> Result<(), String> {
-        match kind {
-            Kind::NodePolicy => {
-                let message = proto::NodePolicy::decode(body).map_err(|error| error.to_string())?;
-                let policy = decode::node_policy(&self.node, &message).map_err(|error| error.to_string())?;
-                self.cache.update(|cached| cached.policy = Some(message));
-                self.published.policy.send_replace(Some(Arc::new(policy)));
-            }
-            Kind::Cluster => {
-                let message = proto::Cluster::decode(body).map_err(|error| error.to_string())?;
-                let cluster = decode::cluster(&message).map_err(|error| error.to_string())?;
-                self.cache.update(|cached| cached.cluster = Some(message));
-                self.published.cluster.send_replace(Arc::new(cluster));
-            }
-            Kind::View => {
-                let message = proto::View::decode(body).map_err(|error| error.to_string())?;
-                let view = Arc::new(decode::view(message.clone()).map_err(|error| error.to_string())?);
-                // Servers may send views in another order: the highest number counts.
-                let is_new = self.published.view.send_if_modified(|current| {
-                    let is_new = view.number > current.number;
-                    if is_new {
-                        *current = view;
-                    }
-                    is_new
-                });
-                if is_new {
-                    self.cache.update(|cached| cached.view = Some(message));
-                }
-            }
-            _ => {}
+    fn apply(&mut self, kind: Kind, stored: StoredResource) -> Result<(), String> {
+        let mut decoded = Decoded::default();
+        decoded.add(&self.node, kind, &stored.body)?;
+        if let Some(policy) = decoded.policy {
+            self.published.policy.send_replace(Some(Arc::new(policy)));
+        }
+        if let Some(cluster) = decoded.cluster {
+            self.published.cluster.send_replace(Arc::new(cluster));
+        }
+        if decoded.view.is_none_or(|view| self.publish_view(view)) {
+            self.cache(kind, Some(stored));
         }
         Ok(())
+    }
+
+    /// Servers may send views in another order: the highest number counts. Returns whether this one does.
+    fn publish_view(&self, view: View) -> bool {
+        self.published.view.send_if_modified(|current| {
+            let is_new = view.number > current.number;
+            if is_new {
+                *current = Arc::new(view);
+            }
+            is_new
+        })
     }
 
     fn remove(&mut self, kind: Kind) {
@@ -105,11 +101,24 @@ impl NodeResources {
                  lacks `node_agents`"
             ),
             Kind::Cluster => {
-                self.cache.update(|cached| cached.cluster = None);
+                self.cache(kind, None);
                 self.published.cluster.send_replace(Arc::default());
             }
             // The last view stays.
             _ => {}
         }
+    }
+
+    /// Stores the resource of a kind; there is one of each. Agents use no other kinds.
+    fn cache(&self, kind: Kind, stored: Option<StoredResource>) {
+        let name = match kind {
+            Kind::NodePolicy => self.node.clone(),
+            Kind::Cluster => CLUSTER.into(),
+            Kind::View => VIEW.into(),
+            _ => return,
+        };
+        let changed = vec![(Key { kind, name }, stored)];
+        // Nobody receives it when the process ends.
+        let _ = self.confirmations.send(Confirmation { changed, at: SystemTime::now() });
     }
 }

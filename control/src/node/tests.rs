@@ -13,12 +13,13 @@ use vipgate_node::indices::Indices;
 use vipgate_node::policy::Coverage;
 use vipgate_policy::compiler::{AgentNode, Placement};
 
-use super::cache::{Cache, Cached};
 use super::fixtures::policy;
 use super::*;
 use crate::config::PolicyServer;
 use crate::membership::MembershipView;
 use crate::policyd::service::{AggregatedDiscoveryServiceServer, DiscoveryService};
+use crate::xds::cache::encode;
+use crate::xds::client::Confirmation;
 use crate::xds::fixtures::{response, sample_placement};
 use crate::xds::proto;
 use crate::xds::publication::Publication;
@@ -84,44 +85,95 @@ fn the_cluster_is_prefixes_and_nodes() {
 fn the_cache_gives_back_what_it_was_given_and_nothing_if_it_is_damaged() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("below/node.cache");
-    let (mut cache, decoded) = Cache::open(&path, "node-1");
-    assert!(decoded.policy.is_none());
+    assert!(cache::read(&path, "node-1").is_none());
     let view = proto::View { number: 3, ..proto::View::default() };
-    cache.update(|cached| *cached = Cached { policy: Some(policy()), cluster: None, view: Some(view) });
-    let decoded = Cache::open(&path, "node-1").1;
-    assert_eq!((decoded.policy.map(|policy| policy.pods.len()), decoded.view.number), (Some(3), 3));
+    let cached: Cached = [of_node(policy().encode_to_vec()), of_view(view.encode_to_vec())].into();
+    cache::FORMAT.write(&path, &encode(&cached)).unwrap();
+    let (read, decoded) = cache::read(&path, "node-1").unwrap();
+    assert_eq!((read, decoded.policy.map(|policy| policy.pods.len())), (cached, Some(3)));
+    assert_eq!(decoded.view.map(|view| view.number), Some(3));
     // Of another node.
-    assert!(Cache::open(&path, "node-2").1.policy.is_none());
+    assert!(cache::read(&path, "node-2").is_none());
     let whole = std::fs::read(&path).unwrap();
     for length in [0, 10, 25, whole.len() - 1] {
         std::fs::write(&path, &whole[..length]).unwrap();
-        assert!(Cache::open(&path, "node-1").1.policy.is_none(), "{length}");
+        assert!(cache::read(&path, "node-1").is_none(), "{length}");
     }
     for at in 0..whole.len() {
         let mut other = whole.clone();
         other[at] ^= 1;
         std::fs::write(&path, &other).unwrap();
-        assert!(Cache::open(&path, "node-1").1.policy.is_none(), "byte {at}");
+        assert!(cache::read(&path, "node-1").is_none(), "byte {at}");
     }
-    // The next update replaces it.
-    let (mut cache, _) = Cache::open(&path, "node-1");
-    cache.update(|cached| cached.policy = Some(policy()));
-    assert!(Cache::open(&path, "node-1").1.policy.is_some());
+    // Whole, but no policy.
+    cache::FORMAT.write(&path, &encode(&[of_node(vec![0xff])].into())).unwrap();
+    assert!(cache::read(&path, "node-1").is_none());
+}
+
+fn of_node(body: Vec<u8>) -> (Key, StoredResource) {
+    let key = Key { kind: Kind::NodePolicy, name: "node-1".into() };
+    (key, StoredResource { version: "1".to_owned(), body: body.into() })
+}
+
+fn of_view(body: Vec<u8>) -> (Key, StoredResource) {
+    let key = Key { kind: Kind::View, name: VIEW.into() };
+    (key, StoredResource { version: "1".to_owned(), body: body.into() })
+}
+
+async fn wait_until(condition: impl Fn() -> bool) {
+    let wait = async {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(TIMEOUT, wait).await.expect("in time");
+}
+
+/// Without a cache, the next process would hold all packets of pods until the server is reached.
+#[tokio::test]
+async fn the_last_cache_stays_while_it_cannot_be_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, obstacle) = (folder.path().join("node.cache"), folder.path().join("node.cache.draft"));
+    let (confirmations, received) = mpsc::unbounded_channel();
+    let status = ServerStatus::initial(None);
+    // A damaged file is replaced.
+    std::fs::write(&path, "damaged").unwrap();
+    let writer = tokio::spawn(cache::write(path.clone(), None, status.clone(), received));
+    let confirm = |(key, stored)| {
+        confirmations
+            .send(Confirmation { changed: vec![(key, Some(stored))], at: std::time::SystemTime::now() })
+            .unwrap();
+    };
+    let has_view = || cache::read(&path, "node-1").map(|(_, decoded)| decoded.view.is_some());
+    confirm(of_node(policy().encode_to_vec()));
+    wait_until(|| has_view() == Some(false)).await;
+    std::fs::create_dir(&obstacle).unwrap();
+    confirm(of_view(proto::View { number: 3, ..proto::View::default() }.encode_to_vec()));
+    wait_until(|| status.load().cache_error.is_some()).await;
+    assert_eq!(has_view(), Some(false));
+    // At the end it is tried once more.
+    std::fs::remove_dir(&obstacle).unwrap();
+    drop(confirmations);
+    timeout(TIMEOUT, writer).await.expect("it ends").unwrap();
+    assert_eq!(has_view(), Some(true));
 }
 
 /// What an agent of node-1 keeps: as it comes from the server, and as the agent sees it.
 struct Received {
     resources: NodeResources,
     sources: Sources,
+    confirmations: mpsc::UnboundedReceiver<Confirmation>,
+    cached: Cached,
     folder: TempDir,
 }
 
 impl Received {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let (cache, cached) = Cache::open(&folder.path().join("node.cache"), "node-1");
-        let (published, sources) = Published::new(cached);
-        Self { resources: NodeResources::new("node-1", published, cache), sources, folder }
+        let (published, sources) = Published::new(Decoded::default());
+        let (sender, confirmations) = mpsc::unbounded_channel();
+        let resources = NodeResources::new("node-1", published, sender);
+        Self { resources, sources, confirmations, cached: Cached::new(), folder }
     }
 
     /// Receives a resource; `None`: that there is none. The error is that of the NACK.
@@ -142,8 +194,19 @@ impl Received {
     }
 
     /// The same, as the next process begins.
-    fn cached(&self) -> (Option<usize>, usize, u64) {
-        let Decoded { policy, cluster, view } = Cache::open(&self.folder.path().join("node.cache"), "node-1").1;
+    fn cached(&mut self) -> (Option<usize>, usize, u64) {
+        while let Ok(Confirmation { changed, .. }) = self.confirmations.try_recv() {
+            for (key, stored) in changed {
+                match stored {
+                    Some(stored) => drop(self.cached.insert(key, stored)),
+                    None => drop(self.cached.remove(&key)),
+                }
+            }
+        }
+        let path = self.folder.path().join("node.cache");
+        cache::FORMAT.write(&path, &encode(&self.cached)).unwrap();
+        let Decoded { policy, cluster, view } = cache::read(&path, "node-1").unwrap().1;
+        let (cluster, view) = (cluster.unwrap_or_default(), view.unwrap_or_default());
         (policy.map(|policy| policy.pods.len()), cluster.nodes.len(), view.number)
     }
 }
@@ -234,10 +297,11 @@ async fn the_client_follows_policy_and_view_of_a_policy_server_over_one_stream()
     let service = AggregatedDiscoveryServiceServer::new(service);
     tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
 
-    let Received { resources, mut sources, folder } = Received::new();
-    let cache = folder.path().join("node.cache");
-    let server = PolicyServer { url, other_urls: Vec::new(), ca: None, cert: None, key: None, cache };
+    let Received { resources, mut sources, confirmations, folder, .. } = Received::new();
+    let path = folder.path().join("node.cache");
+    let server = PolicyServer { url, other_urls: Vec::new(), ca: None, cert: None, key: None, cache: path.clone() };
     let status = ServerStatus::initial(None);
+    tokio::spawn(cache::write(path.clone(), None, status.clone(), confirmations));
     let client = DeltaClient::new(Identity::agent("node-1", None), server, RETRY_DELAY, status.clone(), resources);
     tokio::spawn(client.run());
     timeout(TIMEOUT, sources.policy.wait_for(Option::is_some)).await.expect("a policy").unwrap();
@@ -246,13 +310,13 @@ async fn the_client_follows_policy_and_view_of_a_policy_server_over_one_stream()
         timeout(TIMEOUT, sources.view.wait_for(|view| view.number == number)).await.expect("a view").unwrap();
     }
     assert_eq!((status.load().connected, nodes.list()["node-1"].streams), (true, 1));
-    // Each resource is acknowledged.
-    let acknowledged = async {
-        while stats.acks.get() < 5 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    timeout(TIMEOUT, acknowledged).await.expect("acknowledgments");
+    // Each resource is acknowledged and cached.
+    wait_until(|| stats.acks.get() >= 5).await;
+    wait_until(|| {
+        let cached = cache::read(&path, "node-1").map(|(_, Decoded { policy, view, .. })| (policy.is_some(), view));
+        matches!(cached, Some((true, Some(view))) if view.number == 3)
+    })
+    .await;
 }
 
 #[test]

@@ -148,7 +148,7 @@ impl Cache {
 }
 
 /// Encodes a policy. The resources are encoded already, as the server has sent them.
-pub(super) fn encode(resources: &BTreeMap<Key, StoredResource>) -> Vec<u8> {
+pub(crate) fn encode(resources: &BTreeMap<Key, StoredResource>) -> Vec<u8> {
     let mut content = Vec::new();
     for (Key { kind, name }, StoredResource { version, body }) in resources {
         let resource = CachedResource {

@@ -25,6 +25,7 @@ use vipgate_common::RECOVERY;
 use vipgate_policy::compiler::GatewayLocality;
 
 pub(crate) use self::attempts::Attempts;
+pub(crate) use self::cache_writer::{CacheWriter, Confirmation};
 pub use self::coalesce::COALESCE_INTERVAL;
 use self::connect::CONNECT_TIMEOUT;
 pub use self::connect::error_chain;
@@ -34,7 +35,7 @@ pub(crate) use self::identity::Identity;
 pub(crate) use self::target::Target;
 use super::cache::{Cache, CacheContents};
 use crate::config::PolicyServer;
-use crate::xds::client::cache_writer::{CacheWriter, Confirmation, store_at};
+use crate::xds::client::cache_writer::store_at;
 use crate::xds::client::held::HeldUpdates;
 use crate::xds::resource::Key;
 use crate::xds::store::{PolicyUpdate, ResourceStore, StoredResource};

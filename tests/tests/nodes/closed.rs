@@ -111,6 +111,8 @@ fn each_packet_goes_into_the_tunnel_while_agents_start_and_repair() {
 fn without_the_policy_server_the_last_policy_stays_also_after_a_restart() {
     let mut scenario = Scenario::start("node-cache");
     let server = SERVER[0].parse().unwrap();
+    // The cache is written at most once a second.
+    sleep_ms(1_500);
     scenario.cluster.policyd.take().unwrap().kill();
     scenario.node.stop("KILL");
     scenario.node.start("");

@@ -1,6 +1,6 @@
-//! Writer of the policy cache: a task beside the client's, so that neither an update nor its acknowledgment waits for
-//! the disk. It keeps the acknowledged resources and writes the newest state, all of it: at once, after that at most once
-//! in an interval that grows with its size, and at the end of the client.
+//! Writer of the policy cache, of gateways and of nodes' agents: a task beside the client's, so that neither an update nor
+//! its acknowledgment waits for the disk. It keeps the acknowledged resources and writes the newest state, all of it: at
+//! once, after that at most once in an interval that grows with its size, and at the end of the client.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -31,7 +31,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 const SLOW_WRITE: Duration = Duration::from_secs(5);
 
 /// Stores new content, if there is any, and when it was last confirmed. May block.
-pub(super) type Store = Arc<dyn Fn(Option<Vec<u8>>, SystemTime) -> io::Result<()> + Send + Sync>;
+pub(crate) type Store = Arc<dyn Fn(Option<Vec<u8>>, SystemTime) -> io::Result<()> + Send + Sync>;
 
 /// Stores in the cache at a path. One that couldn't be opened yet is opened first. The lock is held as long as this is
 /// used.
@@ -49,15 +49,15 @@ pub(super) fn store_at(path: PathBuf, cache: Option<Cache>) -> Store {
 
 /// The policy is the server's at a point in time.
 #[derive(Debug)]
-pub(super) struct Confirmation {
+pub(crate) struct Confirmation {
     /// What acknowledged updates have changed since the last one.
-    pub(super) changed: Vec<(Key, Option<StoredResource>)>,
-    pub(super) at: SystemTime,
+    pub(crate) changed: Vec<(Key, Option<StoredResource>)>,
+    pub(crate) at: SystemTime,
 }
 
 /// The writer; it doesn't run yet.
 #[derive(Debug)]
-pub(super) struct CacheWriter {
+pub(crate) struct CacheWriter {
     path: PathBuf,
     confirmations: mpsc::UnboundedReceiver<Confirmation>,
     /// All that were acknowledged.
@@ -72,7 +72,7 @@ pub(super) struct CacheWriter {
 
 impl CacheWriter {
     /// Of a cache without policy.
-    pub(super) fn new(
+    pub(crate) fn new(
         path: PathBuf,
         status: Arc<ArcSwap<ServerStatus>>,
         confirmations: mpsc::UnboundedReceiver<Confirmation>,
@@ -82,7 +82,7 @@ impl CacheWriter {
     }
 
     /// The file has this policy.
-    pub(super) fn set_written(&mut self, resources: BTreeMap<Key, StoredResource>) {
+    pub(crate) fn set_written(&mut self, resources: BTreeMap<Key, StoredResource>) {
         (self.resources, self.is_written) = (resources, true);
     }
 
@@ -92,7 +92,7 @@ impl CacheWriter {
     }
 
     /// Stores what is confirmed until the sender is dropped; then what isn't stored yet, once.
-    pub(super) async fn run(mut self, store: Store) {
+    pub(crate) async fn run(mut self, store: Store) {
         while self.wait().await {
             let pause = self.store(&store).await;
             // Ends with the sender.
