@@ -1,11 +1,11 @@
-//! Files that survive a crash. They are replaced whole: a concurrent reader, and the next process, sees the old or the new
-//! content. Those in a `Format` also say what they have, and prove that they are whole:
+//! Files that survive a crash. They are replaced whole: a concurrent reader, and the next process, sees the old or the
+//! new content. Those in a `Format` also say what they have, and prove that they are whole:
 //!
 //! ```text
 //!   "vipgate NAME VERSION\n"   u64 fingerprint of the content (little endian)   content
 //! ```
-//! A file of another name or version, or that isn't as it was written, is refused, never read in part. What people read and
-//! mend is text without that, and refused with the line that is wrong (`source/address_record.rs`).
+//! A file of another name or version, or that isn't as it was written, is refused, never read in part. What people read
+//! and mend is text without that, and refused with the line that is wrong (`source/address_record.rs`).
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write as _};
@@ -123,66 +123,4 @@ fn write_synced(path: &Path, mode: u32, parts: &[&[u8]]) -> io::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::fs::{PermissionsExt as _, symlink};
-
-    use super::*;
-
-    #[test]
-    fn a_file_is_replaced_with_its_mode_and_a_draft_of_before_does_not_matter() {
-        let directory = tempfile::tempdir().unwrap();
-        let (path, other) = (directory.path().join("new/file"), directory.path().join("other"));
-        fs::write(&other, "other").unwrap();
-        for (mode, content) in [(0o600, "first"), (0o640, "second")] {
-            replace(&path, mode, &[content.as_bytes(), b"!"]).unwrap();
-            assert_eq!(fs::read_to_string(&path).unwrap(), format!("{content}!"));
-            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, mode);
-            assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "no draft is left");
-            symlink(&other, directory.path().join("new/file.draft")).unwrap();
-        }
-        assert_eq!(fs::read_to_string(other).unwrap(), "other", "nothing is written through a link");
-    }
-
-    #[test]
-    fn a_file_in_a_format_is_read_as_it_was_written_or_refused() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("file");
-        let format = Format { name: "test file", version: 3, mode: 0o600 };
-        assert_eq!(format.read(&path).unwrap_err().kind(), ErrorKind::NotFound);
-        for content in [b"".as_slice(), b"content"] {
-            format.write(&path, content).unwrap();
-            assert_eq!(format.read(&path).unwrap().unwrap(), content);
-            let whole = fs::read(&path).unwrap();
-            assert_eq!(whole, format.file(content));
-            for at in 0..whole.len() {
-                assert!(format.content(&whole[..at]).is_err(), "cut at {at}");
-                let mut changed = whole.clone();
-                changed[at] ^= 1;
-                assert!(format.content(&changed).is_err(), "byte {at}");
-            }
-            for other in [Format { name: "other file", ..format }, Format { version: 4, ..format }] {
-                let damage = other.read(&path).unwrap().unwrap_err();
-                assert_eq!(damage.to_string(), format!("has no {} header of this version", other.name));
-            }
-        }
-    }
-
-    #[test]
-    fn a_file_that_cannot_be_replaced_stays() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("file");
-        replace(&path, 0o600, &[b"old"]).unwrap();
-        fs::create_dir(directory.path().join("file.draft")).unwrap();
-        assert!(replace(&path, 0o600, &[b"new"]).is_err());
-        assert_eq!(fs::read_to_string(path).unwrap(), "old");
-    }
-
-    #[test]
-    fn no_draft_is_left_by_a_failure() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("file");
-        fs::create_dir(&path).unwrap();
-        assert!(replace(&path, 0o600, &[b"new"]).is_err());
-        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
-    }
-}
+mod tests;

@@ -343,8 +343,8 @@ fn has_no_locks(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::BADF | Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP))
 }
 
-/// Reads a file that the previous process has left beside its session tables; `None`: there is none, or it is refused. One
-/// that can't be read for the moment must not be taken for that, since it would be overwritten.
+/// Reads a file that the previous process has left beside its session tables; `None`: there is none, or it is refused.
+/// One that can't be read for the moment must not be taken for that, since it would be overwritten.
 ///
 /// # Errors
 /// When it can't be read, and that may pass.

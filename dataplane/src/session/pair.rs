@@ -1,5 +1,5 @@
-//! The two entries of a session in the tables of a former process, which may have died between its writes to them: whether
-//! they agree, and the session's role.
+//! The two entries of a session in the tables of a former process, which may have died between its writes to them:
+//! whether they agree, and the session's role.
 
 use super::SessionFamily;
 use super::entry::Flags;

@@ -154,8 +154,8 @@ impl Sessions {
         Ok(Applied::Inserted(slot))
     }
 
-    /// Applies the record of a session in the tables of a former process, in the role that it has there. It counts for no
-    /// holder: [`Sessions::restore`] follows. False if the table is full, or another session uses one of its tuples.
+    /// Applies the record of a session in the tables of a former process, in the role that it has there. It counts for
+    /// no holder: [`Sessions::restore`] follows. False if the table is full, or another session uses one of its tuples.
     pub(super) fn apply_former<A: SessionFamily>(
         &mut self,
         former: &Self,

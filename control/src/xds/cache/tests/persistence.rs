@@ -3,7 +3,6 @@
 use std::os::unix::fs::PermissionsExt;
 
 use super::*;
-use crate::text_file::MAX_FILE_BYTES;
 
 proptest! {
     #[test]
@@ -93,13 +92,4 @@ fn a_failed_write_leaves_no_older_policy() {
     fs::remove_dir(&draft).unwrap();
     store(&open(&path).0, &two_states()[0]);
     assert_eq!(load_policy(&path), two_states()[0]);
-}
-
-#[test]
-fn a_policy_that_could_not_be_read_is_not_written() {
-    let (_dir, path) = temp_path();
-    let (cache, _) = open(&path);
-    let error = cache.store(Some(&vec![0; MAX_FILE_BYTES as usize]), CONFIRMED_AT).unwrap_err();
-    assert_eq!(error.to_string(), "the policy cache would be longer than 256 MiB");
-    assert_eq!(read(&path).unwrap(), CacheContents::Empty);
 }
