@@ -24,35 +24,6 @@ const FORMAT: Format = Format { name: "policy cache", version: 2, mode: 0o600 };
 /// Maximum wait for the lock: a killed process may hold it until its exit is complete.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Why the cache can't be used.
-#[derive(Debug, Error)]
-pub enum CacheError {
-    /// A file can't be opened or read.
-    #[error("policy.server.cache: {}: {source}", .path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// The I/O error.
-        source: io::Error,
-    },
-    /// Another process has it locked.
-    #[error("policy.server.cache: {} is in use by another process: each gateway needs its own", .0.display())]
-    InUse(PathBuf),
-}
-
-impl CacheError {
-    /// The same without the path.
-    fn into_io(self) -> io::Error {
-        match self {
-            Self::Io { source, .. } => source,
-            Self::InUse(_) => {
-                let reason = "is in use by another process: each gateway needs its own";
-                io::Error::new(ErrorKind::ResourceBusy, reason)
-            }
-        }
-    }
-}
-
 /// The content of a cache when it was opened.
 #[derive(Debug, PartialEq, Eq)]
 pub enum CacheContents {
@@ -109,26 +80,24 @@ impl Cache {
     ///
     /// # Errors
     /// If it can't be locked or read.
-    pub fn open(path: &Path) -> Result<(Self, CacheContents), CacheError> {
+    pub fn open(path: &Path) -> io::Result<(Self, CacheContents)> {
         Self::open_within(path, LOCK_TIMEOUT)
     }
 
     /// Opens a cache that couldn't be opened before, without waiting for the lock. Its content isn't used.
     ///
     /// # Errors
-    /// As [`Self::open`], without the path.
+    /// As [`Self::open`].
     pub(super) fn open_later(path: &Path) -> io::Result<Self> {
-        Self::open_within(path, Duration::ZERO).map(|(cache, _)| cache).map_err(CacheError::into_io)
+        Self::open_within(path, Duration::ZERO).map(|(cache, _)| cache)
     }
 
-    fn open_within(path: &Path, timeout: Duration) -> Result<(Self, CacheContents), CacheError> {
-        let failed = |source| CacheError::Io { path: path.to_owned(), source };
+    fn open_within(path: &Path, timeout: Duration) -> io::Result<(Self, CacheContents)> {
         if let Some(directory) = path.parent() {
-            fs::create_dir_all(directory).map_err(failed)?;
+            fs::create_dir_all(directory)?;
         }
         let lock = lock(path, timeout)?;
-        let contents = read(path).map_err(failed)?;
-        Ok((Self { path: path.to_owned(), _lock: lock }, contents))
+        Ok((Self { path: path.to_owned(), _lock: lock }, read(path)?))
     }
 
     /// Replaces the content by what [`encode`] returned, if it is new, and stores when it was last confirmed.
@@ -194,19 +163,20 @@ pub(crate) fn decode(mut content: &[u8]) -> Result<BTreeMap<Key, StoredResource>
 }
 
 /// Locks a cache for this process.
-fn lock(path: &Path, timeout: Duration) -> Result<File, CacheError> {
+fn lock(path: &Path, timeout: Duration) -> io::Result<File> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(".lock");
-    let failed = |source| CacheError::Io { path: PathBuf::from(&beside), source };
-    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(FORMAT.mode).open(&beside);
-    let file = file.map_err(failed)?;
+    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(FORMAT.mode).open(&beside)?;
     let deadline = Instant::now() + timeout;
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(file),
             Err(TryLockError::WouldBlock) if Instant::now() < deadline => thread::sleep(Duration::from_millis(20)),
-            Err(TryLockError::WouldBlock) => return Err(CacheError::InUse(path.to_owned())),
-            Err(TryLockError::Error(error)) => return Err(failed(error)),
+            Err(TryLockError::WouldBlock) => {
+                let reason = "is in use by another process: each gateway needs its own";
+                return Err(io::Error::new(ErrorKind::ResourceBusy, reason));
+            }
+            Err(TryLockError::Error(error)) => return Err(error),
         }
     }
 }

@@ -256,7 +256,7 @@ fn open_cache(path: &Path) -> (Option<Cache>, CacheContents, Option<String>) {
     match Cache::open(path) {
         Ok((cache, contents)) => (Some(cache), contents, None),
         Err(error) => {
-            let error = error.to_string();
+            let error = format!("policy.server.cache: {}: {error}", path.display());
             tracing::error!(
                 event = "policy_cache_failed",
                 error,

@@ -203,7 +203,22 @@ async fn a_locked_cache_is_reported_and_not_used() {
     let (client, cached) = opened.await.unwrap();
     assert!(cached.is_none());
     let error = client.status().load().cache_error.clone().unwrap();
-    assert!(error.contains("in use by another process"), "{error}");
+    let path = pair.dir.path().join("policy.cache");
+    let reason = "is in use by another process: each gateway needs its own";
+    assert_eq!(error, format!("policy.server.cache: {}: {reason}", path.display()));
+}
+
+#[test]
+fn a_path_that_no_cache_can_have_is_named_in_the_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("policy.cache");
+    std::fs::write(&path, "").unwrap();
+    let (inside_a_file, directory) = (path.join("policy.cache"), dir.path().join("directory"));
+    std::fs::create_dir(&directory).unwrap();
+    for invalid in [&*inside_a_file, &directory, Path::new("/proc/nowhere/policy.cache")] {
+        let error = open_cache(invalid).2.unwrap();
+        assert!(error.starts_with(&format!("policy.server.cache: {}: ", invalid.display())), "{error}");
+    }
 }
 
 /// One failed call at the start doesn't cost the next one its policy.
