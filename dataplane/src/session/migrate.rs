@@ -11,10 +11,12 @@
 //! one worker, whichever worker had them before; inbound sessions have no block and are found in the directory. If not
 //! all fit, those idle for longest are dropped. A client's choice of a backend goes to any worker: all of them read it.
 
+use std::cmp::Reverse;
+use std::net::IpAddr;
+
 use foldhash::HashMap;
 
 use super::affinity::stored::StoredChoices;
-use super::entry::Entry;
 use super::pair::{Role, matching_twin};
 use super::{SessionFamily, Sessions};
 use crate::flow::address::{Address, V6};
@@ -38,44 +40,30 @@ pub struct Migrated {
     pub torn: u32,
 }
 
+/// A block of ports of a VIP.
+type Block = (IpAddr, BlockId);
+
 /// One session in a former table.
 struct Candidate {
     role: Role,
     /// Milliseconds since its last packet.
     idle: u32,
     /// Index of its former table.
-    from: u32,
+    from: usize,
     origin: Slot,
     is_v6: bool,
-    /// The block of its port, as an index into the list of block sizes.
-    block: Option<u32>,
+    /// The block of its port.
+    block: Option<Block>,
     /// Source port of its original direction.
     port: u16,
-}
-
-/// Numbers of the blocks in which sessions hold ports.
-#[derive(Default)]
-struct BlockNumbers {
-    numbers: HashMap<(std::net::IpAddr, BlockId), u32>,
-}
-
-impl BlockNumbers {
-    fn number<A: Address>(&mut self, origin: &Entry<A>) -> Option<u32> {
-        let to = origin.translated();
-        let next = self.numbers.len() as u32;
-        let is_egress = origin.direction() == Direction::Egress;
-        is_egress.then(|| *self.numbers.entry((to.source.to_ip(), BlockId::of(to.source_port))).or_insert(next))
-    }
 }
 
 /// Migrates the sessions of former tables to new, empty ones, evenly.
 pub fn migrate(former: &[Sessions], into: &mut [Sessions], now: Tick) -> Migrated {
     migrate_choices(former, into, now);
-    let mut migrated = Migrated::default();
-    let (mut found, mut blocks) = (Vec::new(), BlockNumbers::default());
-    for (from, tables) in (0..).zip(former) {
-        migrated.torn += collect::<u32>(tables, from, now, &mut blocks, &mut found);
-        migrated.torn += collect::<V6>(tables, from, now, &mut blocks, &mut found);
+    let (mut migrated, mut found) = (Migrated::default(), Vec::new());
+    for (from, tables) in former.iter().enumerate() {
+        migrated.torn += collect::<u32>(tables, from, now, &mut found) + collect::<V6>(tables, from, now, &mut found);
     }
     found.sort_unstable_by_key(|session| (session.role, session.idle));
     let capacity: usize = into.iter().map(|sessions| sessions.capacity as usize).sum();
@@ -83,18 +71,12 @@ pub fn migrate(former: &[Sessions], into: &mut [Sessions], now: Tick) -> Migrate
     // They would only displace others in the worker that they are assigned to.
     migrated.dropped += found.drain(capacity.min(open)..open).len() as u32;
 
-    let mut load = Load::new(into.len());
-    let workers = load.assign_blocks(&found, blocks.numbers.len());
+    let mut workers = Workers::new(&found, into.len());
     for session in &found {
-        let worker = match session.block {
-            Some(block) => workers[block as usize],
-            // The worker that its owner's updates are sent to (`worker_of`).
-            None if session.role == Role::Standby => load.add_to(u32::from(session.port) % into.len().max(1) as u32, 1),
-            None => load.add_to_least(1),
-        };
-        let (from, origin, role) = (&former[session.from as usize], session.origin, session.role);
+        let (from, origin, role) = (&former[session.from], session.origin, session.role);
         let apply = if session.is_v6 { Sessions::apply_former::<V6> } else { Sessions::apply_former::<u32> };
-        let is_migrated = into.get_mut(worker as usize).is_some_and(|into| apply(into, from, origin, role, now));
+        let worker = into.get_mut(workers.worker_of(session));
+        let is_migrated = worker.is_some_and(|into| apply(into, from, origin, role, now));
         *match (is_migrated, role) {
             (false, _) => &mut migrated.dropped,
             (true, Role::Active) => &mut migrated.active,
@@ -113,13 +95,7 @@ fn migrate_choices(former: &[Sessions], into: &mut [Sessions], now: Tick) {
 }
 
 /// Collects the sessions of one former table; returns the number of entries without a session.
-fn collect<A: SessionFamily>(
-    sessions: &Sessions,
-    from: u32,
-    now: Tick,
-    blocks: &mut BlockNumbers,
-    found: &mut Vec<Candidate>,
-) -> u32 {
+fn collect<A: SessionFamily>(sessions: &Sessions, from: usize, now: Tick, found: &mut Vec<Candidate>) -> u32 {
     let table = A::table(sessions);
     let (mut occupied, mut in_sessions) = (0, 0);
     for origin in (0..table.slots()).map(Slot).filter(|slot| table.is_occupied(*slot)) {
@@ -131,57 +107,67 @@ fn collect<A: SessionFamily>(
         }
         in_sessions += 2;
         let last_seen = table.entry(origin).last_seen().later(table.entry(twin).last_seen());
+        let to = table.entry(origin).translated();
+        let is_egress = table.entry(origin).direction() == Direction::Egress;
         found.push(Candidate {
             role: Role::of(table, origin, twin),
             idle: now.since(last_seen),
             from,
             origin,
             is_v6: A::BITS == V6::BITS,
-            block: blocks.number(table.entry(origin)),
+            block: is_egress.then(|| (to.source.to_ip(), BlockId::of(to.source_port))),
             port: table.entry(origin).key().source_port,
         });
     }
     occupied - in_sessions
 }
 
-/// Sessions assigned to each worker.
-struct Load(Vec<u32>);
+/// Which worker gets which sessions.
+struct Workers {
+    /// Sessions assigned to each.
+    loads: Vec<u32>,
+    of_blocks: HashMap<Block, usize>,
+}
 
-impl Load {
-    fn new(workers: usize) -> Self {
-        Self(vec![0; workers])
+impl Workers {
+    /// Assigns a worker to each block, largest block first: no worker gets more than an even part and one block.
+    fn new(found: &[Candidate], workers: usize) -> Self {
+        let mut sizes: HashMap<Block, u32> = HashMap::default();
+        for block in found.iter().filter_map(|session| session.block) {
+            *sizes.entry(block).or_default() += 1;
+        }
+        let mut by_size: Vec<(Block, u32)> = sizes.into_iter().collect();
+        by_size.sort_unstable_by_key(|(block, size)| (Reverse(*size), *block));
+        let mut assigned = Self { loads: vec![0; workers], of_blocks: HashMap::default() };
+        for (block, size) in by_size {
+            let worker = assigned.least_loaded();
+            assigned.add(worker, size);
+            assigned.of_blocks.insert(block, worker);
+        }
+        assigned
     }
 
-    /// Assigns sessions to a worker; returns the worker.
-    fn add_to(&mut self, worker: u32, sessions: u32) -> u32 {
-        if let Some(load) = self.0.get_mut(worker as usize) {
-            *load += sessions;
+    fn worker_of(&mut self, session: &Candidate) -> usize {
+        if let Some(worker) = session.block.and_then(|block| self.of_blocks.get(&block)) {
+            return *worker;
         }
+        let worker = match session.role {
+            // The one that its owner's updates are sent to (`replication::apply::worker_of`).
+            Role::Standby => usize::from(session.port) % self.loads.len().max(1),
+            Role::Active | Role::Quarantined => self.least_loaded(),
+        };
+        self.add(worker, 1);
         worker
     }
 
-    /// Assigns sessions to the least loaded worker; returns the worker.
-    fn add_to_least(&mut self, sessions: u32) -> u32 {
-        let least = (0..).zip(&mut self.0).min_by_key(|(_, load)| **load);
-        least.map_or(0, |(worker, load)| {
-            *load += sessions;
-            worker
-        })
+    fn least_loaded(&self) -> usize {
+        (0..self.loads.len()).min_by_key(|worker| self.loads[*worker]).unwrap_or_default()
     }
 
-    /// Assigns a worker to each block, largest block first: no worker gets more than an even part and one block.
-    fn assign_blocks(&mut self, found: &[Candidate], blocks: usize) -> Vec<u32> {
-        let mut sizes = vec![0_u32; blocks];
-        for block in found.iter().filter_map(|session| session.block) {
-            sizes[block as usize] += 1;
+    fn add(&mut self, worker: usize, sessions: u32) {
+        if let Some(load) = self.loads.get_mut(worker) {
+            *load += sessions;
         }
-        let mut by_size: Vec<u32> = (0..blocks as u32).collect();
-        by_size.sort_by_key(|block| std::cmp::Reverse(sizes[*block as usize]));
-        let mut workers = vec![0; blocks];
-        for block in by_size {
-            workers[block as usize] = self.add_to_least(sizes[block as usize]);
-        }
-        workers
     }
 }
 

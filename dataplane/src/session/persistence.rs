@@ -233,11 +233,8 @@ impl Sessions {
             let Some(twin) = matching_twin(table, key, origin) else { continue };
             let entry = *table.entry(origin);
             // A standby session holds only its port, like a quarantined one.
-            let (is_quarantined, is_standby) = match Role::of(table, origin, twin) {
-                Role::Active => (false, false),
-                Role::Standby => (false, true),
-                Role::Quarantined => (true, false),
-            };
+            let role = Role::of(table, origin, twin);
+            let (is_quarantined, is_standby) = (role == Role::Quarantined, role == Role::Standby);
             if !holdings.restore(&entry, is_quarantined || is_standby) {
                 restored.rejected += 1;
                 table.clear_slot(origin);
