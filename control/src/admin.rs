@@ -16,6 +16,8 @@ mod server;
 pub(crate) mod services;
 mod socket;
 mod status;
+#[cfg(test)]
+mod tests;
 mod trace;
 mod tracking;
 mod workers;
