@@ -3,11 +3,6 @@
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
-    let files = protox::compile(["vipgate/admin/v1/admin.proto"], ["proto"])?;
-    tonic_prost_build::configure()
-        .btree_map(".")
-        .message_attribute(".", "#[derive(serde::Serialize, serde::Deserialize)]")
-        .compile_fds(files)?;
     let files = protox::compile(
         ["vipgate/policy/v1/policy.proto", "vipgate/policy/v1/status.proto", "vipgate/policy/v1/membership.proto"],
         ["proto"],
@@ -31,10 +26,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .message_attribute("vipgate.policy.v1.CloudAction", "#[derive(serde::Serialize)]")
         .message_attribute("vipgate.policy.v1.CloudFailure", "#[derive(serde::Serialize)]")
         .message_attribute("vipgate.policy.v1.Diagnostic", "#[derive(serde::Serialize)]")
-        .compile_fds(files)?;
-    let files = protox::compile(["vipgate/node/v1/node.proto"], ["proto"])?;
-    tonic_prost_build::configure()
-        .message_attribute(".", "#[derive(serde::Serialize, serde::Deserialize)]")
         .compile_fds(files)?;
     tonic_prost_build::configure().compile_fds(protox::compile(["vipgate/peer/v1/peer.proto"], ["proto"])?)?;
     // Envoy's aggregated discovery service (delta xDS) with a codec of its own: a response is encoded once for all

@@ -1,38 +1,49 @@
-//! Admin API: gRPC on a Unix socket, for the command line and other local clients with access to the file.
+//! Admin API: JSON on a Unix socket, for the command line and other local clients with access to the file. Each reply is one
+//! type, beside what makes it from the gateway's state: the socket, `-o json` and the tables have it in common.
 //!
-//! `socket` creates the socket file and runs the server, `server` and its siblings answer requests, `client` is the
-//! client side.
+//! `socket` creates the socket file, `connection` serves its clients by the `protocol`, `server` answers the requests with
+//! what its siblings know, `client` is the client side.
+
+use std::sync::Arc;
+
+use tokio::net::UnixListener;
+use tokio::sync::watch;
+
+use crate::state::GatewayState;
 
 pub mod capture;
 pub mod capture_filter;
 pub(crate) mod client;
-mod drops;
-mod explain;
+mod connection;
+pub mod drops;
+pub mod endpoints;
+pub mod explain;
 pub mod filter;
-mod membership;
-mod placement;
-pub(crate) mod ports;
-mod server;
-pub(crate) mod services;
+pub mod membership;
+pub mod placement;
+pub mod ports;
+pub mod protocol;
+pub mod server;
+pub mod services;
 mod socket;
-mod status;
+pub mod status;
 #[cfg(test)]
 mod tests;
-mod trace;
-mod tracking;
-mod workers;
+pub mod trace;
+pub mod tracking;
+pub mod vips;
+pub mod workers;
 
-pub use client::{Client, ClientError, PacketStream, SessionStream};
-pub use placement::PlacementError;
+pub use client::{Client, ClientError};
+pub(crate) use connection::{AdminService, Replies, one, serve as serve_requests};
+pub use protocol::PROTOCOL;
+pub use server::Request;
 #[cfg(any(test, fuzzing))]
 pub(crate) use server::Service;
-pub use socket::{Socket, SocketError, SocketFile, bind, serve, serve_router};
+pub use socket::{Socket, SocketError, SocketFile, bind};
 
-/// Generated messages and services.
-#[expect(unused_qualifications, clippy::pedantic, reason = "generated")]
-pub mod proto {
-    tonic::include_proto!("vipgate.admin.v1");
+/// Runs a gateway's admin API until `stop` is set.
+pub async fn serve(state: Arc<GatewayState>, listener: UnixListener, stop: watch::Receiver<bool>) {
+    let connections = state.connections.admin.clone();
+    serve_requests(server::Service::new(state), listener, connections, stop).await;
 }
-
-/// Version of the API: raised by each incompatible change.
-pub const PROTOCOL: u32 = 1;

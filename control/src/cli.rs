@@ -26,12 +26,11 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use vipgate_dataplane::session::query::SessionState;
+use vipgate_dataplane::session::query::{SessionFilter, SessionState};
 use vipgate_policy::compiler::Tenancy;
 use vipgate_policy::manifest::crd;
 
-use crate::admin::filter::{protocol, protocol_name, session_state};
-use crate::admin::proto;
+use crate::admin::filter::{protocol, session_state};
 use crate::command_error::CommandError;
 use crate::schema::{self, Published};
 use crate::{check, demo, gateway, kernel, logging, output, policyd};
@@ -293,16 +292,10 @@ pub struct Filter {
     state: Option<SessionState>,
 }
 
-impl From<&Filter> for proto::SessionFilter {
+impl From<&Filter> for SessionFilter {
     fn from(filter: &Filter) -> Self {
-        let address = |address: Option<IpAddr>| address.map(|address| address.to_string()).unwrap_or_default();
-        Self {
-            endpoint: address(filter.endpoint),
-            vip: address(filter.vip),
-            remote: address(filter.remote),
-            protocol: filter.proto.map(protocol_name).unwrap_or_default(),
-            state: filter.state.map(|state| state.name().to_owned()).unwrap_or_default(),
-        }
+        let Filter { endpoint, vip, remote, proto: protocol, state } = *filter;
+        Self { endpoint, vip, remote, protocol, state }
     }
 }
 

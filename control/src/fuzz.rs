@@ -18,13 +18,14 @@ use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::io::frame_layout::FrameLayout;
 use vipgate_dataplane::policy::spec::{InterfaceSpec, NetworkSpec, Role};
 
-pub use self::admin::{RejectedRequest, Request, reply, request, state};
+pub use self::admin::{RejectedRequest, is_read_only, reply, request, state};
 pub use self::filter::filter;
 pub use self::members::members;
 pub use self::node::node;
 pub use self::peer::{RecordCommand, peer};
 pub use self::text::{config, manifests};
 pub use self::xds::xds;
+pub use crate::admin::Request;
 
 /// A network with one inside and one outside interface.
 fn network() -> NetworkSpec {

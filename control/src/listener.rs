@@ -101,7 +101,7 @@ async fn serve_connection(
 }
 
 /// Waits for `stop`, or until its sender is dropped.
-async fn stopped(mut stop: watch::Receiver<bool>) {
+pub(crate) async fn stopped(mut stop: watch::Receiver<bool>) {
     drop(stop.wait_for(|stop| *stop).await);
 }
 

@@ -6,9 +6,8 @@
 //!                                                +--> agent -> nftables, routes, tunnels
 //! ```
 
-mod admin;
+pub(crate) mod admin;
 mod cache;
-pub(crate) mod client;
 pub(crate) mod decode;
 #[cfg(test)]
 pub(crate) mod fixtures;
@@ -43,12 +42,6 @@ use crate::listener::ConnectionLimiter;
 use crate::metrics::{Monitored, NotReady};
 use crate::xds::client::{DeltaClient, Identity, ServerStatus};
 use crate::{blocking_threads, listener, logging, metrics, systemd};
-
-/// Generated messages and services of the admin API.
-#[expect(unused_qualifications, clippy::pedantic, reason = "generated")]
-pub mod proto {
-    tonic::include_proto!("vipgate.node.v1");
-}
 
 /// The smallest MTU of IPv6 (RFC 8200 section 5).
 const MIN_MTU: u32 = 1280;
@@ -146,6 +139,7 @@ async fn run_agent(config: NodeConfig) -> Result<(), CommandError> {
     tokio::spawn(follow(handle.clone(), config.state));
     let (stop, stopped) = watch::channel(false);
     let service = admin::Service {
+        name: config.name.clone(),
         agent: handle.clone(),
         connection: connection.clone(),
         device: config.tunnel.device,

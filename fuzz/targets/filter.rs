@@ -1,4 +1,4 @@
-//! Fuzz target of capture and session filters, as text and as message: both forms of a filter are equivalent.
+//! Fuzz target of capture filters, as text and as JSON: both forms of a filter are equivalent.
 #![cfg_attr(fuzzing, no_main)]
 
 #[cfg(fuzzing)]

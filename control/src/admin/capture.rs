@@ -3,16 +3,16 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use serde::{Deserialize, Serialize};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
-use tonic::Status;
 use vipgate_dataplane::flow::direction::Direction;
 use vipgate_dataplane::flow::ids::WorkerId;
 use vipgate_dataplane::flow::verdict::{AfterResolution, Verdict};
-use vipgate_dataplane::observe::capture::{Capture, CaptureFilter, CaptureRing, CapturedPacket};
+use vipgate_dataplane::observe::capture::{self as engine, Capture, CaptureFilter, CaptureRing};
 use vipgate_dataplane::worker::command::Command;
 
-use super::capture_filter::compile;
-use super::proto::{self, CaptureReply, CaptureRequest};
+use super::capture_filter::{Expression, compile};
+use super::protocol::RequestError;
 use crate::clock;
 use crate::state::GatewayState;
 
@@ -30,6 +30,52 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Packets per reply.
 const MAX_PACKETS: usize = 512;
 
+/// A request to capture packets.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CaptureRequest {
+    pub filter: Expression,
+    /// Maximum number of bytes captured per packet; 0: 256.
+    pub snap_length: u32,
+    /// Maximum number of packets per second and worker; 0: 10000.
+    pub rate: u32,
+}
+
+/// Captured packets.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CaptureReply {
+    /// Names of the gateway's interfaces, by index; only in the first reply.
+    pub interfaces: Vec<String>,
+    pub packets: Vec<CapturedPacket>,
+    /// Packets over the rate limit, since the start of the capture.
+    pub missed: u64,
+}
+
+/// A packet before and after translation.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CapturedPacket {
+    /// Milliseconds since the Unix epoch.
+    pub time_ms: u64,
+    pub worker: u32,
+    /// Ingress interface: an index of `interfaces`.
+    pub interface: u32,
+    /// The packet as received, and its length.
+    pub before: Vec<u8>,
+    pub before_length: u32,
+    /// The packet as sent, and its length; empty: it wasn't sent.
+    pub after: Vec<u8>,
+    pub after_length: u32,
+    /// Egress interface, if it was sent.
+    pub out: Option<u32>,
+    /// The verdict, as a sentence.
+    pub verdict: String,
+    /// Drop reason; empty: it wasn't dropped.
+    pub reason: String,
+    /// Direction under which it is counted, if it was forwarded.
+    pub direction: String,
+    /// Whether it was handed off by another worker, or is a hairpin.
+    pub again: bool,
+}
+
 /// Limits captures to one at a time: each costs the workers CPU time.
 #[derive(Debug)]
 pub(super) struct Captures(Arc<Semaphore>);
@@ -46,20 +92,19 @@ impl Captures {
         &self,
         request: &CaptureRequest,
         state: &Arc<GatewayState>,
-    ) -> Result<mpsc::Receiver<Result<CaptureReply, Status>>, Status> {
+    ) -> Result<mpsc::Receiver<Result<CaptureReply, RequestError>>, RequestError> {
         let network = state.network.load_full();
-        let filter = request.filter.clone().unwrap_or_default();
-        let filter = compile(&filter, &network).map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let filter = compile(&request.filter, &network).map_err(|error| RequestError::invalid(error.to_string()))?;
         let limited = |number: u32, default: u32, max: u32, what: &str| match number {
             0 => Ok(default),
             number if number <= max => Ok(number),
-            number => Err(Status::invalid_argument(format!("{what} {number}: at most {max}"))),
+            number => Err(RequestError::invalid(format!("{what} {number}: at most {max}"))),
         };
         let length = limited(request.snap_length, DEFAULT_SNAP_LENGTH, MAX_SNAP_LENGTH, "snap length")? as usize;
         let rate = limited(request.rate, DEFAULT_RATE, MAX_RATE, "rate")?;
         let permit = self.0.clone().try_acquire_owned();
         let permit = permit.map_err(|_| {
-            Status::resource_exhausted("another capture is running on this gateway; only one is allowed at a time")
+            RequestError::unavailable("another capture is running on this gateway; only one is allowed at a time")
         })?;
         let mut captures =
             WorkerCaptures { state: state.clone(), rings: Vec::new(), filter, length, rate, _permit: permit };
@@ -86,7 +131,7 @@ struct WorkerCaptures {
 impl WorkerCaptures {
     /// Captures at the workers that have no capture yet. A capture may start before the initial policy, when there are
     /// no workers.
-    fn capture_workers(&mut self) -> Result<(), Status> {
+    fn capture_workers(&mut self) -> Result<(), RequestError> {
         for (worker, number) in self.state.workers().iter().zip(0..).skip(self.rings.len()) {
             let ring = Arc::new(CaptureRing::new(RING_CAPACITY, self.length));
             let capture = Capture::new(self.filter.clone(), ring.clone(), WorkerId(number), self.length, self.rate);
@@ -94,7 +139,7 @@ impl WorkerCaptures {
             // On an error, dropping `self` removes those that are set already.
             let sent = worker.commands.try_send(Command::Capture(Some(Box::new(capture))));
             sent.map_err(|_| {
-                Status::unavailable(format!("worker {number} accepts no commands: it is stuck or overloaded"))
+                RequestError::unavailable(format!("worker {number} accepts no commands: it is stuck or overloaded"))
             })?;
             worker.doorbell.wake();
         }
@@ -102,7 +147,7 @@ impl WorkerCaptures {
     }
 
     /// Streams captured packets until the client disconnects.
-    async fn send(mut self, interfaces: Vec<String>, sender: mpsc::Sender<Result<CaptureReply, Status>>) {
+    async fn send(mut self, interfaces: Vec<String>, sender: mpsc::Sender<Result<CaptureReply, RequestError>>) {
         let mut reply = CaptureReply { interfaces, ..CaptureReply::default() };
         let mut interval = tokio::time::interval(POLL_INTERVAL);
         loop {
@@ -116,8 +161,8 @@ impl WorkerCaptures {
                 _ = interval.tick() => {}
                 () = sender.closed() => return,
             }
-            if let Err(status) = self.capture_workers() {
-                return drop(sender.send(Err(status)).await);
+            if let Err(error) = self.capture_workers() {
+                return drop(sender.send(Err(error)).await);
             }
             let mut has_more = true;
             while has_more && reply.packets.len() < MAX_PACKETS {
@@ -148,11 +193,11 @@ impl Drop for WorkerCaptures {
     }
 }
 
-fn packet(captured: &CapturedPacket) -> proto::CapturedPacket {
+fn packet(captured: &engine::CapturedPacket) -> CapturedPacket {
     let age = clock::now().since(captured.at);
     let time_ms = clock::unix_ms(SystemTime::now()).saturating_sub(age.into());
     let reason = if let Verdict::Drop(reason) = captured.verdict { reason.name() } else { "" };
-    proto::CapturedPacket {
+    CapturedPacket {
         time_ms,
         worker: captured.worker.0.into(),
         interface: captured.interface.0.into(),
@@ -169,7 +214,7 @@ fn packet(captured: &CapturedPacket) -> proto::CapturedPacket {
 }
 
 /// The verdict as text.
-fn verdict_text(captured: &CapturedPacket) -> String {
+fn verdict_text(captured: &engine::CapturedPacket) -> String {
     let (worker, direction) = (captured.worker.0, captured.direction.map_or("", Direction::name));
     let what = match captured.verdict {
         Verdict::Forward(_) => format!("{direction}: forwarded"),

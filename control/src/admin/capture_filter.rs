@@ -1,6 +1,9 @@
 //! Capture filter expressions: `host 10.1.0.11 and tcp and port 443 and dropped`.
 
+use std::num::NonZeroU16;
+
 use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use vipgate_dataplane::flow::direction::Direction;
 use vipgate_dataplane::flow::drop_reason::DropReason;
@@ -8,7 +11,6 @@ use vipgate_dataplane::observe::capture::{CaptureFilter, OutcomeFilter};
 use vipgate_dataplane::policy::spec::NetworkSpec;
 
 use super::filter::{FilterError, protocol};
-use super::proto;
 
 /// Syntax of a filter, for error messages.
 pub const GRAMMAR: &str = "host ADDR, net CIDR, port N, proto NAME (or just tcp, udp, sctp, icmp, icmpv6), \
@@ -19,6 +21,21 @@ pub const GRAMMAR: &str = "host ADDR, net CIDR, port N, proto NAME (or just tcp,
 const HOST: [&str; 4] = ["host", "endpoint", "vip", "remote"];
 const DROPPED: &str = "dropped";
 const PASSED: &str = "passed";
+
+/// A filter expression: every criterion that is given must match.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Expression {
+    /// Each must contain one of the packet's addresses, before or after translation.
+    pub nets: Vec<IpNet>,
+    /// One of its ports, before or after translation.
+    pub port: Option<NonZeroU16>,
+    /// IP protocol number.
+    pub protocol: Option<u8>,
+    /// Ingress interface.
+    pub interface: Option<String>,
+    /// dropped, passed, a drop reason or a direction.
+    pub outcome: Option<String>,
+}
 
 /// An invalid filter.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -56,9 +73,9 @@ pub enum CaptureFilterError {
 ///
 /// # Errors
 /// When the filter is invalid.
-pub fn parse(text: &str) -> Result<proto::CaptureFilter, CaptureFilterError> {
+pub fn parse(text: &str) -> Result<Expression, CaptureFilterError> {
     use CaptureFilterError::{InvalidArgument, MissingArgument, UnknownKeyword};
-    let mut filter = proto::CaptureFilter::default();
+    let mut filter = Expression::default();
     let mut words = text.split_whitespace().filter(|word| !matches!(*word, "and" | "&&")).peekable();
     while let Some(word) = words.next() {
         let mut argument = |what| words.next().ok_or_else(|| MissingArgument(word.to_owned(), what));
@@ -68,24 +85,20 @@ pub fn parse(text: &str) -> Result<proto::CaptureFilter, CaptureFilterError> {
             _ if HOST.contains(&word) => {
                 let text = argument("an address")?;
                 let address: std::net::IpAddr = text.parse().map_err(|_| invalid(text, "IP address"))?;
-                filter.nets.push(IpNet::from(address).to_string());
+                filter.nets.push(address.into());
             }
             "net" => {
                 let text = argument("a prefix")?;
-                let net: IpNet = text.parse().map_err(|_| invalid(text, "prefix, such as 10.1.0.0/24"))?;
-                filter.nets.push(net.to_string());
+                filter.nets.push(text.parse().map_err(|_| invalid(text, "prefix, such as 10.1.0.0/24"))?);
             }
             "port" => {
                 let text = argument("a number")?;
-                let port: u16 = text.parse().ok().filter(|port| *port > 0).ok_or_else(|| invalid(text, "port"))?;
-                once(&mut filter.port, port.into(), "the port")?;
+                once(&mut filter.port, text.parse().map_err(|_| invalid(text, "port"))?, "the port")?;
             }
             "proto" => {
-                let text = argument("a name")?;
-                protocol(text)?;
-                once(&mut filter.protocol, text.to_owned(), "the protocol")?;
+                once(&mut filter.protocol, protocol(argument("a name")?)?, "the protocol")?;
             }
-            "tcp" | "udp" | "sctp" | "icmp" | "icmpv6" => once(&mut filter.protocol, word.to_owned(), "the protocol")?,
+            "tcp" | "udp" | "sctp" | "icmp" | "icmpv6" => once(&mut filter.protocol, protocol(word)?, "the protocol")?,
             "in" => {
                 let name = argument("an interface's name")?.to_owned();
                 once(&mut filter.interface, name, "the interface")?;
@@ -104,12 +117,11 @@ pub fn parse(text: &str) -> Result<proto::CaptureFilter, CaptureFilterError> {
     Ok(filter)
 }
 
-fn once<T: Default + PartialEq>(field: &mut T, value: T, what: &'static str) -> Result<(), CaptureFilterError> {
-    if *field != T::default() {
-        return Err(CaptureFilterError::Duplicate(what));
+fn once<T>(field: &mut Option<T>, value: T, what: &'static str) -> Result<(), CaptureFilterError> {
+    match field.replace(value) {
+        None => Ok(()),
+        Some(_) => Err(CaptureFilterError::Duplicate(what)),
     }
-    *field = value;
-    Ok(())
 }
 
 fn reason(word: &str) -> Option<DropReason> {
@@ -124,46 +136,28 @@ fn direction(word: &str) -> Option<Direction> {
 ///
 /// # Errors
 /// When the filter is invalid.
-pub fn compile(filter: &proto::CaptureFilter, network: &NetworkSpec) -> Result<CaptureFilter, CaptureFilterError> {
-    let nets = filter.nets.iter().map(|text| {
-        let net = text.parse::<IpNet>().ok().or_else(|| text.parse::<std::net::IpAddr>().ok().map(IpNet::from));
-        let invalid = || CaptureFilterError::InvalidArgument {
-            keyword: "net".to_owned(),
-            text: text.clone(),
-            expected: "prefix",
-        };
-        net.ok_or_else(invalid)
-    });
-    let interface = match filter.interface.as_str() {
-        "" => None,
-        name => {
-            let found = network.interfaces.iter().find(|it| it.name == name);
-            let known = || network.interfaces.iter().map(|it| it.name.as_str()).collect::<Vec<_>>().join(", ");
-            let unknown = || CaptureFilterError::UnknownInterface { name: name.to_owned(), known: known() };
-            Some(found.ok_or_else(unknown)?.id)
-        }
+pub fn compile(filter: &Expression, network: &NetworkSpec) -> Result<CaptureFilter, CaptureFilterError> {
+    let interface = |name: &String| {
+        let found = network.interfaces.iter().find(|it| it.name == *name);
+        let known = || network.interfaces.iter().map(|it| it.name.as_str()).collect::<Vec<_>>().join(", ");
+        let unknown = || CaptureFilterError::UnknownInterface { name: name.clone(), known: known() };
+        found.map(|it| it.id).ok_or_else(unknown)
     };
-    let outcome = match filter.outcome.as_str() {
-        "" => OutcomeFilter::Any,
-        DROPPED => OutcomeFilter::Dropped,
-        PASSED => OutcomeFilter::Passed,
-        word => match (reason(word), direction(word)) {
+    let outcome = match filter.outcome.as_deref() {
+        None => OutcomeFilter::Any,
+        Some(DROPPED) => OutcomeFilter::Dropped,
+        Some(PASSED) => OutcomeFilter::Passed,
+        Some(word) => match (reason(word), direction(word)) {
             (Some(reason), _) => OutcomeFilter::DroppedWith(reason),
             (None, Some(direction)) => OutcomeFilter::Forwarded(direction),
             (None, None) => return Err(CaptureFilterError::UnknownKeyword(word.to_owned())),
         },
     };
-    let port = u16::try_from(filter.port).map_err(|_| CaptureFilterError::InvalidArgument {
-        keyword: "port".to_owned(),
-        text: filter.port.to_string(),
-        expected: "port",
-    })?;
-    let number = if filter.protocol.is_empty() { None } else { Some(protocol(&filter.protocol)?) };
     Ok(CaptureFilter {
-        nets: nets.collect::<Result<_, _>>()?,
-        port: (port > 0).then_some(port),
-        protocol: number,
-        interface,
+        nets: filter.nets.clone(),
+        port: filter.port.map(NonZeroU16::get),
+        protocol: filter.protocol,
+        interface: filter.interface.as_ref().map(interface).transpose()?,
         outcome,
     })
 }
@@ -174,16 +168,18 @@ mod tests {
 
     #[test]
     fn valid_expressions_are_parsed() {
+        let nets = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpNet>>();
         let filter = parse("host 10.1.0.11 and tcp and port 443 and dropped no_session").unwrap();
-        assert_eq!(filter.nets, ["10.1.0.11/32"]);
-        assert_eq!((filter.protocol.as_str(), filter.port, filter.outcome.as_str()), ("tcp", 443, "no_session"));
+        assert_eq!(filter.nets, nets(&["10.1.0.11/32"]));
+        assert_eq!((filter.protocol, filter.port), (Some(6), NonZeroU16::new(443)));
+        assert_eq!(filter.outcome.as_deref(), Some("no_session"));
         let filter = parse("vip 2001:db8::1 net 10.0.0.0/8 proto 47 in gw-in passed").unwrap();
-        assert_eq!(filter.nets, ["2001:db8::1/128", "10.0.0.0/8"]);
-        assert_eq!((filter.protocol.as_str(), filter.interface.as_str()), ("47", "gw-in"));
-        assert_eq!(filter.outcome, "passed");
-        assert_eq!(parse("dropped and udp").unwrap().outcome, "dropped");
-        assert_eq!(parse("egress").unwrap().outcome, "egress");
-        assert_eq!(parse("  ").unwrap(), proto::CaptureFilter::default());
+        assert_eq!(filter.nets, nets(&["2001:db8::1/128", "10.0.0.0/8"]));
+        assert_eq!((filter.protocol, filter.interface.as_deref()), (Some(47), Some("gw-in")));
+        assert_eq!(filter.outcome.as_deref(), Some("passed"));
+        assert_eq!(parse("dropped and udp").unwrap().outcome.as_deref(), Some("dropped"));
+        assert_eq!(parse("egress").unwrap().outcome.as_deref(), Some("egress"));
+        assert_eq!(parse("  ").unwrap(), Expression::default());
     }
 
     #[test]
@@ -202,7 +198,7 @@ mod tests {
             assert!(message.starts_with(error), "{text}: {message}");
         }
         let network = NetworkSpec::default();
-        let filter = proto::CaptureFilter { interface: "eth7".to_owned(), ..proto::CaptureFilter::default() };
+        let filter = Expression { interface: Some("eth7".to_owned()), ..Expression::default() };
         assert_eq!(compile(&filter, &network).unwrap_err().to_string(), "in \"eth7\": this gateway has ");
     }
 

@@ -1,26 +1,24 @@
-//! Client of the admin API, for the command line. Every request has a timeout, and every error names the socket and the
+//! Client of an admin socket, for the command line. Every reply has a timeout, and every error names the socket and the
 //! probable cause.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use thiserror::Error;
+use tokio::io::{AsyncWriteExt as _, BufReader};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
-use tonic::transport::{Channel, Endpoint, Uri};
-use tonic::{Code, Response, Status, Streaming};
 
-use super::proto::admin_client::AdminClient;
-use super::{PROTOCOL, proto};
+use super::protocol::{AGENT, Answer, GATEWAY, Greeting, PROTOCOL, RequestError, encode, read_line};
 use crate::command_error::CommandError;
 
-/// Timeout of a reply or its next chunk. Longer than the gateway's own timeout for its workers.
+/// Timeout of a reply. Longer than the gateway's own timeout for its workers.
 pub(crate) const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Timeout of a flush, which scans the whole session table before it replies.
-const FLUSH_TIMEOUT: Duration = Duration::from_mins(5);
 /// Limit of a reply in bytes: enough for a million endpoints.
-const MAX_REPLY_BYTES: usize = 256 << 20;
+const MAX_REPLY_BYTES: usize = 512 << 20;
 
 /// A request to a gateway has failed.
 #[derive(Debug, Error)]
@@ -31,7 +29,7 @@ pub enum ClientError {
         /// The socket.
         path: PathBuf,
         /// Probable cause.
-        hint: &'static str,
+        hint: String,
         /// The kernel's error.
         error: io::Error,
     },
@@ -84,243 +82,154 @@ impl From<ClientError> for CommandError {
     }
 }
 
-/// A connection to a gateway with the same version of the admin API.
+/// A connection to a gateway or an agent with the same version of the admin API. One request at a time.
 #[derive(Debug)]
 pub struct Client {
     path: PathBuf,
-    inner: AdminClient<Channel>,
-    status: proto::StatusReply,
+    stream: BufReader<UnixStream>,
+    /// What has arrived of a line.
+    line: Vec<u8>,
+    name: String,
 }
 
 impl Client {
-    /// Connects and checks the version of the admin API.
+    /// Connects to a gateway and checks the version of the admin API.
     ///
     /// # Errors
     /// When there is no gateway, or it has another version of the API.
     pub async fn connect(path: &Path) -> Result<Self, ClientError> {
-        let channel = open_channel(path, unreachable).await?;
-        let mut inner = AdminClient::new(channel).max_decoding_message_size(MAX_REPLY_BYTES);
-        let status = call(path, REPLY_TIMEOUT, inner.status(proto::StatusRequest {})).await?;
-        if status.protocol != PROTOCOL {
-            let theirs = format!("vipgate {} with version {} of the admin API", status.version, status.protocol);
-            return Err(ClientError::Version { path: path.to_owned(), theirs });
+        Self::connect_to(GATEWAY, path).await
+    }
+
+    /// Connects to the agent of a node.
+    pub(crate) async fn connect_agent(path: &Path) -> Result<Self, ClientError> {
+        Self::connect_to(AGENT, path).await
+    }
+
+    async fn connect_to(service: &str, path: &Path) -> Result<Self, ClientError> {
+        let (client, greeting) = Self::greeted(service, path).await?;
+        if greeting.protocol == PROTOCOL && greeting.service == service {
+            return Ok(Self { name: greeting.name, ..client });
         }
-        Ok(Self { path: path.to_owned(), inner, status })
+        let theirs = match greeting.protocol {
+            PROTOCOL => "one that doesn't support this request".to_owned(),
+            theirs => format!("vipgate {} with version {theirs} of the admin API", greeting.version),
+        };
+        Err(ClientError::Version { path: path.to_owned(), theirs })
     }
 
-    /// The gateway's status at the time of the connection.
-    pub fn status(&self) -> &proto::StatusReply {
-        &self.status
+    /// Connects to any service, of any version.
+    async fn greeted(service: &str, path: &Path) -> Result<(Self, Greeting), ClientError> {
+        let stream = timeout_at(path, REPLY_TIMEOUT, UnixStream::connect(path)).await?;
+        let stream = BufReader::new(stream.map_err(|error| unreachable(service, path, error))?);
+        let mut client = Self { path: path.to_owned(), stream, line: Vec::new(), name: String::new() };
+        let greeting = client.read(REPLY_TIMEOUT).await?;
+        Ok((client, greeting))
     }
 
-    /// Streams matching sessions in chunks; `limit` 0: all.
+    /// Who listens on a socket.
+    pub(super) async fn identify(path: &Path) -> Result<Greeting, ClientError> {
+        Ok(Self::greeted(GATEWAY, path).await?.1)
+    }
+
+    /// Name of the gateway or node.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Sends a request that has one reply, and returns it.
     ///
     /// # Errors
-    /// When the filter is invalid, or the request fails.
-    pub async fn sessions(mut self, filter: proto::SessionFilter, limit: u64) -> Result<SessionStream, ClientError> {
-        let request = proto::SessionsRequest { filter: Some(filter), limit };
-        let stream = call(&self.path, REPLY_TIMEOUT, self.inner.sessions(request)).await?;
-        Ok(SessionStream { path: self.path, stream })
+    /// When the request is invalid, or fails.
+    pub async fn ask<T: DeserializeOwned>(&mut self, request: &impl Serialize) -> Result<T, ClientError> {
+        self.ask_within(REPLY_TIMEOUT, request).await
     }
 
-    /// Ends matching sessions; the reply has their number.
-    ///
-    /// # Errors
-    /// When the filter is invalid, or the request fails.
-    pub async fn flush(&mut self, filter: proto::SessionFilter) -> Result<proto::FlushSessionsReply, ClientError> {
-        let request = proto::FlushSessionsRequest { filter: Some(filter) };
-        call(&self.path, FLUSH_TIMEOUT, self.inner.flush_sessions(request)).await
+    /// Like `ask`, with a timeout of its own.
+    pub(crate) async fn ask_within<T: DeserializeOwned>(
+        &mut self,
+        limit: Duration,
+        request: &impl Serialize,
+    ) -> Result<T, ClientError> {
+        self.send(request).await?;
+        let reply = self.next_within(limit).await?.ok_or_else(|| self.connection_error("an answer without a reply"))?;
+        match self.next_within::<T>(REPLY_TIMEOUT).await? {
+            None => Ok(reply),
+            Some(_) => Err(self.connection_error("an answer of several replies")),
+        }
     }
 
-    /// The VIPs.
+    /// Sends a request that has several replies, to be read by [`Client::next`].
     ///
     /// # Errors
-    /// When the request fails.
-    pub async fn vips(&mut self) -> Result<proto::VipsReply, ClientError> {
-        call(&self.path, REPLY_TIMEOUT, self.inner.vips(proto::VipsRequest {})).await
+    /// When the connection is broken.
+    pub async fn send(&mut self, request: &impl Serialize) -> Result<(), ClientError> {
+        let Self { path, stream, .. } = self;
+        let sent = timeout_at(path, REPLY_TIMEOUT, async { stream.write_all(&encode(request)?).await }).await?;
+        sent.map_err(|error| self.connection_error(&broken(&error)))
     }
 
-    /// The endpoints.
+    /// The next reply; `None` at the end. Cancel-safe.
     ///
     /// # Errors
-    /// When the request fails.
-    pub async fn endpoints(&mut self) -> Result<proto::EndpointsReply, ClientError> {
-        call(&self.path, REPLY_TIMEOUT, self.inner.endpoints(proto::EndpointsRequest {})).await
+    /// When the request is invalid or fails, or the gateway stops or times out.
+    pub async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, ClientError> {
+        self.next_within(REPLY_TIMEOUT).await
     }
 
-    /// The Services.
-    ///
-    /// # Errors
-    /// When the request fails.
-    pub async fn services(&mut self) -> Result<proto::ServicesReply, ClientError> {
-        call(&self.path, REPLY_TIMEOUT, self.inner.services(proto::ServicesRequest {})).await
+    async fn next_within<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<Option<T>, ClientError> {
+        match self.read(limit).await? {
+            Answer::Reply(reply) => Ok(Some(reply)),
+            Answer::End => Ok(None),
+            Answer::Error(RequestError::Invalid(reason)) => Err(ClientError::InvalidRequest(reason)),
+            Answer::Error(RequestError::Refused(reason) | RequestError::Unavailable(reason)) => {
+                Err(ClientError::Rejected { path: self.path.clone(), reason })
+            }
+        }
     }
 
-    /// The gateways.
-    ///
-    /// # Errors
-    /// When the request fails.
-    pub async fn peers(&mut self) -> Result<proto::PeersReply, ClientError> {
-        call(&self.path, REPLY_TIMEOUT, self.inner.peers(proto::PeersRequest {})).await
+    async fn read<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<T, ClientError> {
+        let read = timeout_at(&self.path, limit, read_line(&mut self.stream, MAX_REPLY_BYTES, &mut self.line)).await?;
+        let parsed = match read {
+            Ok(true) => serde_json::from_slice(&self.line).map_err(|error| format!("not a reply of vipgate: {error}")),
+            Ok(false) => Err(broken(&io::ErrorKind::UnexpectedEof.into())),
+            Err(error) => Err(broken(&error)),
+        };
+        self.line.clear();
+        parsed.map_err(|reason| self.connection_error(&reason))
     }
 
-    /// Drains or undrains the gateway; with `dry_run`, only lists the shards that would move.
-    ///
-    /// # Errors
-    /// When no other gateway could take over, or the request fails.
-    pub async fn drain(&mut self, draining: bool, dry_run: bool) -> Result<proto::DrainReply, ClientError> {
-        call(&self.path, REPLY_TIMEOUT, self.inner.drain(proto::DrainRequest { draining, dry_run })).await
-    }
-
-    /// The placement in force.
-    ///
-    /// # Errors
-    /// When the gateway has no policy yet, or the request fails.
-    pub async fn placement(&mut self) -> Result<proto::PlacementReply, ClientError> {
-        call(&self.path, REPLY_TIMEOUT, self.inner.placement(proto::PlacementRequest {})).await
-    }
-
-    /// Accepts policy files that have become empty.
-    ///
-    /// # Errors
-    /// When none has, or the request fails.
-    pub async fn accept_empty(&mut self) -> Result<proto::AcceptEmptyReply, ClientError> {
-        call(&self.path, REPLY_TIMEOUT, self.inner.accept_empty(proto::AcceptEmptyRequest {})).await
-    }
-
-    /// The ports of all VIPs.
-    ///
-    /// # Errors
-    /// When the request fails.
-    pub async fn ports(&mut self) -> Result<proto::PortsReply, ClientError> {
-        call(&self.path, REPLY_TIMEOUT, self.inner.ports(proto::PortsRequest {})).await
-    }
-
-    /// Traces a packet through the live tables.
-    ///
-    /// # Errors
-    /// When the packet is invalid, or the request fails.
-    pub async fn trace(&mut self, request: proto::TraceRequest) -> Result<proto::TraceReply, ClientError> {
-        call(&self.path, REPLY_TIMEOUT, self.inner.trace(request)).await
-    }
-
-    /// Explains how policy handles an address.
-    ///
-    /// # Errors
-    /// When the address is invalid, or the request fails.
-    pub async fn explain(&mut self, address: String) -> Result<proto::ExplainReply, ClientError> {
-        call(&self.path, REPLY_TIMEOUT, self.inner.explain(proto::ExplainRequest { address })).await
-    }
-
-    /// Starts a packet capture.
-    ///
-    /// # Errors
-    /// When the filter is invalid, another capture is running, or the request fails.
-    pub async fn capture(mut self, request: proto::CaptureRequest) -> Result<PacketStream, ClientError> {
-        let stream = call(&self.path, REPLY_TIMEOUT, self.inner.capture(request)).await?;
-        Ok(PacketStream { path: self.path, stream })
-    }
-
-    /// Drops by reason, every reason.
-    ///
-    /// # Errors
-    /// When the request fails.
-    pub async fn drops(&mut self) -> Result<proto::DropsReply, ClientError> {
-        call(&self.path, REPLY_TIMEOUT, self.inner.drops(proto::DropsRequest {})).await
+    fn connection_error(&self, reason: &str) -> ClientError {
+        ClientError::Connection { path: self.path.clone(), reason: reason.to_owned() }
     }
 }
 
-/// A stream of session chunks.
-#[derive(Debug)]
-pub struct SessionStream {
-    path: PathBuf,
-    stream: Streaming<proto::SessionsReply>,
-}
-
-impl SessionStream {
-    /// The next chunk, which may be empty; `None` at the end.
-    ///
-    /// # Errors
-    /// When the gateway fails or times out.
-    pub async fn next(&mut self) -> Result<Option<Vec<proto::Session>>, ClientError> {
-        let chunk = timeout_at(&self.path, self.stream.message()).await?;
-        Ok(chunk.map_err(|status| client_error(&self.path, &status))?.map(|chunk| chunk.sessions))
+fn broken(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
+            "the connection broke".to_owned()
+        }
+        _ => error.to_string(),
     }
 }
 
-/// A stream of captured packets; dropping it ends the capture.
-#[derive(Debug)]
-pub struct PacketStream {
-    path: PathBuf,
-    stream: Streaming<proto::CaptureReply>,
-}
-
-impl PacketStream {
-    /// The next packets, possibly none; `None` at the end. Cancel-safe.
-    ///
-    /// # Errors
-    /// When the gateway stops or times out.
-    pub async fn next(&mut self) -> Result<Option<proto::CaptureReply>, ClientError> {
-        let reply = timeout_at(&self.path, self.stream.message()).await?;
-        reply.map_err(|status| client_error(&self.path, &status))
-    }
-}
-
-async fn timeout_at<T>(path: &Path, future: impl Future<Output = T>) -> Result<T, ClientError> {
-    let elapsed = |_| ClientError::Timeout { path: path.to_owned(), seconds: REPLY_TIMEOUT.as_secs() };
-    timeout(REPLY_TIMEOUT, future).await.map_err(elapsed)
-}
-
-pub(crate) async fn call<T>(
-    path: &Path,
-    limit: Duration,
-    future: impl Future<Output = Result<Response<T>, Status>>,
-) -> Result<T, ClientError> {
+async fn timeout_at<T>(path: &Path, limit: Duration, future: impl Future<Output = T>) -> Result<T, ClientError> {
     let elapsed = |_| ClientError::Timeout { path: path.to_owned(), seconds: limit.as_secs() };
-    let response = timeout(limit, future).await.map_err(elapsed)?;
-    response.map(Response::into_inner).map_err(|status| client_error(path, &status))
+    timeout(limit, future).await.map_err(elapsed)
 }
 
-/// Connects to the socket of a gateway or an agent; `unreachable` names the probable cause of the kernel's error.
-pub(crate) async fn open_channel(
-    path: &Path,
-    unreachable: fn(&Path, io::Error) -> ClientError,
-) -> Result<Channel, ClientError> {
-    // Connected directly first: tonic's error hides the cause.
-    drop(timeout_at(path, UnixStream::connect(path)).await?.map_err(|error| unreachable(path, error))?);
-    let target = path.to_owned();
-    let connector = tower::service_fn(move |_: Uri| {
-        let target = target.clone();
-        async move { UnixStream::connect(target).await.map(hyper_util::rt::TokioIo::new) }
-    });
-    // A placeholder: the connector ignores the address.
-    let endpoint = Endpoint::from_static("http://admin.invalid");
-    let channel = timeout_at(path, endpoint.connect_with_connector(connector)).await?;
-    channel.map_err(|error| ClientError::Connection { path: path.to_owned(), reason: error.to_string() })
-}
-
-fn unreachable(path: &Path, error: io::Error) -> ClientError {
+fn unreachable(service: &str, path: &Path, error: io::Error) -> ClientError {
+    let article = if service == AGENT { "an" } else { "a" };
     let hint = match error.kind() {
-        io::ErrorKind::NotFound => "there is no such socket: is a gateway running, with this `admin.socket`?",
-        io::ErrorKind::ConnectionRefused => "connection refused: no gateway runs there any more",
-        io::ErrorKind::PermissionDenied => "only root and the socket's group have access",
-        io::ErrorKind::WouldBlock => "the gateway accepts no more connections: it is stuck or overloaded",
-        _ => "cannot connect to a gateway",
+        io::ErrorKind::NotFound => {
+            format!("there is no such socket: is {article} {service} running, with this `admin.socket`?")
+        }
+        io::ErrorKind::ConnectionRefused => format!("connection refused: no {service} runs there any more"),
+        io::ErrorKind::PermissionDenied => "only root and the socket's group have access".to_owned(),
+        io::ErrorKind::WouldBlock => {
+            format!("the {service} accepts no more connections: it is stuck or overloaded")
+        }
+        _ => format!("cannot connect to {article} {service}"),
     };
     ClientError::Unreachable { path: path.to_owned(), hint, error }
-}
-
-fn client_error(path: &Path, status: &Status) -> ClientError {
-    let path = path.to_owned();
-    match status.code() {
-        Code::InvalidArgument => ClientError::InvalidRequest(status.message().to_owned()),
-        Code::Unimplemented => {
-            ClientError::Version { path, theirs: "one that doesn't support this request".to_owned() }
-        }
-        // Only local errors have a source; the gateway's own arrive as text.
-        _ if std::error::Error::source(status).is_some() => {
-            ClientError::Connection { path, reason: "the connection broke".to_owned() }
-        }
-        _ => ClientError::Rejected { path, reason: status.message().to_owned() },
-    }
 }

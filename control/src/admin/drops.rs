@@ -3,18 +3,17 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use tonic::Status;
+use serde::{Deserialize, Serialize};
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::flow::time::Tick;
-use vipgate_dataplane::observe::drops;
-use vipgate_dataplane::observe::drops::{DropExample, DropRecord};
+use vipgate_dataplane::observe::drops::{self, DropRecord};
 use vipgate_dataplane::policy::compiled::Policy;
 use vipgate_dataplane::policy::spec::NetworkSpec;
 use vipgate_dataplane::worker::command::{Command, DropChunk};
 
 use super::filter::{protocol_name, source_and_destination};
 use super::ports;
-use super::proto::{self, Drop, DropsOf, DropsReply};
+use super::protocol::RequestError;
 use crate::admin::workers::Workers;
 use crate::state::GatewayState;
 
@@ -23,11 +22,59 @@ const MAX_RECORDS: usize = 1000;
 /// Limit of reported VIPs with port exhaustion.
 const MAX_EXHAUSTED_VIPS: usize = 10;
 
+/// Drops by reason, and by address.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DropsReply {
+    pub drops: Vec<Drop>,
+    /// Top addresses by reason; a bounded number.
+    pub by_address: Vec<DropsOf>,
+}
+
+/// Packets that were dropped for one reason.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Drop {
+    pub reason: String,
+    pub packets: u64,
+    pub help: String,
+    /// The last dropped packet, if there is any.
+    pub last: Option<DropExample>,
+    /// Known causes and remedies, one per line.
+    pub notes: Vec<String>,
+}
+
+/// A dropped packet.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DropExample {
+    pub age_ms: u64,
+    pub interface: String,
+    /// tcp, udp, sctp, icmp, icmpv6, or a number; empty: not an IP packet.
+    pub protocol: String,
+    /// Address and port, or an address alone.
+    pub source: String,
+    pub destination: String,
+}
+
+/// Packets of one address that were dropped for one reason.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DropsOf {
+    pub reason: String,
+    /// The source of packets from the inside, the destination of packets from the outside.
+    pub address: String,
+    /// Name of the pod or the VIP; empty: unknown.
+    pub name: String,
+    /// The policy that covers it; empty: none.
+    pub policy: String,
+    /// Upper bound of the number of packets, and its maximum error (packets of other addresses).
+    pub packets: u64,
+    pub doubt: u64,
+    pub last: DropExample,
+}
+
 /// Age in milliseconds, and the packet.
-type AgedExample = (u32, DropExample);
+type AgedExample = (u32, drops::DropExample);
 
 /// Drops of all workers.
-pub(super) async fn all(state: &GatewayState, workers: &Workers) -> Result<DropsReply, Status> {
+pub(super) async fn all(state: &GatewayState, workers: &Workers) -> Result<DropsReply, RequestError> {
     let mut last: BTreeMap<DropReason, AgedExample> = BTreeMap::new();
     let mut records: BTreeMap<(DropReason, IpAddr), (DropRecord, u32)> = BTreeMap::new();
     for worker in 0..state.workers().len() {
@@ -70,7 +117,7 @@ pub(super) async fn all(state: &GatewayState, workers: &Workers) -> Result<Drops
             policy,
             packets: record.packets,
             doubt: record.max_error,
-            last: Some(example(&(age, record.last), &network)),
+            last: example(&(age, record.last), &network),
         }
     });
     Ok(DropsReply { drops: drops.collect(), by_address: by_address.collect() })
@@ -97,11 +144,11 @@ fn owner(address: IpAddr, policy: &Policy) -> (String, String) {
     (policy.vip_at(address).map(|vip| vip.name.to_string()).unwrap_or_default(), String::new())
 }
 
-fn example((age, example): &AgedExample, network: &NetworkSpec) -> proto::DropExample {
+fn example((age, example): &AgedExample, network: &NetworkSpec) -> DropExample {
     let interface = network.interfaces.get(usize::from(example.interface.0));
     let (protocol, [source, destination]) =
         example.packet.map(|it| (protocol_name(it.protocol), source_and_destination(&it))).unwrap_or_default();
-    proto::DropExample {
+    DropExample {
         age_ms: (*age).into(),
         interface: interface.map(|it| it.name.clone()).unwrap_or_default(),
         protocol,

@@ -2,12 +2,11 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use vipgate_dataplane::observe::packet_summary::PacketSummary;
 use vipgate_dataplane::session::query::{SessionFilter, SessionState};
 use vipgate_dataplane::wire::protocol;
-
-use super::proto;
 
 /// Named protocols. SCTP's number: RFC 9260.
 const PROTOCOLS: [(&str, u8); 5] = [
@@ -21,14 +20,6 @@ const PROTOCOLS: [(&str, u8); 5] = [
 /// An invalid filter.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum FilterError {
-    /// Invalid address.
-    #[error("{field}: \"{text}\" is not an IP address")]
-    Address {
-        /// The filter's field.
-        field: &'static str,
-        /// Its value.
-        text: String,
-    },
     /// Unknown protocol.
     #[error("\"{0}\" is not a protocol: tcp, udp, sctp, icmp, icmpv6 or a number up to 255")]
     Protocol(String),
@@ -70,24 +61,35 @@ pub fn session_state(text: &str) -> Result<SessionState, FilterError> {
     found.ok_or_else(|| FilterError::State(text.to_owned()))
 }
 
-impl TryFrom<&proto::SessionFilter> for SessionFilter {
-    type Error = FilterError;
+/// JSON form of a session filter.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "SessionFilter")]
+pub(super) struct SessionFilterJson {
+    endpoint: Option<IpAddr>,
+    vip: Option<IpAddr>,
+    remote: Option<IpAddr>,
+    protocol: Option<u8>,
+    #[serde(with = "state_by_name")]
+    state: Option<SessionState>,
+}
 
-    fn try_from(filter: &proto::SessionFilter) -> Result<Self, FilterError> {
-        fn non_empty(text: &str) -> Option<&str> {
-            (!text.is_empty()).then_some(text)
-        }
-        let address = |field, text: &str| -> Result<Option<IpAddr>, FilterError> {
-            let parsed = non_empty(text).map(str::parse).transpose();
-            parsed.map_err(|_| FilterError::Address { field, text: text.to_owned() })
-        };
-        Ok(Self {
-            endpoint: address("endpoint", &filter.endpoint)?,
-            vip: address("vip", &filter.vip)?,
-            remote: address("remote", &filter.remote)?,
-            protocol: non_empty(&filter.protocol).map(protocol).transpose()?,
-            state: non_empty(&filter.state).map(session_state).transpose()?,
-        })
+/// JSON form of a session state: its name.
+mod state_by_name {
+    use serde::de::Error as _;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use vipgate_dataplane::session::query::SessionState;
+
+    pub(super) fn serialize<S: Serializer>(
+        state: &(impl Copy + Into<Option<SessionState>>),
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        let state: Option<SessionState> = (*state).into();
+        state.map(SessionState::name).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SessionState>, D::Error> {
+        let name = Option::<String>::deserialize(from)?;
+        name.map(|name| super::session_state(&name)).transpose().map_err(D::Error::custom)
     }
 }
 
@@ -116,13 +118,22 @@ mod tests {
         let names = SessionState::ALL.map(SessionState::name);
         let error = session_state("open").unwrap_err().to_string();
         assert!(names.iter().all(|name| error.contains(name)), "{error}");
-        let filter = proto::SessionFilter { vip: "203.0.113.300".to_owned(), ..Default::default() };
-        let error = SessionFilter::try_from(&filter).unwrap_err().to_string();
-        assert_eq!(error, "vip: \"203.0.113.300\" is not an IP address");
+        let json = |text| SessionFilterJson::deserialize(&mut serde_json::Deserializer::from_str(text));
+        assert_eq!(json(r#"{"state":null}"#).unwrap(), SessionFilter::default(), "an empty filter matches everything");
+        let error = json(r#"{"state":"open"}"#).unwrap_err().to_string();
+        assert!(error.contains("\"open\" is not a session state"), "{error}");
+        assert!(json(r#"{"vip":"203.0.113.300","state":null}"#).is_err());
     }
 
     #[test]
-    fn an_empty_filter_matches_everything() {
-        assert_eq!(SessionFilter::try_from(&proto::SessionFilter::default()), Ok(SessionFilter::default()));
+    fn a_session_filter_is_read_as_it_was_written() {
+        for state in SessionState::ALL.map(Some).into_iter().chain([None]) {
+            let [endpoint, vip] = ["10.1.0.11", "2001:db8::10"].map(|address| address.parse().ok());
+            let filter = SessionFilter { endpoint, vip, remote: None, protocol: Some(17), state };
+            let mut text = Vec::new();
+            SessionFilterJson::serialize(&filter, &mut serde_json::Serializer::new(&mut text)).unwrap();
+            let read = SessionFilterJson::deserialize(&mut serde_json::Deserializer::from_slice(&text));
+            assert_eq!(read.unwrap(), filter);
+        }
     }
 }

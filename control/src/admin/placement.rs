@@ -1,171 +1,171 @@
 //! Placement in force, for `vipgate placement --dry-run`: what the gateway replies, and how the command reads it.
 
-use std::net::{AddrParseError, IpAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use tonic::Status;
-use vipgate_dataplane::policy::compiled::Policy;
-use vipgate_dataplane::policy::endpoints::Endpoint;
 use vipgate_dataplane::policy::spec::{Announce, BlockSet, ShardMapRef, ShardMapSpec, ShardSpec, VipSpec};
 use vipgate_dataplane::ports::{BLOCKS, BlockId};
 use vipgate_policy::compiler::{Homes, Peer};
 
-use super::proto;
+use super::protocol::RequestError;
 use crate::state::GatewayState;
 
-/// A reply that is no placement: the gateway is of another version, or another program.
+/// A reply that is no placement: a port block that no VIP has.
 #[derive(Debug, Error)]
-pub enum PlacementError {
-    /// An address that is none.
-    #[error("the gateway's placement has the invalid address `{address}`")]
-    Address {
-        /// The text.
-        address: String,
-        /// The parser's error.
-        source: AddrParseError,
-    },
-    /// A number of a block, order or rotation that is too large.
-    #[error("the gateway's placement has the number {0}, which is out of range")]
-    Number(u32),
-    /// A shard without a gateway.
-    #[error("the gateway's placement has a shard without a gateway")]
-    NoHome,
+#[error("the gateway's placement has the port block {0}, which is out of range")]
+pub struct PlacementError(u16);
+
+/// The placement of a gateway's policy.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlacementReply {
+    /// The gateways of the policy; none: this one is standalone and owns everything.
+    gateways: Vec<PlacedGateway>,
+    shard_maps: Vec<PlacedMap>,
+    vips: Vec<PlacedVip>,
+    /// The endpoints, with their home gateways; none: any.
+    endpoints: Vec<(IpAddr, Option<String>)>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct PlacedGateway {
+    name: String,
+    node: String,
+    zone: String,
+    /// For other gateways.
+    address: Option<IpAddr>,
+}
+
+/// A shard map: for each slot the gateways that may own it, in order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct PlacedMap {
+    name: String,
+    /// The distinct orders: home first, then the backups.
+    orders: Vec<Vec<String>>,
+    /// The index in `orders` of each slot.
+    slots: Vec<u16>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct PlacedVip {
+    address: IpAddr,
+    is_bgp: bool,
+    /// Without a shard map; none: it belongs to any gateway.
+    shards: Vec<PlacedShard>,
+    /// Its shard map, and what is added to the number of a port block to get its slot.
+    map: Option<(String, u16)>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct PlacedShard {
+    home: String,
+    backups: Vec<String>,
+    /// Its port blocks; none: all.
+    blocks: Option<Vec<u16>>,
 }
 
 /// The placement in force.
 ///
 /// # Errors
 /// While there is no policy yet.
-pub(super) fn in_force(state: &GatewayState) -> Result<proto::PlacementReply, Status> {
+pub(super) fn in_force(state: &GatewayState) -> Result<PlacementReply, RequestError> {
     if state.engine.get().is_none() {
-        return Err(Status::unavailable("the gateway is still starting: it has no policy yet"));
+        return Err(RequestError::unavailable("the gateway is still starting: it has no policy yet"));
     }
     let (shard_maps, vips) = state.placement.get();
     let policy = state.compiled.load();
     let mut endpoints: Vec<_> = policy.endpoints().collect();
     endpoints.sort_by_key(|(address, _)| *address);
-    Ok(proto::PlacementReply {
+    let home = |endpoint| policy.home_of(endpoint).map(|home| policy.members().name(home).to_string());
+    Ok(PlacementReply {
         gateways: state.policy.load().peers.iter().map(gateway).collect(),
         shard_maps: shard_maps.iter().map(shard_map).collect(),
         vips: vips.iter().map(vip).collect(),
-        endpoints: endpoints.into_iter().map(|(address, it)| endpoint(address, it, &policy)).collect(),
+        endpoints: endpoints.into_iter().map(|(address, it)| (address, home(it))).collect(),
     })
 }
 
-fn gateway(peer: &Peer) -> proto::PlacedGateway {
-    proto::PlacedGateway {
-        name: peer.name.to_string(),
-        node: peer.node.to_string(),
-        zone: peer.zone.to_string(),
-        address: peer.address.map(|address| address.to_string()).unwrap_or_default(),
-    }
+fn texts(names: &[Arc<str>]) -> Vec<String> {
+    names.iter().map(ToString::to_string).collect()
 }
 
-fn order<'a>(names: impl Iterator<Item = &'a Arc<str>>) -> proto::PlacedOrder {
-    proto::PlacedOrder { gateways: names.map(ToString::to_string).collect() }
+fn names(texts: Vec<String>) -> Vec<Arc<str>> {
+    texts.into_iter().map(Arc::from).collect()
 }
 
-fn shard_map(map: &ShardMapSpec) -> proto::PlacedMap {
-    proto::PlacedMap {
-        name: map.name.to_string(),
-        orders: map.orders.iter().map(|it| order(it.iter())).collect(),
-        slots: map.slots.iter().map(|order| (*order).into()).collect(),
-    }
+fn gateway(peer: &Peer) -> PlacedGateway {
+    let Peer { name, node, zone, address, .. } = peer;
+    PlacedGateway { name: name.to_string(), node: node.to_string(), zone: zone.to_string(), address: *address }
 }
 
-fn vip(vip: &VipSpec) -> proto::PlacedVip {
-    let shard = |shard: &ShardSpec| proto::PlacedShard {
-        order: Some(order(std::iter::once(&shard.gateway).chain(&shard.backups))),
-        blocks: shard.blocks.iter().flat_map(|blocks| blocks.iter()).map(|block| block.0.into()).collect(),
+fn shard_map(map: &ShardMapSpec) -> PlacedMap {
+    let orders = map.orders.iter().map(|order| texts(order)).collect();
+    PlacedMap { name: map.name.to_string(), orders, slots: map.slots.clone() }
+}
+
+fn vip(vip: &VipSpec) -> PlacedVip {
+    let shard = |shard: &ShardSpec| PlacedShard {
+        home: shard.gateway.to_string(),
+        backups: texts(&shard.backups),
+        blocks: shard.blocks.as_ref().map(|blocks| blocks.iter().map(|block| block.0).collect()),
     };
-    proto::PlacedVip {
-        address: vip.address.to_string(),
-        announce: match vip.announce {
-            Announce::L2 => "L2".to_owned(),
-            Announce::Bgp => "BGP".to_owned(),
-        },
+    PlacedVip {
+        address: vip.address,
+        is_bgp: vip.announce == Announce::Bgp,
         shards: vip.shards.iter().map(shard).collect(),
-        map: vip.shard_map.as_ref().map(|it| it.map.to_string()).unwrap_or_default(),
-        rotation: vip.shard_map.as_ref().map_or(0, |it| it.rotation.into()),
+        map: vip.shard_map.as_ref().map(|it| (it.map.to_string(), it.rotation)),
     }
 }
 
-fn endpoint(address: IpAddr, endpoint: &Endpoint, policy: &Policy) -> proto::PlacedEndpoint {
-    let slot = policy.slot_of(endpoint);
-    proto::PlacedEndpoint {
-        address: address.to_string(),
-        home: policy.home_of(endpoint).map(|home| policy.members().name(home).to_string()).unwrap_or_default(),
-        slot: slot.as_ref().map(|it| it.slot.into()),
-        map: slot.and_then(|it| it.map).map(|name| name.to_string()).unwrap_or_default(),
-    }
-}
-
-impl TryFrom<proto::PlacementReply> for Homes {
+impl TryFrom<PlacementReply> for Homes {
     type Error = PlacementError;
 
-    fn try_from(reply: proto::PlacementReply) -> Result<Self, PlacementError> {
-        let home = |it: proto::PlacedEndpoint| {
-            Ok((parse(&it.address)?, Some(it.home).filter(|home| !home.is_empty()).map(Arc::from)))
+    fn try_from(reply: PlacementReply) -> Result<Self, PlacementError> {
+        let map = |PlacedMap { name, orders, slots }| ShardMapSpec {
+            name: name.into(),
+            orders: orders.into_iter().map(names).collect(),
+            slots,
         };
+        let homes = reply.endpoints.into_iter().map(|(address, home)| (address, home.map(Arc::from)));
         Ok(Self {
-            gateways: reply.gateways.into_iter().map(read_gateway).collect::<Result<_, _>>()?,
+            gateways: reply.gateways.into_iter().map(read_gateway).collect(),
             vips: reply.vips.into_iter().map(read_vip).collect::<Result<_, _>>()?,
-            shard_maps: reply.shard_maps.into_iter().map(read_map).collect::<Result<_, _>>()?,
-            endpoints: reply.endpoints.into_iter().map(home).collect::<Result<_, _>>()?,
+            shard_maps: reply.shard_maps.into_iter().map(map).collect(),
+            endpoints: homes.collect(),
         })
     }
 }
 
-fn parse(address: &str) -> Result<IpAddr, PlacementError> {
-    address.parse().map_err(|source| PlacementError::Address { address: address.to_owned(), source })
+fn read_gateway(PlacedGateway { name, node, zone, address }: PlacedGateway) -> Peer {
+    let (name, node, zone) = (name.into(), node.into(), zone.into());
+    Peer { name, node, zone, address, pods: Arc::default(), uncovered: None }
 }
 
-fn small(number: u32) -> Result<u16, PlacementError> {
-    u16::try_from(number).map_err(|_| PlacementError::Number(number))
-}
-
-fn read_gateway(it: proto::PlacedGateway) -> Result<Peer, PlacementError> {
-    let address = if it.address.is_empty() { None } else { Some(parse(&it.address)?) };
-    let (name, node, zone) = (it.name.into(), it.node.into(), it.zone.into());
-    Ok(Peer { name, node, zone, address, pods: Arc::default(), uncovered: None })
-}
-
-fn read_map(map: proto::PlacedMap) -> Result<ShardMapSpec, PlacementError> {
-    let names = |order: proto::PlacedOrder| order.gateways.into_iter().map(Arc::from).collect();
-    Ok(ShardMapSpec {
-        name: map.name.into(),
-        orders: map.orders.into_iter().map(names).collect(),
-        slots: map.slots.into_iter().map(small).collect::<Result<_, _>>()?,
-    })
-}
-
-fn read_vip(vip: proto::PlacedVip) -> Result<VipSpec, PlacementError> {
-    let rotation = small(vip.rotation)?;
+fn read_vip(vip: PlacedVip) -> Result<VipSpec, PlacementError> {
     Ok(VipSpec {
-        address: parse(&vip.address)?,
+        address: vip.address,
         name: Arc::default(),
-        announce: if vip.announce == "BGP" { Announce::Bgp } else { Announce::L2 },
+        announce: if vip.is_bgp { Announce::Bgp } else { Announce::L2 },
         reserved_ports: Vec::new(),
         shards: vip.shards.into_iter().map(read_shard).collect::<Result<_, _>>()?,
-        shard_map: (!vip.map.is_empty()).then(|| ShardMapRef { map: vip.map.into(), rotation }),
+        shard_map: vip.map.map(|(map, rotation)| ShardMapRef { map: map.into(), rotation }),
         private: vec![],
     })
 }
 
-fn read_shard(shard: proto::PlacedShard) -> Result<ShardSpec, PlacementError> {
-    let mut names = shard.order.unwrap_or_default().gateways.into_iter().map(Arc::from);
-    let mut blocks = BlockSet::default();
-    for number in &shard.blocks {
-        let block = small(*number)?;
-        if usize::from(block) >= BLOCKS {
-            return Err(PlacementError::Number(*number));
+fn read_shard(shard: PlacedShard) -> Result<ShardSpec, PlacementError> {
+    let blocks = shard.blocks.map(|numbers| {
+        let mut blocks = BlockSet::default();
+        for number in numbers {
+            if usize::from(number) >= BLOCKS {
+                return Err(PlacementError(number));
+            }
+            blocks.insert(BlockId(number));
         }
-        blocks.insert(BlockId(block));
-    }
-    let gateway = names.next().ok_or(PlacementError::NoHome)?;
-    let blocks = (!shard.blocks.is_empty()).then(|| Arc::new(blocks));
-    Ok(ShardSpec { gateway, blocks, backups: names.collect() })
+        Ok(Arc::new(blocks))
+    });
+    Ok(ShardSpec { gateway: shard.home.into(), blocks: blocks.transpose()?, backups: names(shard.backups) })
 }
 
 #[cfg(test)]
@@ -218,13 +218,10 @@ mod tests {
         }
     }
 
-    fn reply(homes: &Homes) -> proto::PlacementReply {
-        let endpoint = |(address, home): (&IpAddr, &Option<Arc<str>>)| proto::PlacedEndpoint {
-            address: address.to_string(),
-            home: home.as_deref().unwrap_or_default().to_owned(),
-            ..proto::PlacedEndpoint::default()
-        };
-        proto::PlacementReply {
+    fn reply(homes: &Homes) -> PlacementReply {
+        let endpoint =
+            |(address, home): (&IpAddr, &Option<Arc<str>>)| (*address, home.as_ref().map(ToString::to_string));
+        PlacementReply {
             gateways: homes.gateways.iter().map(gateway).collect(),
             shard_maps: homes.shard_maps.iter().map(shard_map).collect(),
             vips: homes.vips.iter().map(vip).collect(),
@@ -234,22 +231,15 @@ mod tests {
 
     #[test]
     fn a_placement_is_read_as_it_was_sent() {
-        assert_eq!(Homes::try_from(reply(&example())).unwrap(), example());
+        let json = serde_json::to_string(&reply(&example())).unwrap();
+        let read: PlacementReply = serde_json::from_str(&json).unwrap();
+        assert_eq!(Homes::try_from(read).unwrap(), example());
     }
 
     #[test]
-    fn a_reply_that_is_no_placement_is_an_error() {
-        let error = |edit: &dyn Fn(&mut proto::PlacementReply)| {
-            let mut edited = reply(&example());
-            edit(&mut edited);
-            Homes::try_from(edited).unwrap_err().to_string()
-        };
-        assert!(error(&|it| it.vips[0].address = "x".into()).contains("`x`"));
-        assert!(error(&|it| it.endpoints[0].address.clear()).contains("``"));
-        assert!(error(&|it| it.gateways[0].address = "gw".into()).contains("`gw`"));
-        assert!(error(&|it| it.vips[2].shards[0].blocks.push(1024)).contains("1024"));
-        assert!(error(&|it| it.shard_maps[0].slots[5] = 70_000).contains("70000"));
-        assert!(error(&|it| it.vips[1].rotation = 65_536).contains("65536"));
-        assert!(error(&|it| it.vips[0].shards[0].order = None).contains("without a gateway"));
+    fn a_port_block_that_no_vip_has_is_an_error() {
+        let mut edited = reply(&example());
+        edited.vips[2].shards[0].blocks.as_mut().unwrap().push(1024);
+        assert!(Homes::try_from(edited).unwrap_err().to_string().contains("1024"));
     }
 }

@@ -2,20 +2,68 @@
 
 use std::collections::HashMap;
 
-use tonic::Status;
+use serde::{Deserialize, Serialize};
 use vipgate_dataplane::flow::ids::{Owner, VipId};
 use vipgate_dataplane::policy::compiled::{Policy, Vip};
 use vipgate_dataplane::policy::shards::HomePart;
 use vipgate_dataplane::ports::{BlockId, BlockSet, PortRange};
 use vipgate_dataplane::worker::command::{Command, PortChunk};
 
-use super::proto::{PortsReply, ShardPorts, VipPorts};
+use super::protocol::RequestError;
 use crate::admin::membership;
 use crate::admin::workers::Workers;
 use crate::state::GatewayState;
 
 /// VIPs per chunk: for each, a worker reads some kilobytes.
 const CHUNK: usize = 64;
+
+/// Port usage of VIPs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortsReply {
+    pub vips: Vec<VipPorts>,
+    /// Range of SNAT ports, first and last.
+    pub first: u32,
+    pub last: u32,
+}
+
+/// Port usage of one VIP, in blocks of 64 ports.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VipPorts {
+    pub address: String,
+    pub name: String,
+    /// Port blocks in the range, and of these: in shards of other gateways, claimed by a worker, and with a port in use.
+    pub blocks: u32,
+    pub blocks_elsewhere: u32,
+    pub blocks_claimed: u32,
+    pub blocks_used: u32,
+    /// Sessions that hold a port, quarantined ones included; sessions toward different destinations can share a port.
+    pub sessions: u64,
+    /// Ports of Services and health checks, which are never allocated.
+    pub reserved: u32,
+    /// Sum of the ports guaranteed to endpoints.
+    pub guaranteed: u32,
+    /// Whether the policy no longer has the VIP, while sessions still hold ports of it.
+    pub retired: bool,
+    /// Packets refused because no port was free: in all blocks, and in one shard while others may have had free ports.
+    pub refused: u64,
+    pub refused_in_shard: u64,
+    /// Its shards, if it is split.
+    pub shards: Vec<ShardPorts>,
+}
+
+/// Ports of one shard of a VIP.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShardPorts {
+    /// Its home, and the gateway that has it now; empty: neither its home nor a backup is active.
+    pub home: String,
+    pub owner: String,
+    /// Blocks in the range, and allocatable ports in them: the maximum number of sessions of its endpoints toward one
+    /// destination.
+    pub blocks: u32,
+    pub ports: u32,
+    /// Whether this gateway has it now.
+    pub own: bool,
+}
 
 /// Blocks with a port in use, and sessions in the tables, summed over all workers, by VIP.
 #[derive(Debug, Default)]
@@ -33,7 +81,7 @@ pub(super) async fn block_usage(
     state: &GatewayState,
     workers: &Workers,
     only: Option<VipId>,
-) -> Result<BlockUsage, Status> {
+) -> Result<BlockUsage, RequestError> {
     let mut usage = BlockUsage::default();
     for worker in 0..state.workers().len() {
         let mut chunk = PortChunk { only, cursor: Some(0), records: Vec::with_capacity(CHUNK) };
@@ -50,7 +98,7 @@ pub(super) async fn block_usage(
 }
 
 /// The ports of every VIP.
-pub(super) async fn all(state: &GatewayState, workers: &Workers) -> Result<PortsReply, Status> {
+pub(super) async fn all(state: &GatewayState, workers: &Workers) -> Result<PortsReply, RequestError> {
     let used = block_usage(state, workers, None).await?;
     let policy = state.compiled.load_full();
     let mut vips: Vec<&Vip> = policy.vips().collect();

@@ -1,33 +1,21 @@
-//! Socket file and gRPC server of the admin API. The file is created atomically with its final mode, replaces a stale
+//! Socket file of an admin API. The file is created atomically with its final mode, replaces a stale
 //! socket but never one in use or any other file, and is removed when the gateway stops.
 
-use std::net::Ipv4Addr;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 use std::{fs, io};
 
 use thiserror::Error;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{mpsc, watch};
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::Server;
-use tonic::transport::server::{Connected, Router};
 
 use super::client::Client;
-use super::proto::admin_server::AdminServer;
-use super::server;
 use crate::command_error::CommandError;
-use crate::listener::{self, ConnectionGuard, ConnectionLimiter, Deadlines, DescriptorReserve};
-use crate::state::GatewayState;
 
 /// Access for root and the socket's group only.
 const MODE: u32 = 0o660;
 const DIRECTORY_MODE: u32 = 0o755;
-/// Timeout of the graceful shutdown.
-const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(500);
-/// Timeout for the status of a gateway that has the socket already.
+/// Timeout for the greeting of a gateway that has the socket already.
 const IDENTIFY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The admin socket can't be created.
@@ -65,7 +53,7 @@ impl From<SocketError> for CommandError {
 /// The listening socket. Dropping the file removes it.
 #[derive(Debug)]
 pub struct Socket {
-    /// Accepts connections, see [`serve`].
+    /// Accepts connections, see [`super::serve`].
     pub listener: UnixListener,
     /// The socket in the file system.
     pub file: SocketFile,
@@ -143,74 +131,13 @@ async fn check_unused(path: &Path) -> Result<(), SocketError> {
         }
         Err(error) => Err(io_error("connect to", error)),
         Ok(_) => {
-            let other = tokio::time::timeout(IDENTIFY_TIMEOUT, Client::connect(path)).await;
+            let other = tokio::time::timeout(IDENTIFY_TIMEOUT, Client::identify(path)).await;
             let owner = match other {
-                Ok(Ok(client)) => format!("the gateway {} (pid {})", client.status().name, client.status().pid),
+                Ok(Ok(other)) => format!("the {} {} (pid {})", other.service, other.name, other.pid),
                 _ if UnixStream::connect(path).await.is_err_and(|error| has_ended(&error)) => return Ok(()),
                 _ => "another process".to_owned(),
             };
             Err(SocketError::InUse { path: path.to_owned(), owner })
-        }
-    }
-}
-
-/// Runs a gateway's admin API until `stop` is set.
-pub async fn serve(state: Arc<GatewayState>, listener: UnixListener, stop: watch::Receiver<bool>) {
-    let connections = state.connections.admin.clone();
-    let router = Server::builder().add_service(AdminServer::new(server::Service::new(state)));
-    serve_router(router, listener, connections, stop).await;
-}
-
-/// Runs a gRPC server on the socket until `stop` is set.
-pub async fn serve_router(
-    router: Router,
-    listener: UnixListener,
-    capacity: Arc<ConnectionLimiter>,
-    stop: watch::Receiver<bool>,
-) {
-    let (accepted, connections) = mpsc::channel(1);
-    let accepting = accept(listener, capacity, accepted);
-    // A dropped sender means stop, too.
-    let stopped = |mut stop: watch::Receiver<bool>| async move { drop(stop.wait_for(|stop| *stop).await) };
-    let server = router.serve_with_incoming_shutdown(ReceiverStream::new(connections), stopped(stop.clone()));
-    let shutdown_timeout = async {
-        stopped(stop).await;
-        tokio::time::sleep(SHUTDOWN_TIMEOUT).await;
-    };
-    tokio::select! {
-        result = server => if let Err(error) = result {
-            tracing::error!(%error, "the admin socket has failed");
-        },
-        () = accepting => {}
-        () = shutdown_timeout => {}
-    }
-}
-
-impl Connected for ConnectionGuard<UnixStream> {
-    type ConnectInfo = ();
-
-    fn connect_info(&self) {}
-}
-
-/// Accepts connections for the server. Reserved file descriptors keep commands working when the process has none left.
-async fn accept(
-    listener: UnixListener,
-    capacity: Arc<ConnectionLimiter>,
-    server: mpsc::Sender<io::Result<ConnectionGuard<UnixStream>>>,
-) {
-    let mut reserve = DescriptorReserve::new();
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                // All clients are on this host.
-                let Ok(slot) = capacity.admit(Ipv4Addr::LOCALHOST.into()) else { continue };
-                if server.send(Ok(ConnectionGuard::new(stream, slot, Deadlines::Unlimited))).await.is_err() {
-                    return std::future::pending().await;
-                }
-                reserve.refill();
-            }
-            Err(_) if reserve.release_one() => {}
-            Err(error) => listener::accept_failed(&capacity, &error).await,
         }
     }
 }

@@ -5,8 +5,18 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::proto;
-use crate::node::proto as node;
+use super::drops::{DropExample, DropsOf};
+use super::endpoints::EndpointsReply;
+use super::explain::ExplainReply;
+use super::membership::{Move, PeersReply};
+use super::ports::PortsReply;
+use super::server::FlushReply;
+use super::services::ServicesReply;
+use super::status::StatusReply;
+use super::trace::TraceReply;
+use super::vips::VipsReply;
+use super::workers::Session;
+use crate::node::admin as node;
 
 fn check<T: Serialize + DeserializeOwned>(golden: &mut serde_json::Map<String, Value>, name: &str) {
     let Some(Value::Array(examples)) = golden.remove(name) else { panic!("{name} has no examples") };
@@ -19,19 +29,19 @@ fn check<T: Serialize + DeserializeOwned>(golden: &mut serde_json::Map<String, V
 #[test]
 fn the_json_of_replies_is_stable() {
     let mut golden = serde_json::from_str(include_str!("golden.json")).unwrap();
-    check::<proto::StatusReply>(&mut golden, "status");
-    check::<proto::Session>(&mut golden, "session");
-    check::<proto::FlushSessionsReply>(&mut golden, "flush");
-    check::<proto::VipsReply>(&mut golden, "vips");
-    check::<proto::EndpointsReply>(&mut golden, "endpoints");
-    check::<proto::ServicesReply>(&mut golden, "services");
-    check::<proto::PeersReply>(&mut golden, "peers");
-    check::<proto::Move>(&mut golden, "move");
-    check::<proto::PortsReply>(&mut golden, "ports");
-    check::<proto::TraceReply>(&mut golden, "trace");
-    check::<proto::ExplainReply>(&mut golden, "explain");
-    check::<proto::DropExample>(&mut golden, "drop_example");
-    check::<proto::DropsOf>(&mut golden, "drops_of");
+    check::<StatusReply>(&mut golden, "status");
+    check::<Session>(&mut golden, "session");
+    check::<FlushReply>(&mut golden, "flush");
+    check::<VipsReply>(&mut golden, "vips");
+    check::<EndpointsReply>(&mut golden, "endpoints");
+    check::<ServicesReply>(&mut golden, "services");
+    check::<PeersReply>(&mut golden, "peers");
+    check::<Move>(&mut golden, "move");
+    check::<PortsReply>(&mut golden, "ports");
+    check::<TraceReply>(&mut golden, "trace");
+    check::<ExplainReply>(&mut golden, "explain");
+    check::<DropExample>(&mut golden, "drop_example");
+    check::<DropsOf>(&mut golden, "drops_of");
     check::<node::StatusReply>(&mut golden, "node_status");
     check::<node::EndpointsReply>(&mut golden, "node_endpoints");
     check::<node::TraceReply>(&mut golden, "node_trace");

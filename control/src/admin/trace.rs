@@ -6,7 +6,7 @@ mod steps;
 use std::net::{IpAddr, SocketAddr};
 
 use etherparse::{PacketBuilder, PacketBuilderStep};
-use tonic::Status;
+use serde::{Deserialize, Serialize};
 use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::flow::verdict::Verdict;
 use vipgate_dataplane::observe::packet_summary::PacketSummary;
@@ -17,7 +17,7 @@ use vipgate_dataplane::wire::protocol;
 use vipgate_dataplane::worker::command::Command;
 
 use super::filter;
-use super::proto::{TraceReply, TraceRequest, TraceStep};
+use super::protocol::RequestError;
 use crate::admin::workers::Workers;
 use crate::state::GatewayState;
 
@@ -28,6 +28,57 @@ const DEFAULT_PORTS: [u16; 2] = [40_000, 443];
 /// Source MAC address of the synthetic packet; no stage evaluates it.
 const SOURCE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const TTL: u8 = 64;
+
+/// A packet to trace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceRequest {
+    pub source: IpAddr,
+    /// 0: a default.
+    pub source_port: u16,
+    pub destination: IpAddr,
+    /// 0: a default.
+    pub destination_port: u16,
+    /// IP protocol number; ICMP and ICMPv6 both mean an echo request of the addresses' family.
+    pub protocol: u8,
+    /// Ingress interface; none: the one that its source address is expected at.
+    pub interface: Option<String>,
+    /// TCP: a segment of an established connection instead of a SYN.
+    pub established: bool,
+    /// The worker that receives it.
+    pub worker: u32,
+    /// Length of the IP packet, bytes; 0: the minimum.
+    pub length: u32,
+}
+
+/// What becomes of a packet.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceReply {
+    pub steps: Vec<TraceStep>,
+    /// forward, fragment, tunnel, reply, consumed, wait, drop, or kernel: it is not captured.
+    pub verdict: String,
+    /// Drop reason, if it is dropped.
+    pub reason: String,
+    /// Direction under which it is counted, if it is forwarded.
+    pub direction: String,
+    /// Source and destination after translation, if known. Port 0: allocated when the session is opened.
+    pub source: String,
+    pub destination: String,
+    /// The worker that processes it.
+    pub worker: u32,
+    /// Egress interface.
+    pub interface: String,
+}
+
+/// A step of a trace.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceStep {
+    /// Name of the stage or of a lookup: receive, steering, policy, destination,
+    /// vip, service, owner, session, ports, backend, route, worker, hairpin, verdict.
+    pub stage: String,
+    /// Its result, as a sentence.
+    pub text: String,
+    pub worker: u32,
+}
 
 /// A validated request.
 #[derive(Clone, Copy, Debug)]
@@ -44,21 +95,26 @@ pub(super) async fn trace(
     request: &TraceRequest,
     state: &GatewayState,
     workers: &Workers,
-) -> Result<TraceReply, Status> {
+) -> Result<TraceReply, RequestError> {
     let spec = PacketSpec::parse(request)?;
     if state.engine.get().is_none() {
-        return Err(Status::unavailable("the gateway is still starting: it drops all packets until it has a policy"));
+        return Err(RequestError::unavailable(
+            "the gateway is still starting: it drops all packets until it has a policy",
+        ));
     }
     let network = state.network.load();
     let interface = interface(request, &spec, &network, &state.compiled.load())?;
     let max = interface.frames.max_mtu();
     if spec.length > max.into() {
-        return Err(invalid(format!("length {}: this gateway's packet buffers hold {max} bytes", spec.length)));
+        return Err(RequestError::invalid(format!(
+            "length {}: this gateway's packet buffers hold {max} bytes",
+            spec.length
+        )));
     }
     let mut at = usize::try_from(request.worker).unwrap_or(usize::MAX);
     if at >= state.workers().len() {
         let count = state.workers().len();
-        return Err(invalid(format!("worker {at}: this gateway has {count}, counted from 0")));
+        return Err(RequestError::invalid(format!("worker {at}: this gateway has {count}, counted from 0")));
     }
     let packet = spec.packet(interface.mac)?;
     let mut steps = vec![steps::receive_step(&spec, interface, at)];
@@ -73,7 +129,7 @@ pub(super) async fn trace(
         let ends = FiveTuple::of(&probe.packet, &spec);
         probe = workers.query(at, |reply| Command::Trace { probe, reply }).await?;
         let Some(found) = probe.result.take() else {
-            return Err(Status::unavailable("no packet buffer is free: the gateway is overloaded, try again"));
+            return Err(RequestError::unavailable("no packet buffer is free: the gateway is overloaded, try again"));
         };
         steps::append_worker_steps(&found, &ends, arrival, state, &mut steps);
         match found.verdict {
@@ -83,7 +139,7 @@ pub(super) async fn trace(
             verdict => return Ok(reply(&found, verdict, steps, &network)),
         }
     }
-    Err(Status::internal("hand-off loop: the packet exceeds the limit of hand-offs between workers"))
+    Err(RequestError::unavailable("hand-off loop: the packet exceeds the limit of hand-offs between workers"))
 }
 
 /// Reply for a packet that the steering program doesn't capture.
@@ -161,11 +217,11 @@ fn interface<'a>(
     spec: &PacketSpec,
     network: &'a NetworkSpec,
     policy: &Policy,
-) -> Result<&'a InterfaceSpec, Status> {
+) -> Result<&'a InterfaceSpec, RequestError> {
     let names = || network.interfaces.iter().map(|it| it.name.as_str()).collect::<Vec<_>>().join(", ");
-    if !request.interface.is_empty() {
-        let named = network.interfaces.iter().find(|it| it.name == request.interface);
-        return named.ok_or_else(|| invalid(format!("interface {}: this gateway has {}", request.interface, names())));
+    if let Some(name) = &request.interface {
+        let named = network.interfaces.iter().find(|it| it.name == *name);
+        return named.ok_or_else(|| RequestError::invalid(format!("interface {name}: this gateway has {}", names())));
     }
     let source = spec.source.ip();
     let is_pod = policy.endpoint_at(source).is_some()
@@ -175,27 +231,18 @@ fn interface<'a>(
     // A source that the policy doesn't contain is inside if its route is.
     let is_inside = is_pod || steps::routes_inside(source, network);
     let found = network.interfaces.iter().find(|it| if is_inside { it.role.is_inside() } else { it.role.is_outside() });
-    found.or(network.interfaces.first()).ok_or_else(|| Status::unavailable("the gateway has no interface"))
-}
-
-fn invalid(text: impl Into<String>) -> Status {
-    Status::invalid_argument(text)
+    found.or(network.interfaces.first()).ok_or_else(|| RequestError::unavailable("the gateway has no interface"))
 }
 
 impl PacketSpec {
-    fn parse(request: &TraceRequest) -> Result<Self, Status> {
-        let address = |field: &str, text: &str| -> Result<IpAddr, Status> {
-            text.parse().map_err(|_| invalid(format!("{field}: \"{text}\" is not an IP address")))
-        };
-        let port = |field: &str, number: u32| -> Result<u16, Status> {
-            u16::try_from(number).map_err(|_| invalid(format!("{field}: {number} is not a port")))
-        };
-        let (source, destination) = (address("from", &request.source)?, address("to", &request.destination)?);
+    fn parse(request: &TraceRequest) -> Result<Self, RequestError> {
+        let TraceRequest { source, destination, .. } = *request;
         if source.is_ipv4() != destination.is_ipv4() {
-            return Err(invalid(format!("from {source} to {destination}: a packet has addresses of one family")));
+            return Err(RequestError::invalid(format!(
+                "from {source} to {destination}: a packet has addresses of one family"
+            )));
         }
-        let text = if request.protocol.is_empty() { "tcp" } else { &request.protocol };
-        let mut number = filter::protocol(text).map_err(|error| invalid(error.to_string()))?;
+        let mut number = request.protocol;
         // `icmp` and `icmpv6` both mean the one of the address family.
         if matches!(number, protocol::ICMP | protocol::ICMPV6) {
             number = if source.is_ipv4() { protocol::ICMP } else { protocol::ICMPV6 };
@@ -203,44 +250,41 @@ impl PacketSpec {
         let known = [protocol::TCP, protocol::UDP, protocol::SCTP, protocol::ICMP, protocol::ICMPV6];
         if !known.contains(&number) {
             let name = filter::protocol_name(number);
-            return Err(invalid(format!(
+            return Err(RequestError::invalid(format!(
                 "proto {name}: only tcp, udp, sctp, icmp and icmpv6 are translated, other protocols are dropped"
             )));
         }
         let is_echo = matches!(number, protocol::ICMP | protocol::ICMPV6);
         if is_echo && (request.source_port, request.destination_port) != (0, 0) {
-            return Err(invalid("icmp has no ports: give addresses only"));
+            return Err(RequestError::invalid("icmp has no ports: give addresses only"));
         }
-        let port_or = |field, number, default| match port(field, number)? {
-            0 => Ok::<u16, Status>(default),
-            port => Ok(port),
-        };
+        let or_default = |port: u16, default| if port == 0 { default } else { port };
         let ports = [
-            port_or("from", request.source_port, DEFAULT_PORTS[0])?,
-            if is_echo { 0 } else { port_or("to", request.destination_port, DEFAULT_PORTS[1])? },
+            or_default(request.source_port, DEFAULT_PORTS[0]),
+            if is_echo { 0 } else { or_default(request.destination_port, DEFAULT_PORTS[1]) },
         ];
         Ok(Self {
             source: (source, ports[0]).into(),
             destination: (destination, ports[1]).into(),
             protocol: number,
-            established: request.later,
+            established: request.established,
             length: request.length,
         })
     }
 
     /// Builds the packet with Ethernet header, as a neighbor would send it.
-    fn packet(&self, mac: [u8; 6]) -> Result<Vec<u8>, Status> {
+    fn packet(&self, mac: [u8; 6]) -> Result<Vec<u8>, RequestError> {
         let ethernet = PacketBuilder::ethernet2(SOURCE_MAC, mac);
         let builder = match (self.source.ip(), self.destination.ip()) {
             (IpAddr::V4(from), IpAddr::V4(to)) => ethernet.ipv4(from.octets(), to.octets(), TTL),
             (IpAddr::V6(from), IpAddr::V6(to)) => ethernet.ipv6(from.octets(), to.octets(), TTL),
-            _ => return Err(invalid("a packet has addresses of one family")),
+            _ => return Err(RequestError::invalid("a packet has addresses of one family")),
         };
         let headers = if self.source.is_ipv4() { 20 } else { 40 } + 20;
         let padding = vec![0; (self.length as usize).saturating_sub(headers)];
         let mut bytes = Vec::new();
         let written = self.write(builder, &padding, &mut bytes);
-        written.map_err(|error| Status::internal(format!("cannot build the packet: {error}")))?;
+        written.map_err(|error| RequestError::unavailable(format!("cannot build the packet: {error}")))?;
         Ok(bytes)
     }
 

@@ -2,9 +2,21 @@
 
 use std::time::Instant;
 
-use super::proto;
+use serde::{Deserialize, Serialize};
+
 use crate::kernel::LinkState;
 use crate::state::tracking::{Attachment, ProgramAttachment, TrackingStatus};
+
+/// A monitored next hop.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NextHopStatus {
+    pub interface: String,
+    pub address: String,
+    /// up, down, or unknown: it has never replied.
+    pub state: String,
+    /// Milliseconds since its last reply; 0: none.
+    pub answered_ms_ago: u64,
+}
 
 /// Why an interface is down; empty: it is up.
 pub(super) fn down(tracking: &TrackingStatus, interface: &str) -> String {
@@ -38,10 +50,10 @@ pub(super) fn held_down_ms(tracking: &TrackingStatus) -> u64 {
 }
 
 /// The probed next hops.
-pub(super) fn next_hops(tracking: &TrackingStatus) -> Vec<proto::NextHopStatus> {
+pub(super) fn next_hops(tracking: &TrackingStatus) -> Vec<NextHopStatus> {
     let name =
         |id| tracking.interfaces.iter().find(|link| link.id == id).map_or_else(String::new, |link| link.name.clone());
-    let hops = tracking.next_hops.iter().map(|hop| proto::NextHopStatus {
+    let hops = tracking.next_hops.iter().map(|hop| NextHopStatus {
         interface: name(hop.interface),
         address: hop.address.to_string(),
         state: hop.state.name().to_owned(),

@@ -7,14 +7,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded};
+use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, mpsc};
-use tonic::Status;
 use vipgate_dataplane::io::handoff::Wake;
 use vipgate_dataplane::session::query::{SessionFilter, SessionInfo};
 use vipgate_dataplane::worker::command::{Command, FlushChunk, SessionChunk};
 
 use super::filter::protocol_name;
-use super::proto;
+use super::protocol::RequestError;
 use crate::state::GatewayState;
 
 /// Sessions per chunk.
@@ -23,6 +23,25 @@ const CHUNK: usize = 512;
 const WORKER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Concurrent queries of all clients: each blocks a thread.
 const MAX_QUERIES: usize = 4;
+
+/// A session.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Session {
+    pub worker: u32,
+    pub protocol: String,
+    pub endpoint: String,
+    pub vip: String,
+    pub remote: String,
+    pub state: String,
+    pub idle_ms: u32,
+    pub expires_ms: u32,
+    pub packets_out: u64,
+    pub bytes_out: u64,
+    pub packets_in: u64,
+    pub bytes_in: u64,
+    /// egress: opened by a pod; inbound: opened by a client of a Service.
+    pub direction: String,
+}
 
 /// Query interface to the workers of a gateway.
 #[derive(Debug)]
@@ -42,7 +61,7 @@ impl Workers {
         &self,
         filter: SessionFilter,
         limit: u64,
-        sender: mpsc::Sender<Result<proto::SessionsReply, Status>>,
+        sender: mpsc::Sender<Result<Vec<Session>, RequestError>>,
     ) {
         let mut remaining = limit;
         for worker in 0..self.state.workers().len() {
@@ -52,12 +71,12 @@ impl Workers {
                 chunk.records.clear();
                 chunk = match self.query(worker, |reply| Command::Sessions { chunk, reply }).await {
                     Ok(chunk) => chunk,
-                    Err(status) => return drop(sender.send(Err(status)).await),
+                    Err(error) => return drop(sender.send(Err(error)).await),
                 };
                 let take = usize::try_from(remaining).unwrap_or(usize::MAX).min(chunk.records.len());
                 remaining -= take as u64;
                 let sessions = chunk.records[..take].iter().map(|record| session(worker, record)).collect();
-                if sender.send(Ok(proto::SessionsReply { sessions })).await.is_err() {
+                if sender.send(Ok(sessions)).await.is_err() {
                     return;
                 }
             }
@@ -65,7 +84,7 @@ impl Workers {
     }
 
     /// Ends matching sessions of all workers; returns their number.
-    pub(super) async fn flush_sessions(&self, filter: &SessionFilter) -> Result<u64, Status> {
+    pub(super) async fn flush_sessions(&self, filter: &SessionFilter) -> Result<u64, RequestError> {
         let mut ended = 0;
         for worker in 0..self.state.workers().len() {
             let mut chunk = FlushChunk { filter: filter.clone(), cursor: Some(0), ended: 0 };
@@ -82,15 +101,15 @@ impl Workers {
         &self,
         number: usize,
         command: impl FnOnce(Sender<T>) -> Command,
-    ) -> Result<T, Status> {
+    ) -> Result<T, RequestError> {
         let worker = &self.state.workers()[number];
         let (reply, response) = bounded(1);
         let command = command(reply);
         let (commands, doorbell) = (worker.commands.clone(), Arc::clone(&worker.doorbell));
-        let _permit = self.permits.acquire().await.map_err(|_| Status::unavailable("the gateway is stopping"))?;
+        let _permit = self.permits.acquire().await.map_err(|_| RequestError::unavailable("the gateway is stopping"))?;
         let exchanged =
             tokio::task::spawn_blocking(move || exchange(&commands, &*doorbell, command, &response, WORKER_TIMEOUT));
-        let response = exchanged.await.map_err(|_| Status::unavailable("the gateway is stopping"))?;
+        let response = exchanged.await.map_err(|_| RequestError::unavailable("the gateway is stopping"))?;
         response.map_err(|error| {
             let what = match error {
                 QueryError::WorkerEnded => "has ended: the gateway is stopping, or its log has the reason".to_owned(),
@@ -98,7 +117,7 @@ impl Workers {
                     format!("has not replied within {} s: it is stuck, or its core is busy", WORKER_TIMEOUT.as_secs())
                 }
             };
-            Status::unavailable(format!("worker {number} (core {}) {what}", worker.core))
+            RequestError::unavailable(format!("worker {number} (core {}) {what}", worker.core))
         })
     }
 }
@@ -133,8 +152,8 @@ fn exchange<T>(
     })
 }
 
-fn session(worker: usize, record: &SessionInfo) -> proto::Session {
-    proto::Session {
+fn session(worker: usize, record: &SessionInfo) -> Session {
+    Session {
         worker: u32::try_from(worker).unwrap_or(u32::MAX),
         protocol: protocol_name(record.protocol),
         endpoint: record.endpoint.to_string(),

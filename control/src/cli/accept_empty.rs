@@ -8,7 +8,8 @@ use serde::Serialize;
 
 use super::show::block_on;
 use super::{Format, policy};
-use crate::admin::Client;
+use crate::admin::server::EmptySource;
+use crate::admin::{Client, Request};
 use crate::command_error::CommandError;
 use crate::output;
 use crate::output::sanitize;
@@ -35,23 +36,16 @@ pub(super) struct AcceptEmpty {
 struct Accepted {
     objects: u64,
     #[serde(rename = "texts")]
-    sources: Vec<Source>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-struct Source {
-    name: String,
-    objects: u64,
+    sources: Vec<EmptySource>,
 }
 
 pub(super) fn run(args: &AcceptEmpty) -> Result<(), CommandError> {
-    let sources: Vec<Source> = if let Some(url) = &args.server {
+    let sources: Vec<EmptySource> = if let Some(url) = &args.server {
         let request = async |mut client: policy::StatusClient| client.accept_empty(AcceptEmptyRequest {}).await;
         let reply = block_on(policy::call(url, &args.files, request))?;
-        reply.texts.into_iter().map(|it| Source { name: it.name, objects: it.objects }).collect()
+        reply.texts.into_iter().map(|it| EmptySource { name: it.name, objects: it.objects }).collect()
     } else {
-        let reply = block_on(async { Ok(Client::connect(&args.socket).await?.accept_empty().await?) })?;
-        reply.texts.into_iter().map(|it| Source { name: it.name, objects: it.objects }).collect()
+        block_on(async { Ok(Client::connect(&args.socket).await?.ask(&Request::AcceptEmpty).await?) })?
     };
     let accepted = Accepted { objects: sources.iter().map(|source| source.objects).sum(), sources };
     match args.output {
@@ -66,7 +60,7 @@ fn table(accepted: &Accepted) -> String {
     }
     let count = |objects: u64| if objects == 1 { "1 object".to_owned() } else { format!("{objects} objects") };
     let mut out = format!("out of force: {}\n", count(accepted.objects));
-    for Source { name, objects } in &accepted.sources {
+    for EmptySource { name, objects } in &accepted.sources {
         // Writing to a String can't fail.
         let _ = writeln!(out, "  {name}: {}", count(*objects));
     }
@@ -79,7 +73,7 @@ mod tests {
 
     #[test]
     fn objects_out_of_force_are_counted_by_source() {
-        let source = |name: &str, objects| Source { name: name.to_owned(), objects };
+        let source = |name: &str, objects| EmptySource { name: name.to_owned(), objects };
         let accepted = Accepted { objects: 3, sources: vec![source("a.yaml", 2), source("b.yaml", 1)] };
         assert_eq!(table(&accepted), "out of force: 3 objects\n  a.yaml: 2 objects\n  b.yaml: 1 object\n");
         assert_eq!(table(&Accepted::default()), "the empty source is accepted: the policy is empty\n");

@@ -16,9 +16,9 @@ use tokio::time::{Instant, sleep_until};
 
 use self::pcapng::Pcapng;
 use super::show::block_on;
+use crate::admin::capture::{CaptureReply, CaptureRequest, CapturedPacket};
 use crate::admin::capture_filter::parse;
-use crate::admin::proto::{CaptureReply, CaptureRequest, CapturedPacket};
-use crate::admin::{Client, PacketStream};
+use crate::admin::{Client, Request};
 use crate::command_error::CommandError;
 use crate::config::units::parse_duration;
 use crate::output;
@@ -93,13 +93,13 @@ struct Counts {
 
 pub(super) fn run(args: &Capture) -> Result<(), CommandError> {
     let filter = parse(&args.filter).map_err(|error| CommandError::usage(error).context("--filter"))?;
-    let request = CaptureRequest { filter: Some(filter), snap_length: args.snap_length, rate: args.rate };
+    let request = CaptureRequest { filter, snap_length: args.snap_length, rate: args.rate };
     let mut sink = Sink::new(args)?;
     let mut counts = Counts::default();
     let outcome = block_on(async {
-        let client = Client::connect(&args.socket).await?;
-        let packets = client.capture(request).await?;
-        follow(packets, args, &mut sink, &mut counts).await
+        let mut client = Client::connect(&args.socket).await?;
+        client.send(&Request::Capture(request)).await?;
+        follow(client, args, &mut sink, &mut counts).await
     });
     let (end, closed) = (outcome, sink.close());
     let summary = end.as_ref().ok().map(|end| summary(*end, args, &counts));
@@ -110,12 +110,7 @@ pub(super) fn run(args: &Capture) -> Result<(), CommandError> {
 }
 
 /// Writes packets until the capture ends.
-async fn follow(
-    mut packets: PacketStream,
-    args: &Capture,
-    sink: &mut Sink,
-    counts: &mut Counts,
-) -> Result<End, CommandError> {
+async fn follow(mut client: Client, args: &Capture, sink: &mut Sink, counts: &mut Counts) -> Result<End, CommandError> {
     let signal_error = |error| CommandError::runtime(error).context("cannot handle signals");
     let mut interrupt = signal(SignalKind::interrupt()).map_err(signal_error)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(signal_error)?;
@@ -123,7 +118,7 @@ async fn follow(
     let mut interfaces = Vec::new();
     loop {
         let reply = tokio::select! {
-            reply = packets.next() => reply?,
+            reply = client.next::<CaptureReply>() => reply?,
             () = sleep_until(deadline) => return Ok(End::Time),
             _ = interrupt.recv() => return Ok(End::Stopped),
             _ = terminate.recv() => return Ok(End::Stopped),

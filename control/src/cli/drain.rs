@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use serde::Serialize;
 
-use super::show::{block_on, connect};
+use super::show::{ask, block_on, connect};
 use super::table::{Table, number, word};
 use super::{Format, QueryArgs};
-use crate::admin::proto::{DrainReply, Group, Move, Peer, PeersReply};
-use crate::admin::{Client, ClientError};
+use crate::admin::membership::{DrainReply, Group, Move, Peer, PeersReply};
+use crate::admin::{Client, ClientError, Request};
 use crate::command_error::CommandError;
 use crate::output;
 use crate::output::{format_count, sanitize};
@@ -87,7 +87,7 @@ struct Other {
 
 pub(super) fn drain(args: &Drain) -> Result<(), CommandError> {
     if args.dry_run {
-        let reply = block_on(async { Ok(connect(&args.gateway).await?.drain(true, true).await?) })?;
+        let reply: DrainReply = ask(&args.gateway, &Request::Drain { draining: true, dry_run: true })?;
         return match args.gateway.output {
             Format::Json => output::json(&DryRun::of(&reply)),
             Format::Table => output::print(&sanitize(&dry_run(&reply))),
@@ -103,9 +103,8 @@ pub(super) fn undrain(args: &Undrain) -> Result<(), CommandError> {
 fn order(gateway: &QueryArgs, draining: bool, wait: u64) -> Result<(), CommandError> {
     let last = block_on(async {
         let mut client = connect(gateway).await?;
-        let name = client.status().name.clone();
-        let refused = client.drain(draining, false).await?.drains_refused;
-        let order = Order { name, draining, refused };
+        let reply: DrainReply = client.ask(&Request::Drain { draining, dry_run: false }).await?;
+        let order = Order { name: client.name().to_owned(), draining, refused: reply.drains_refused };
         Ok(follow(&mut client, gateway.output, &order, Duration::from_secs(wait)).await?)
     })?;
     if gateway.output == Format::Json {
@@ -128,7 +127,7 @@ async fn follow(client: &mut Client, format: Format, order: &Order, wait: Durati
     let is_terminal = std::io::stdout().is_terminal();
     let mut last_line = String::new();
     loop {
-        let progress = Progress::of(order, &client.peers().await?);
+        let progress = Progress::of(order, &client.ask(&Request::Peers).await?);
         let is_over = progress.done || !progress.refused.is_empty() || Instant::now() >= deadline;
         let left = deadline.saturating_duration_since(Instant::now()).as_secs();
         let line = match sanitize(&progress.line(order.draining)) {
@@ -151,7 +150,7 @@ async fn follow(client: &mut Client, format: Format, order: &Order, wait: Durati
 
 impl Progress {
     fn of(order: &Order, reply: &PeersReply) -> Self {
-        let group = reply.group.clone().unwrap_or_default();
+        let group = &reply.group;
         let draining = order.draining;
         let is_refused = draining && group.drains_refused > order.refused;
         let other = |peer: &Peer| Other {
@@ -161,7 +160,7 @@ impl Progress {
             released: peer.link.as_ref().map_or(0, |link| link.released),
         };
         let others: Vec<Other> = reply.peers.iter().filter(|peer| peer.serving && !peer.own).map(other).collect();
-        let waits_for = if draining { drain_blocker(&group, &others) } else { undrain_blocker(&group, reply) };
+        let waits_for = if draining { drain_blocker(group, &others) } else { undrain_blocker(group, reply) };
         Self {
             gateway: order.name.clone(),
             done: waits_for.is_empty() && !is_refused,
@@ -172,7 +171,7 @@ impl Progress {
             sessions: group.sessions,
             others,
             waits_for: if is_refused { String::new() } else { waits_for },
-            refused: if is_refused { group.drain_refused } else { String::new() },
+            refused: if is_refused { group.drain_refused.clone() } else { String::new() },
         }
     }
 

@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use clap::Args;
 use serde::Serialize;
 
-use super::show::{block_on, connect, print_table};
+use super::show::{ask, print_table};
 use super::table::{Table, number, word};
 use super::{Format, QueryArgs};
-use crate::admin::proto::{Drop, DropExample, DropsOf, DropsReply};
+use crate::admin::Request;
+use crate::admin::drops::{Drop, DropExample, DropsOf, DropsReply};
 use crate::command_error::CommandError;
 use crate::output::{format_duration, json, print, sanitize};
 
@@ -43,7 +44,7 @@ struct Document<'a> {
 }
 
 pub(super) fn run(args: &Drops) -> Result<(), CommandError> {
-    let mut reply = block_on(async { Ok(connect(&args.gateway).await?.drops().await?) })?;
+    let mut reply: DropsReply = ask(&args.gateway, &Request::Drops)?;
     if let Some(requested) = &args.reason {
         if !reply.drops.iter().any(|drop| drop.reason == *requested) {
             let known: Vec<&str> = reply.drops.iter().map(|drop| drop.reason.as_str()).collect();
@@ -120,9 +121,14 @@ fn addresses(reply: &DropsReply, all: bool) -> Result<(), CommandError> {
     let shown = if all { usize::MAX } else { DEFAULT_ROWS };
     for of in reply.by_address.iter().take(shown) {
         let bound = if of.doubt == 0 { "" } else { "at most " };
-        let last = of.last.as_ref().map(example).unwrap_or_default();
         let owner: Vec<&str> = [of.name.as_str(), of.policy.as_str()].into_iter().filter(|it| !it.is_empty()).collect();
-        table.row([of.address.clone(), of.reason.clone(), format!("{bound}{}", of.packets), last, owner.join(", ")]);
+        table.row([
+            of.address.clone(),
+            of.reason.clone(),
+            format!("{bound}{}", of.packets),
+            example(&of.last),
+            owner.join(", "),
+        ]);
     }
     print_table(table, "no drops")?;
     match reply.by_address.len().checked_sub(shown) {

@@ -5,10 +5,11 @@ use std::net::IpAddr;
 
 use clap::Args;
 
-use super::show::{block_on, connect, owners};
+use super::show::{ask, owners};
 use super::{Format, QueryArgs};
+use crate::admin::Request;
+use crate::admin::explain::{BackendExplained, EndpointExplained, ExplainReply, VipExplained};
 use crate::admin::ports::exhaustion_notes;
-use crate::admin::proto::{BackendExplained, EndpointExplained, ExplainReply, VipExplained};
 use crate::command_error::CommandError;
 use crate::output::{json, print, sanitize};
 
@@ -23,8 +24,7 @@ pub(super) struct Explain {
 }
 
 pub(super) fn run(args: &Explain) -> Result<(), CommandError> {
-    let address = args.address.to_string();
-    let reply = block_on(async { Ok(connect(&args.gateway).await?.explain(address).await?) })?;
+    let reply: ExplainReply = ask(&args.gateway, &Request::Explain(args.address))?;
     let is_known = reply.endpoint.is_some() || reply.vip.is_some() || !reply.backend_of.is_empty();
     match args.gateway.output {
         Format::Json => json(&reply)?,
@@ -60,7 +60,7 @@ fn text(reply: &ExplainReply) -> String {
 }
 
 fn endpoint_lines(explained: &EndpointExplained, lines: &mut Vec<(&'static str, String)>) {
-    let Some(endpoint) = &explained.endpoint else { return };
+    let endpoint = &explained.endpoint;
     let name = if endpoint.name.is_empty() { "pod name unknown" } else { &endpoint.name };
     lines.push(("endpoint", format!("{}, {name}", endpoint.address)));
     lines.push(("policy", endpoint.policy.clone()));
@@ -93,9 +93,8 @@ fn endpoint_lines(explained: &EndpointExplained, lines: &mut Vec<(&'static str, 
 }
 
 fn vip_lines(explained: &VipExplained, lines: &mut Vec<(&'static str, String)>) {
-    let Some(vip) = &explained.vip else { return };
-    let retired = explained.ports.as_ref().is_some_and(|ports| ports.retired);
-    let retired = if retired { ", RETIRED: no longer in the policy, existing sessions continue" } else { "" };
+    let VipExplained { vip, ports, .. } = explained;
+    let retired = if ports.retired { ", RETIRED: no longer in the policy, existing sessions continue" } else { "" };
     lines.push(("vip", format!("{}, of {}, announced by {}{retired}", vip.address, vip.name, vip.announce)));
     if !vip.private.is_empty() {
         lines.push(("private", format!("{} at this gateway, which packets outside have in place of it", vip.private)));
@@ -117,19 +116,17 @@ fn vip_lines(explained: &VipExplained, lines: &mut Vec<(&'static str, String)>) 
         format!("{endpoints} {} of {policy}", if endpoints == 1 { "endpoint" } else { "endpoints" })
     };
     lines.extend(explained.users.iter().map(|it| ("egress", user((&it.policy, it.endpoints)))));
-    if let Some(ports) = &explained.ports {
-        let elsewhere = if ports.blocks_elsewhere == 0 {
-            String::new()
-        } else {
-            format!(", {} owned by other gateways", ports.blocks_elsewhere)
-        };
-        let line = format!(
-            "{} blocks of 64{elsewhere}, {} with a port in use; {} sessions; {} ports reserved, {} guaranteed",
-            ports.blocks, ports.blocks_used, ports.sessions, ports.reserved, ports.guaranteed
-        );
-        lines.push(("ports", line));
-        lines.extend(exhaustion_notes(ports).into_iter().map(|note| ("OUT OF PORTS", note)));
-    }
+    let elsewhere = if ports.blocks_elsewhere == 0 {
+        String::new()
+    } else {
+        format!(", {} owned by other gateways", ports.blocks_elsewhere)
+    };
+    let line = format!(
+        "{} blocks of 64{elsewhere}, {} with a port in use; {} sessions; {} ports reserved, {} guaranteed",
+        ports.blocks, ports.blocks_used, ports.sessions, ports.reserved, ports.guaranteed
+    );
+    lines.push(("ports", line));
+    lines.extend(exhaustion_notes(ports).into_iter().map(|note| ("OUT OF PORTS", note)));
 }
 
 fn backend_text(backend: &BackendExplained) -> String {

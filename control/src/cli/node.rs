@@ -1,16 +1,17 @@
 //! `vipgate node`: runs an agent, or asks one.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use serde::de::DeserializeOwned;
 
 use super::Format;
 use super::show::{block_on, print_table};
 use super::table::{Table, number, word};
+use crate::admin::Client;
 use crate::command_error::CommandError;
 use crate::node;
-use crate::node::client::Client;
-use crate::node::proto;
+use crate::node::admin::{EndpointsReply, MarkUser, Request, StatusReply, TraceReply, Tunnel};
 use crate::output::{json, print, sanitize};
 
 /// The agent, or a question to it.
@@ -84,12 +85,13 @@ pub(super) fn run(node: &Node) -> Result<(), CommandError> {
     }
 }
 
-async fn connect(socket: &Path) -> Result<Client, CommandError> {
-    Ok(Client::connect(socket).await?)
+/// The reply of the agent to a request.
+fn ask<T: DeserializeOwned>(args: &NodeArgs, request: &Request) -> Result<T, CommandError> {
+    block_on(async { Ok(Client::connect_agent(&args.socket).await?.ask(request).await?) })
 }
 
 fn status(args: &NodeArgs) -> Result<(), CommandError> {
-    let reply = block_on(async { Ok(connect(&args.socket).await?.status().await?) })?;
+    let reply: StatusReply = ask(args, &Request::Status)?;
     if args.output == Format::Json {
         return json(&reply);
     }
@@ -127,9 +129,9 @@ fn status(args: &NodeArgs) -> Result<(), CommandError> {
 }
 
 /// What stands above the table of gateways.
-fn overview(reply: &proto::StatusReply) -> String {
+fn overview(reply: &StatusReply) -> String {
     let mut lines = Vec::new();
-    let pods = reply.pods.unwrap_or_default();
+    let StatusReply { pods, held, kernel, .. } = reply;
     let node = if reply.node.is_empty() { "unknown: no policy yet" } else { &reply.node };
     lines.push(format!("node       {node}, vipgate {}", reply.version));
     lines.push(if reply.connected {
@@ -138,33 +140,29 @@ fn overview(reply: &proto::StatusReply) -> String {
         format!("policy     not connected ({}), membership view {}", reply.server_error, reply.view)
     });
     if let Some(tunnel) = &reply.tunnel {
-        let proto::Tunnel { device, endpoint, vni, mtu } = tunnel;
+        let Tunnel { device, endpoint, vni, mtu } = tunnel;
         lines.push(format!("tunnel     {device}, {endpoint}, VNI {vni}, MTU {mtu}"));
     }
     lines.push(format!(
         "pods       {} covered, {} uncovered, {} without a VIP, {} without a gateway",
         pods.covered, pods.uncovered, pods.no_vip, pods.unreachable
     ));
-    if let Some(held) = &reply.held {
-        lines.push(format!("held       {} now, {} released, {} dropped", held.now, held.released, held.dropped));
-    }
-    if let Some(kernel) = &reply.kernel {
-        let state = match (kernel.agrees, kernel.error.as_str()) {
-            (true, _) => format!("as programmed; repaired {} times", kernel.repairs),
-            (false, "") => format!("somebody had changed {}: repaired now", kernel.repaired),
-            (false, error) => format!("not programmed: {error}"),
-        };
-        lines.push(format!("kernel     {state}"));
-    }
+    lines.push(format!("held       {} now, {} released, {} dropped", held.now, held.released, held.dropped));
+    let state = match (kernel.agrees, kernel.error.as_str()) {
+        (true, _) => format!("as programmed; repaired {} times", kernel.repairs),
+        (false, "") => format!("somebody had changed {}: repaired now", kernel.repaired),
+        (false, error) => format!("not programmed: {error}"),
+    };
+    lines.push(format!("kernel     {state}"));
     lines.extend(reply.mark_users.iter().map(|user| {
-        let proto::MarkUser { place, bits } = user;
+        let MarkUser { place, bits } = user;
         format!("conflict   {place} uses bits {bits:#x} of `mark_mask`")
     }));
     lines.join("\n") + "\n\n"
 }
 
 fn endpoints(args: &NodeArgs) -> Result<(), CommandError> {
-    let reply = block_on(async { Ok(connect(&args.socket).await?.endpoints().await?) })?;
+    let reply: EndpointsReply = ask(args, &Request::Endpoints)?;
     if args.output == Format::Json {
         return json(&reply);
     }
@@ -183,8 +181,8 @@ fn endpoints(args: &NodeArgs) -> Result<(), CommandError> {
 }
 
 fn trace(args: &NodeArgs, pod: &str, destination: &str) -> Result<(), CommandError> {
-    let request = proto::TraceRequest { pod: pod.to_owned(), destination: destination.to_owned() };
-    let reply = block_on(async { Ok(connect(&args.socket).await?.trace(request).await?) })?;
+    let request = Request::Trace { pod: pod.to_owned(), destination: destination.to_owned() };
+    let reply: TraceReply = ask(args, &request)?;
     if args.output == Format::Json {
         return json(&reply);
     }

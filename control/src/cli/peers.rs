@@ -2,15 +2,16 @@
 
 use std::fmt::Write;
 
-use super::show::{block_on, connect};
+use super::show::ask;
 use super::table::{Table, number, word};
 use super::{Format, QueryArgs};
-use crate::admin::proto::{Group, Link, Peer, PeersReply};
+use crate::admin::Request;
+use crate::admin::membership::{Group, Link, Peer, PeersReply};
 use crate::command_error::CommandError;
 use crate::output::{format_duration, json, print, sanitize};
 
 pub(super) fn run(args: &QueryArgs) -> Result<(), CommandError> {
-    let reply = block_on(async { Ok(connect(args).await?.peers().await?) })?;
+    let reply: PeersReply = ask(args, &Request::Peers)?;
     match args.output {
         Format::Json => json(&reply),
         Format::Table => print(&sanitize(&text(&reply))),
@@ -27,22 +28,22 @@ fn text(reply: &PeersReply) -> String {
     if reply.peers.is_empty() {
         return "no VipGateway manifests: this gateway is standalone and owns all VIPs\n".to_owned();
     }
-    let group = reply.group.clone().unwrap_or_default();
+    let group = &reply.group;
     let mut out = String::new();
     // Writing to a String can't fail.
-    let _ = writeln!(out, "members   {}", active_summary(&group));
-    let _ = writeln!(out, "authority {}", authority(&group));
-    let _ = writeln!(out, "lease     {}", lease_text(&group));
+    let _ = writeln!(out, "members   {}", active_summary(group));
+    let _ = writeln!(out, "authority {}", authority(group));
+    let _ = writeln!(out, "lease     {}", lease_text(group));
     if group.draining {
         let _ = writeln!(out, "DRAINING  this gateway owns {} shards", group.shares);
     }
-    for (label, text) in drain_lines(&group) {
+    for (label, text) in drain_lines(group) {
         let _ = writeln!(out, "{label:<9} {text}");
     }
     if group.unauthenticated_peers > 0 {
         let _ = writeln!(out, "refused   {} connections of unauthenticated peers", group.unauthenticated_peers);
     }
-    for text in tunnel_faults(&group) {
+    for text in tunnel_faults(group) {
         let _ = writeln!(out, "TUNNELS   {text}");
     }
     out.push('\n');

@@ -12,9 +12,11 @@ use vipgate_policy::compiler::{
     GatewayChanges, Homes, PlacementDiff, PortChanges, Tenancy, VipChanges, placement_diff,
 };
 
-use super::show::{block_on, connect};
+use super::show::ask;
 use super::table::{Table, number, word};
 use super::{Format, QueryArgs, TenancyArg};
+use crate::admin::Request;
+use crate::admin::placement::PlacementReply;
 use crate::check;
 use crate::command_error::CommandError;
 use crate::output;
@@ -89,7 +91,7 @@ pub(super) fn run(args: &Placement) -> Result<(), CommandError> {
     }
     super::check_errors(&report)?;
     let placement = placement.ok_or_else(|| CommandError::usage("there are no manifests at these paths"))?;
-    let reply = block_on(async { Ok(connect(&args.gateway).await?.placement().await?) })?;
+    let reply: PlacementReply = ask(&args.gateway, &Request::Placement)?;
     let before = Homes::try_from(reply).map_err(CommandError::runtime)?;
     let diff = placement_diff(&before, &Homes::from(&placement));
     match args.gateway.output {

@@ -1,14 +1,15 @@
 //! `vipgate ports`: port usage of each VIP.
 
-use super::show::{block_on, connect, print_table};
+use super::show::{ask, print_table};
 use super::table::{Table, number, word};
 use super::{Format, QueryArgs};
-use crate::admin::ports::exhaustion_notes;
+use crate::admin::Request;
+use crate::admin::ports::{PortsReply, exhaustion_notes};
 use crate::command_error::CommandError;
 use crate::output::{json, print, sanitize};
 
 pub(super) fn run(args: &QueryArgs) -> Result<(), CommandError> {
-    let reply = block_on(async { Ok(connect(args).await?.ports().await?) })?;
+    let reply: PortsReply = ask(args, &Request::Ports)?;
     if args.output == Format::Json {
         return json(&reply);
     }

@@ -1,14 +1,15 @@
 //! `vipgate services`: Services with their VIPs, ports, backends and session counts.
 
-use super::show::{block_on, connect};
+use super::show::ask;
 use super::table::{Table, number, word};
 use super::{Format, QueryArgs};
-use crate::admin::proto::{Backend, Service};
+use crate::admin::Request;
+use crate::admin::services::{Backend, Service, ServicesReply};
 use crate::command_error::CommandError;
 use crate::output::{json, print, sanitize};
 
 pub(super) fn run(args: &QueryArgs) -> Result<(), CommandError> {
-    let reply = block_on(async { Ok(connect(args).await?.services().await?) })?;
+    let reply: ServicesReply = ask(args, &Request::Services)?;
     if args.output == Format::Json {
         return json(&reply);
     }

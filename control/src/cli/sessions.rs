@@ -1,14 +1,20 @@
 //! `vipgate sessions` and `vipgate sessions flush`. The listing is streamed: a table of any size needs little memory.
 
+use std::time::Duration;
+
 use super::show::{block_on, connect};
 use super::table::{Table, number, word};
 use super::{Filter, Format, QueryArgs};
-use crate::admin::proto;
+use crate::admin::Request;
+use crate::admin::server::FlushReply;
+use crate::admin::workers::Session;
 use crate::command_error::CommandError;
 use crate::output::{format_duration, json, print, put};
 
 /// Default limit of a table.
 const DEFAULT_LIMIT: u64 = 100;
+/// Timeout of a flush, which scans the whole session table before it replies.
+const FLUSH_TIMEOUT: Duration = Duration::from_mins(5);
 
 /// Prints matching sessions, up to `limit`; 0: all; default: `DEFAULT_LIMIT` in a table, all in JSON.
 pub(super) fn list(args: &QueryArgs, filter: &Filter, limit: Option<u64>) -> Result<(), CommandError> {
@@ -21,15 +27,15 @@ pub(super) fn list(args: &QueryArgs, filter: &Filter, limit: Option<u64>) -> Res
     let requested = limit.checked_add(1).unwrap_or(0);
     let mut writer = SessionWriter::new(args.output);
     block_on(async {
-        let client = connect(args).await?;
-        let mut chunks = client.sessions(filter.into(), requested).await?;
+        let mut client = connect(args).await?;
+        client.send(&Request::Sessions { filter: filter.into(), limit: requested }).await?;
         let mut remaining = limit;
         let mut truncated = false;
         if !writer.begin()? {
             return Ok(());
         }
         loop {
-            let chunk = match chunks.next().await {
+            let chunk = match client.next::<Vec<Session>>().await {
                 Ok(Some(chunk)) => chunk,
                 Ok(None) => return writer.end(truncated),
                 Err(error) => {
@@ -59,7 +65,8 @@ pub(super) fn flush(args: &QueryArgs, filter: &Filter, all: bool) -> Result<(), 
     if has_filter && all {
         return Err(CommandError::usage("sessions flush: --all and a filter exclude each other"));
     }
-    let reply = block_on(async { Ok(connect(args).await?.flush(filter.into()).await?) })?;
+    let request = Request::FlushSessions(filter.into());
+    let reply: FlushReply = block_on(async { Ok(connect(args).await?.ask_within(FLUSH_TIMEOUT, &request).await?) })?;
     match args.output {
         Format::Json => json(&reply),
         Format::Table => print(&format!("{} sessions ended\n", reply.ended)),
@@ -107,7 +114,7 @@ impl SessionWriter {
         }
     }
 
-    fn write(&mut self, sessions: &[proto::Session]) -> Result<bool, CommandError> {
+    fn write(&mut self, sessions: &[Session]) -> Result<bool, CommandError> {
         if sessions.is_empty() {
             return Ok(true);
         }
@@ -156,7 +163,7 @@ impl SessionWriter {
     }
 }
 
-fn row(session: &proto::Session) -> [String; 11] {
+fn row(session: &Session) -> [String; 11] {
     [
         session.protocol.clone(),
         session.direction.clone(),

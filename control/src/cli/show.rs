@@ -1,9 +1,13 @@
 //! `vipgate vips` and `vipgate endpoints`, and what all commands share that query a gateway.
 
+use serde::de::DeserializeOwned;
+
 use super::table::{Table, number, word};
 use super::{Format, QueryArgs};
-use crate::admin::Client;
-use crate::admin::proto::Share;
+use crate::admin::endpoints::EndpointsReply;
+use crate::admin::membership::Share;
+use crate::admin::vips::VipsReply;
+use crate::admin::{Client, Request};
 use crate::command_error::CommandError;
 use crate::output::{json, print, sanitize};
 
@@ -13,6 +17,11 @@ const MAX_PORTS_SHOWN: usize = 8;
 /// Connects to the gateway at `--socket`.
 pub(super) async fn connect(args: &QueryArgs) -> Result<Client, CommandError> {
     Ok(Client::connect(&args.socket).await?)
+}
+
+/// The reply of the gateway at `--socket` to a request.
+pub(super) fn ask<T: DeserializeOwned>(args: &QueryArgs, request: &Request) -> Result<T, CommandError> {
+    block_on(async { Ok(connect(args).await?.ask(request).await?) })
 }
 
 /// Runs a command's future to completion.
@@ -25,7 +34,7 @@ pub(super) fn block_on<T>(future: impl Future<Output = Result<T, CommandError>>)
 }
 
 pub(super) fn vips(args: &QueryArgs) -> Result<(), CommandError> {
-    let reply = block_on(async { Ok(connect(args).await?.vips().await?) })?;
+    let reply: VipsReply = ask(args, &Request::Vips)?;
     if args.output == Format::Json {
         return json(&reply);
     }
@@ -88,7 +97,7 @@ pub(super) fn owner_text(owner: &str, home: &str) -> String {
 }
 
 pub(super) fn endpoints(args: &QueryArgs) -> Result<(), CommandError> {
-    let reply = block_on(async { Ok(connect(args).await?.endpoints().await?) })?;
+    let reply: EndpointsReply = ask(args, &Request::Endpoints)?;
     if args.output == Format::Json {
         return json(&reply);
     }

@@ -2,10 +2,13 @@
 
 use std::fmt::Write;
 
-use super::show::{block_on, connect};
+use super::show::ask;
 use super::table::{Table, number, word};
 use super::{Format, QueryArgs, peers};
-use crate::admin::proto;
+use crate::admin::Request;
+use crate::admin::status::{
+    ClusterRanges, InterfaceStatus, ManifestSource, PolicyServer, PolicyStatus, StatusReply, WorkerStatus,
+};
 use crate::command_error::CommandError;
 use crate::output::{format_count, format_duration, format_percent, json, permille, print, sanitize};
 
@@ -17,14 +20,14 @@ const OPTIONAL_DIRECTIONS: [&str; 4] = ["inbound", "service_reply", "peer_out", 
 pub(super) const SLICES_UNVERIFIED: &str = "addresses NOT VERIFIED: tenancy is strict, but the source has no Pod";
 
 pub(super) fn run(args: &QueryArgs) -> Result<(), CommandError> {
-    let client = block_on(connect(args))?;
+    let status: StatusReply = ask(args, &Request::Status)?;
     match args.output {
-        Format::Json => json(client.status()),
-        Format::Table => print(&sanitize(&text(client.status()))),
+        Format::Json => json(&status),
+        Format::Table => print(&sanitize(&text(&status))),
     }
 }
 
-fn text(status: &proto::StatusReply) -> String {
+fn text(status: &StatusReply) -> String {
     let parts =
         [head(status), workers(status), interfaces(status), next_hops(status), sockets(status), device_stats(status)];
     parts.iter().filter(|part| !part.is_empty()).map(String::as_str).collect::<Vec<_>>().join("\n")
@@ -33,7 +36,7 @@ fn text(status: &proto::StatusReply) -> String {
 /// Writes one labelled line.
 type WriteLine<'a> = dyn FnMut(&str, &str) + 'a;
 
-fn head(status: &proto::StatusReply) -> String {
+fn head(status: &StatusReply) -> String {
     let mut out = String::new();
     let mut line = |label: &str, text: &str| {
         // Writing to a String can't fail.
@@ -44,7 +47,7 @@ fn head(status: &proto::StatusReply) -> String {
     let zone = if status.zone.is_empty() { String::new() } else { format!(", zone {}", status.zone) };
     line("node", &format!("{}{zone}", status.node));
     line("program", &format!("vipgate {}, pid {}", status.version, status.pid));
-    policy_lines(&mut line, status.policy.clone().unwrap_or_default());
+    policy_lines(&mut line, &status.policy);
     if let Some(group) = &status.group {
         let draining = if group.draining { ", DRAINING" } else { "" };
         line("members", &format!("{}, lease {}{draining}", peers::active_summary(group), peers::lease_text(group)));
@@ -61,13 +64,13 @@ fn head(status: &proto::StatusReply) -> String {
 }
 
 /// The policy in force and its source.
-fn policy_lines(line: &mut WriteLine<'_>, mut policy: proto::PolicyStatus) {
+fn policy_lines(line: &mut WriteLine<'_>, policy: &PolicyStatus) {
     let age = format_duration(policy.age_seconds * 1000);
     line("policy", &format!("{}, generation {}, in force for {age}", policy.version, policy.generation));
     let (vips, endpoints) = (format_count(policy.vips, "VIP"), format_count(policy.endpoints, "endpoint"));
     let services = format_count(policy.services, "Service");
     line("", &format!("{vips}, {endpoints}, {services}, from {}", policy.source));
-    for (label, text) in cluster_lines(policy.cluster.take().unwrap_or_default()) {
+    for (label, text) in cluster_lines(&policy.cluster) {
         line(label, &text);
     }
     line("updates", &format!("{} applied, {} rejected", policy.updates_applied, policy.updates_rejected));
@@ -96,7 +99,7 @@ fn policy_lines(line: &mut WriteLine<'_>, mut policy: proto::PolicyStatus) {
 }
 
 /// Faults, the hold-down after them, and the NAT log.
-fn fault_lines(line: &mut WriteLine<'_>, status: &proto::StatusReply) {
+fn fault_lines(line: &mut WriteLine<'_>, status: &StatusReply) {
     if !status.capture_error.is_empty() {
         line("CAPTURE", &format!("incomplete: {}", status.capture_error));
     }
@@ -117,7 +120,7 @@ fn fault_lines(line: &mut WriteLine<'_>, status: &proto::StatusReply) {
 }
 
 /// The session table.
-fn session_lines(line: &mut WriteLine<'_>, status: &proto::StatusReply) {
+fn session_lines(line: &mut WriteLine<'_>, status: &StatusReply) {
     let (sessions, standby, capacity) = (status.sessions, status.standby_sessions, status.session_capacity);
     let ratio = |part: u64| format_percent(permille(part, capacity));
     line("sessions", &format!("{sessions} of {capacity} ({})", ratio(sessions)));
@@ -131,17 +134,17 @@ fn session_lines(line: &mut WriteLine<'_>, status: &proto::StatusReply) {
 }
 
 /// The cluster's own prefixes, and the handling of uncovered packets.
-fn cluster_lines(cluster: proto::ClusterRanges) -> Vec<(&'static str, String)> {
-    let proto::ClusterRanges { pods, others, drop_uncovered } = cluster;
-    let mut lines = match (pods.is_empty(), drop_uncovered) {
+fn cluster_lines(cluster: &ClusterRanges) -> Vec<(&'static str, String)> {
+    let ClusterRanges { pods, others, drop_uncovered } = cluster;
+    let mut lines = match (pods.is_empty(), *drop_uncovered) {
         (true, _) => vec!["no pod_cidrs: uncovered packets are left to the kernel".to_owned()],
         (false, true) => vec!["uncovered packets are dropped if they are from".to_owned()],
         (false, false) => vec!["uncovered packets are LEFT TO THE KERNEL, also from".to_owned()],
     };
-    lines.extend(wrapped(&pods, "  "));
+    lines.extend(wrapped(pods, "  "));
     if !others.is_empty() {
         lines.push("and also inside the cluster are".to_owned());
-        lines.extend(wrapped(&others, "  "));
+        lines.extend(wrapped(others, "  "));
     }
     lines.into_iter().enumerate().map(|(at, text)| (if at == 0 { "cluster" } else { "" }, text)).collect()
 }
@@ -160,8 +163,8 @@ fn wrapped(words: &[String], indent: &str) -> Vec<String> {
 }
 
 /// State of manifests in files.
-fn manifests_line(manifests: &proto::ManifestSource) -> (&'static str, String) {
-    let proto::ManifestSource { accepted, last_good, rejected, .. } = manifests;
+fn manifests_line(manifests: &ManifestSource) -> (&'static str, String) {
+    let ManifestSource { accepted, last_good, rejected, .. } = manifests;
     let since = format_duration(manifests.since_seconds * 1000);
     if manifests.waiting {
         return ("WAITING", format!("for the first manifest for {since}: everything is dropped"));
@@ -174,7 +177,7 @@ fn manifests_line(manifests: &proto::ManifestSource) -> (&'static str, String) {
 }
 
 /// State of the connection to the policy server; the policy's age while it is lost.
-fn server_line(server: &proto::ServerStatus) -> String {
+fn server_line(server: &PolicyServer) -> String {
     let since = format_duration(server.since_seconds * 1000);
     if server.connected {
         return format!("connected for {since}");
@@ -187,8 +190,8 @@ fn server_line(server: &proto::ServerStatus) -> String {
     format!("NOT CONNECTED for {since}: {}; {policy}", server.error)
 }
 
-fn workers(status: &proto::StatusReply) -> String {
-    let count = |worker: &proto::WorkerStatus, direction: &str| worker.packets.get(direction).copied().unwrap_or(0);
+fn workers(status: &StatusReply) -> String {
+    let count = |worker: &WorkerStatus, direction: &str| worker.packets.get(direction).copied().unwrap_or(0);
     let optional = OPTIONAL_DIRECTIONS
         .into_iter()
         .filter(|direction| status.workers.iter().any(|worker| count(worker, direction) > 0));
@@ -206,7 +209,7 @@ fn workers(status: &proto::StatusReply) -> String {
     table.take()
 }
 
-fn interfaces(status: &proto::StatusReply) -> String {
+fn interfaces(status: &StatusReply) -> String {
     let mut table = Table::new([
         word("interface"),
         word("role"),
@@ -231,7 +234,7 @@ fn interfaces(status: &proto::StatusReply) -> String {
 }
 
 /// Link state of an interface, with the reason if it is down.
-fn link(interface: &proto::InterfaceStatus) -> String {
+fn link(interface: &InterfaceStatus) -> String {
     match (interface.up, interface.down.as_str()) {
         (true, "") => "up".to_owned(),
         (false, "") => "DOWN".to_owned(),
@@ -240,7 +243,7 @@ fn link(interface: &proto::InterfaceStatus) -> String {
 }
 
 /// State of the XDP program, and of the tc guard unless it is where it belongs.
-fn programs(interface: &proto::InterfaceStatus) -> String {
+fn programs(interface: &InterfaceStatus) -> String {
     let xdp = program(&interface.xdp, interface.xdp_detached);
     match (interface.guard.as_str(), interface.guard_detached) {
         ("" | "attached", 0) => xdp,
@@ -266,7 +269,7 @@ fn program(state: &str, detached: u64) -> String {
 }
 
 /// The probed next hops; empty if there are none.
-fn next_hops(status: &proto::StatusReply) -> String {
+fn next_hops(status: &StatusReply) -> String {
     if status.next_hops.is_empty() {
         return String::new();
     }
@@ -284,12 +287,12 @@ fn next_hops(status: &proto::StatusReply) -> String {
 }
 
 /// The MTU, and its usable part if packet buffers are smaller.
-fn mtu(interface: &proto::InterfaceStatus) -> String {
-    let proto::InterfaceStatus { mtu, carried, .. } = interface;
+fn mtu(interface: &InterfaceStatus) -> String {
+    let InterfaceStatus { mtu, carried, .. } = interface;
     if carried < mtu { format!("{mtu} TOO LARGE, {carried} at most") } else { mtu.to_string() }
 }
 
-fn sockets(status: &proto::StatusReply) -> String {
+fn sockets(status: &StatusReply) -> String {
     let mut table = Table::new([word("socket"), number("queue"), number("worker"), word("mode"), word("zero copy")]);
     for socket in &status.sockets {
         table.row([
@@ -304,7 +307,7 @@ fn sockets(status: &proto::StatusReply) -> String {
 }
 
 /// Device statistics, one line per name, summed over workers.
-fn device_stats(status: &proto::StatusReply) -> String {
+fn device_stats(status: &StatusReply) -> String {
     let mut names: Vec<(&str, Vec<(String, u64)>)> = Vec::new();
     for stat in &status.figures {
         let labels: Vec<&str> =
@@ -331,15 +334,16 @@ fn device_stats(status: &proto::StatusReply) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::admin::status::Figure;
 
-    fn stat(name: &str, labels: &[(&str, &str)], value: u64) -> proto::Figure {
+    fn stat(name: &str, labels: &[(&str, &str)], value: u64) -> Figure {
         let labels = labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        proto::Figure { name: name.to_owned(), labels, value }
+        Figure { name: name.to_owned(), labels, value }
     }
 
     #[test]
     fn device_stats_are_summed_over_workers_in_their_order() {
-        let status = proto::StatusReply {
+        let status = StatusReply {
             figures: vec![
                 stat("ring_losses", &[("worker", "0"), ("cause", "late")], 3),
                 stat("ring_losses", &[("worker", "0"), ("cause", "early")], 1),
@@ -354,12 +358,12 @@ mod tests {
     #[test]
     fn cluster_prefixes_fit_eighty_columns() {
         let nets = |count: u8| (0..count).map(|n| format!("10.{n}.0.0/16")).collect();
-        let lines = |cluster| {
+        let lines = |cluster: &ClusterRanges| {
             let lines = cluster_lines(cluster).into_iter().map(|(label, text)| format!("{label:<9} {text}\n"));
             lines.collect::<String>()
         };
-        let mut cluster = proto::ClusterRanges { pods: nets(7), others: nets(1), drop_uncovered: true };
-        let shown = lines(cluster.clone());
+        let mut cluster = ClusterRanges { pods: nets(7), others: nets(1), drop_uncovered: true };
+        let shown = lines(&cluster);
         let expected = "\
 cluster   uncovered packets are dropped if they are from
             10.0.0.0/16 10.1.0.0/16 10.2.0.0/16 10.3.0.0/16 10.4.0.0/16
@@ -369,16 +373,16 @@ cluster   uncovered packets are dropped if they are from
 ";
         assert_eq!(shown, expected);
         cluster.drop_uncovered = false;
-        assert!(lines(cluster).starts_with("cluster   uncovered packets are LEFT TO THE KERNEL, also from\n"));
-        assert!(lines(proto::ClusterRanges::default()).contains("no pod_cidrs"));
+        assert!(lines(&cluster).starts_with("cluster   uncovered packets are LEFT TO THE KERNEL, also from\n"));
+        assert!(lines(&ClusterRanges::default()).contains("no pod_cidrs"));
     }
 
     #[test]
     fn slices_that_are_not_verified_are_one_line_after_the_manifests() {
         let shown = |slices_unverified| {
-            let manifests = proto::ManifestSource { healthy: true, slices_unverified, ..Default::default() };
-            let policy = proto::PolicyStatus { manifests: Some(manifests), ..Default::default() };
-            text(&proto::StatusReply { policy: Some(policy), ..Default::default() })
+            let manifests = ManifestSource { healthy: true, slices_unverified, ..Default::default() };
+            let policy = PolicyStatus { manifests: Some(manifests), ..Default::default() };
+            text(&StatusReply { policy, ..Default::default() })
         };
         let manifests = "manifests 0 objects accepted, 0 last good, 0 rejected\n";
         let line = "slices    addresses NOT VERIFIED: tenancy is strict, but the source has no Pod\n";
@@ -399,12 +403,12 @@ cluster   uncovered packets are dropped if they are from
 
     #[test]
     fn faults_are_in_capitals() {
-        let mut status = proto::StatusReply {
-            interfaces: vec![proto::InterfaceStatus { name: "gw-in".to_owned(), ..Default::default() }],
-            policy: Some(proto::PolicyStatus {
+        let mut status = StatusReply {
+            interfaces: vec![InterfaceStatus { name: "gw-in".to_owned(), ..Default::default() }],
+            policy: PolicyStatus {
                 last_error: "a.yaml:3: spec: no\nb.yaml:4: spec: no".to_owned(),
                 ..Default::default()
-            }),
+            },
             ..Default::default()
         };
         let shown = text(&status);
@@ -412,7 +416,7 @@ cluster   uncovered packets are dropped if they are from
         assert!(shown.contains("NOT READY") && shown.contains("DOWN"), "{shown}");
         status.ready = true;
         status.interfaces[0].up = true;
-        status.policy = None;
+        status.policy = PolicyStatus::default();
         let shown = text(&status);
         assert!(!shown.contains("NOT READY") && !shown.contains("DOWN") && !shown.contains("REJECTED"), "{shown}");
     }

@@ -6,10 +6,11 @@ use clap::Args;
 use thiserror::Error;
 use vipgate_dataplane::io::frame_layout::FrameLayout;
 
-use super::show::{block_on, connect};
+use super::show::ask;
 use super::{Format, QueryArgs};
-use crate::admin::filter::{protocol, protocol_name};
-use crate::admin::proto::{TraceReply, TraceRequest};
+use crate::admin::Request;
+use crate::admin::filter::protocol;
+use crate::admin::trace::{TraceReply, TraceRequest, TraceStep};
 use crate::command_error::CommandError;
 use crate::output::{json, print, sanitize};
 
@@ -76,17 +77,17 @@ fn socket_address(text: &str) -> Result<SocketAddress, AddressError> {
 
 pub(super) fn run(args: &Trace) -> Result<(), CommandError> {
     let request = TraceRequest {
-        source: args.from.address.to_string(),
-        source_port: args.from.port.into(),
-        destination: args.to.address.to_string(),
-        destination_port: args.to.port.into(),
-        protocol: protocol_name(args.proto),
-        interface: args.interface.clone().unwrap_or_default(),
-        later: args.established,
+        source: args.from.address,
+        source_port: args.from.port,
+        destination: args.to.address,
+        destination_port: args.to.port,
+        protocol: args.proto,
+        interface: args.interface.clone(),
+        established: args.established,
         worker: args.worker,
         length: args.length.unwrap_or(0),
     };
-    let reply = block_on(async { Ok(connect(&args.gateway).await?.trace(request).await?) })?;
+    let reply: TraceReply = ask(&args.gateway, &Request::Trace(request))?;
     match args.gateway.output {
         Format::Json => json(&reply),
         Format::Table => print(&sanitize(&text(&reply))),
@@ -96,7 +97,7 @@ pub(super) fn run(args: &Trace) -> Result<(), CommandError> {
 /// One line per step; with the worker's number if there are several.
 fn text(reply: &TraceReply) -> String {
     let several = reply.steps.iter().any(|step| step.worker != reply.worker);
-    let line = |step: &crate::admin::proto::TraceStep| {
+    let line = |step: &TraceStep| {
         let worker = if several { format!("worker {:<3} ", step.worker) } else { String::new() };
         format!("{worker}{:<12} {}\n", step.stage, step.text)
     };

@@ -5,63 +5,49 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Instant, SystemTime};
 
 use arc_swap::ArcSwap;
-use prost::Message;
+use futures::StreamExt as _;
 use thiserror::Error;
 use tokio::sync::mpsc;
-use tokio_stream::StreamExt;
-use tonic::{Code, Status};
 use vipgate_dataplane::policy::compiled::Policy;
 use vipgate_dataplane::policy::spec::NetworkSpec;
 
-use crate::admin::Service;
-use crate::admin::proto::admin_server::Admin;
-use crate::admin::proto::{
-    CaptureRequest, DrainRequest, ExplainRequest, FlushSessionsRequest, SessionsRequest, StatusRequest, TraceRequest,
-};
+use crate::admin::protocol::{Answer, RequestError};
+use crate::admin::workers::Session;
+use crate::admin::{AdminService as _, Replies, Request, Service};
 use crate::metric::Family;
 use crate::state::{
     DeviceStats, EngineHandle, GatewayState, ListenerConnections, PolicyStatus, RingDrops, VipPlacement, WorkerHandle,
 };
 use crate::xds::tls::CertificateFiles;
 
-/// A request of the admin API.
-#[derive(Clone, Debug)]
-pub enum Request {
-    /// Status of the gateway.
-    Status,
-    /// List sessions.
-    Sessions(SessionsRequest),
-    /// End sessions.
-    Flush(FlushSessionsRequest),
-    /// Trace a packet.
-    Trace(TraceRequest),
-    /// Explain an address by the policy.
-    Explain(ExplainRequest),
-    /// Capture packets.
-    Capture(CaptureRequest),
-    /// Drain or undrain the gateway.
-    Drain(DrainRequest),
+/// Whether a request is read-only.
+pub fn is_read_only(request: &Request) -> bool {
+    !matches!(request, Request::FlushSessions(_) | Request::Drain { .. } | Request::Capture(_))
 }
 
-impl Request {
-    /// Whether the request is read-only.
-    pub fn is_read_only(&self) -> bool {
-        !matches!(self, Self::Flush(_) | Self::Drain(_) | Self::Capture(_))
-    }
-}
-
-/// Decodes a request: a kind byte, then the message.
+/// Decodes a request, of a kind that [`reply`] executes.
 pub fn request(data: &[u8]) -> Option<Request> {
-    let (kind, message) = data.split_first()?;
-    Some(match kind % 7 {
-        0 => StatusRequest::decode(message).map(|_| Request::Status).ok()?,
-        1 => Request::Sessions(SessionsRequest::decode(message).ok()?),
-        2 => Request::Flush(FlushSessionsRequest::decode(message).ok()?),
-        3 => Request::Trace(TraceRequest::decode(message).ok()?),
-        4 => Request::Explain(ExplainRequest::decode(message).ok()?),
-        5 => Request::Capture(CaptureRequest::decode(message).ok()?),
-        _ => Request::Drain(DrainRequest::decode(message).ok()?),
-    })
+    let request: Request = serde_json::from_slice(data).ok()?;
+    let again = serde_json::to_vec(&request).map(|json| serde_json::from_slice::<Request>(&json));
+    assert!(matches!(&again, Ok(Ok(again)) if *again == request), "{request:?} is read as {again:?}");
+    let is_executed = match &request {
+        Request::Status
+        | Request::Sessions { .. }
+        | Request::FlushSessions(_)
+        | Request::Trace(_)
+        | Request::Explain(_)
+        | Request::Capture(_)
+        | Request::Drain { .. } => true,
+        Request::Vips
+        | Request::Endpoints
+        | Request::Services
+        | Request::Peers
+        | Request::Placement
+        | Request::AcceptEmpty
+        | Request::Drops
+        | Request::Ports => false,
+    };
+    is_executed.then_some(request)
 }
 
 /// A device without statistics.
@@ -131,45 +117,41 @@ pub fn state(workers: Vec<WorkerHandle>, policy: Arc<Policy>, network: NetworkSp
 #[error("{0}")]
 pub struct RejectedRequest(String);
 
-/// Executes a request; returns the reply as text, for comparison.
+/// Executes a request; returns the replies as text, for comparison.
 ///
 /// # Errors
 /// When the request is rejected; never because of an internal error.
 pub async fn reply(state: Arc<GatewayState>, request: Request) -> Result<String, RejectedRequest> {
     let service = Service::new(state);
-    let reply = match request {
-        // Contains the uptime, so it isn't compared.
-        Request::Status => service.status(tonic::Request::new(StatusRequest {})).await.map(|_| String::new()),
-        Request::Sessions(request) => sessions(&service, request).await,
-        Request::Flush(request) => service.flush_sessions(tonic::Request::new(request)).await.map(text),
-        Request::Trace(request) => service.trace(tonic::Request::new(request)).await.map(text),
-        Request::Explain(request) => service.explain(tonic::Request::new(request)).await.map(text),
-        Request::Capture(request) => match service.capture(tonic::Request::new(request)).await {
-            Ok(replies) => replies.into_inner().next().await.transpose().map(|reply| format!("{reply:?}")),
-            Err(status) => Err(status),
-        },
-        Request::Drain(request) => service.drain(tonic::Request::new(request)).await.map(text),
+    let replies = match service.answer(request.clone()).await {
+        Ok(replies) => text(replies, &request).await,
+        Err(error) => Err(error),
     };
-    reply.map_err(|status| {
-        let is_client_error =
-            matches!(status.code(), Code::InvalidArgument | Code::NotFound | Code::FailedPrecondition);
-        assert!(is_client_error, "{status:?}");
-        assert!(!status.message().is_empty());
-        RejectedRequest(status.message().to_owned())
+    replies.map_err(|error| {
+        assert!(!matches!(error, RequestError::Unavailable(_)), "{error:?}");
+        assert!(!error.to_string().is_empty());
+        RejectedRequest(error.to_string())
     })
 }
 
-fn text<T: std::fmt::Debug>(response: tonic::Response<T>) -> String {
-    format!("{:?}", response.into_inner())
-}
-
-async fn sessions(service: &Service, request: SessionsRequest) -> Result<String, Status> {
-    let limit = request.limit;
-    let mut chunks = service.sessions(tonic::Request::new(request)).await?.into_inner();
-    let mut all = Vec::new();
-    while let Some(chunk) = chunks.next().await {
-        all.extend(chunk?.sessions);
+/// The replies, of a capture the first one.
+async fn text(mut replies: Replies, request: &Request) -> Result<String, RequestError> {
+    let mut all = String::new();
+    let mut sessions = 0;
+    while let Some(line) = replies.next().await {
+        let line = line?;
+        if let Request::Sessions { limit, .. } = request {
+            let Ok(Answer::Reply(chunk)) = serde_json::from_slice::<Answer<Vec<Session>>>(&line) else {
+                panic!("{}", String::from_utf8_lossy(&line))
+            };
+            sessions += chunk.len() as u64;
+            assert!(*limit == 0 || sessions <= *limit, "{sessions} sessions for a limit of {limit}");
+        }
+        all.push_str(&String::from_utf8_lossy(&line));
+        if matches!(request, Request::Capture(_)) {
+            break;
+        }
     }
-    assert!(limit == 0 || all.len() as u64 <= limit, "{} sessions for a limit of {limit}", all.len());
-    Ok(format!("{all:?}"))
+    // The status has the uptime, so it isn't compared.
+    Ok(if matches!(request, Request::Status) { String::new() } else { all })
 }

@@ -9,9 +9,13 @@ use prost::Message;
 use vipgate_dataplane::flow::address::V6;
 use vipgate_dataplane::flow::direction::Direction;
 use vipgate_dataplane::flow::tuple::Tuple;
+use vipgate_dataplane::session::query::{SessionFilter, SessionState};
 use vipgate_dataplane::session::record::{DirectionRecord, FamilyRecord, RecordState, ReplicationRecord};
 
-use crate::admin::proto as admin;
+use crate::admin::Request;
+use crate::admin::capture::CaptureRequest;
+use crate::admin::capture_filter::Expression;
+use crate::admin::trace::TraceRequest;
 use crate::membership::Secret;
 use crate::node::fixtures::policy as node_policy;
 use crate::peer::fuzz::{encode, write_frame};
@@ -98,26 +102,15 @@ fn filters() {
         ("net", "net 10.0.0.0/8 proto 47 in gw-in passed"),
         ("direction", "vip 2001:db8::1 egress"),
     ]);
-    let capture = admin::CaptureFilter {
-        nets: vec!["10.0.0.0/8".into(), "fd00::1".into()],
-        port: 53,
-        protocol: "udp".into(),
-        interface: "gw-out".into(),
-        outcome: "ports_exhausted".into(),
+    let capture = Expression {
+        nets: ["10.0.0.0/8", "fd00::1/128"].map(|net| net.parse().unwrap()).into(),
+        port: std::num::NonZeroU16::new(53),
+        protocol: Some(17),
+        interface: Some("gw-out".into()),
+        outcome: Some("ports_exhausted".into()),
     };
-    seeds.push(("capture", capture.encode_to_vec()));
-    seeds.push(("sessions", session_filter().encode_to_vec()));
+    seeds.push(("capture", serde_json::to_vec(&capture).unwrap()));
     run_corpus("filter", seeds, super::filter);
-}
-
-fn session_filter() -> admin::SessionFilter {
-    admin::SessionFilter {
-        endpoint: "10.244.1.5".into(),
-        vip: "192.0.2.10".into(),
-        remote: "198.51.100.10".into(),
-        protocol: "udp".into(),
-        state: "opening".into(),
-    }
 }
 
 fn delimited(messages: &[impl Message]) -> Vec<u8> {
@@ -316,43 +309,61 @@ fn frames() {
 
 #[test]
 fn requests() {
-    let request = |kind: u8, message: Vec<u8>| {
-        let length = u16::try_from(message.len() + 1).unwrap();
-        [&length.to_be_bytes()[..], &[kind], &message].concat()
+    let request = |request: &Request| {
+        let message = serde_json::to_vec(request).unwrap();
+        let length = u16::try_from(message.len()).unwrap();
+        [&length.to_be_bytes()[..], &message].concat()
     };
-    let filter = Some(session_filter());
-    let trace = admin::TraceRequest {
-        source: "10.244.1.5".into(),
+    let filter = SessionFilter {
+        endpoint: "10.244.1.5".parse().ok(),
+        vip: "192.0.2.10".parse().ok(),
+        remote: "198.51.100.10".parse().ok(),
+        protocol: Some(17),
+        state: Some(SessionState::Opening),
+    };
+    let trace = TraceRequest {
+        source: [10, 244, 1, 5].into(),
         source_port: 4000,
-        destination: "198.51.100.10".into(),
+        destination: [198, 51, 100, 10].into(),
         destination_port: 443,
-        protocol: "tcp".into(),
-        ..admin::TraceRequest::default()
+        protocol: 6,
+        interface: None,
+        established: false,
+        worker: 0,
+        length: 0,
     };
-    let reply_trace = admin::TraceRequest {
-        source: "198.51.100.10".into(),
-        destination: "192.0.2.10".into(),
-        interface: "outside".into(),
-        later: true,
+    let reply_trace = TraceRequest {
+        source: [198, 51, 100, 10].into(),
+        source_port: 0,
+        destination: [192, 0, 2, 10].into(),
+        destination_port: 0,
+        interface: Some("outside".into()),
+        established: true,
         length: 1400,
-        ..admin::TraceRequest::default()
+        ..trace.clone()
     };
-    let capture = admin::CaptureRequest { snap_length: 64, rate: 10, ..admin::CaptureRequest::default() };
+    let capture = CaptureRequest { snap_length: 64, rate: 10, ..CaptureRequest::default() };
     let seeds = vec![
         (
             "sessions",
             [
-                request(1, admin::SessionsRequest { filter: filter.clone(), limit: 2 }.encode_to_vec()),
-                request(2, admin::FlushSessionsRequest { filter }.encode_to_vec()),
-                request(1, Vec::new()),
+                request(&Request::Sessions { filter: filter.clone(), limit: 2 }),
+                request(&Request::FlushSessions(filter)),
+                request(&Request::Sessions { filter: SessionFilter::default(), limit: 0 }),
             ]
             .concat(),
         ),
-        ("trace", [request(3, trace.encode_to_vec()), request(3, reply_trace.encode_to_vec())].concat()),
-        ("explain", request(4, admin::ExplainRequest { address: "192.0.2.10".into() }.encode_to_vec())),
-        ("capture", [request(5, capture.encode_to_vec()), request(0, Vec::new())].concat()),
-        ("drain", request(6, admin::DrainRequest { draining: true, dry_run: true }.encode_to_vec())),
+        ("trace", [request(&Request::Trace(trace)), request(&Request::Trace(reply_trace))].concat()),
+        ("explain", request(&Request::Explain([192, 0, 2, 10].into()))),
+        ("capture", [request(&Request::Capture(capture)), request(&Request::Status)].concat()),
+        ("drain", request(&Request::Drain { draining: true, dry_run: true })),
     ];
     // Requests need workers to be executed; this only decodes them.
-    run_corpus("admin", seeds, |data| drop(super::request(data.get(2..).unwrap_or_default())));
+    run_corpus("admin", seeds, |mut data| {
+        while let Some((length, rest)) = data.split_first_chunk::<2>() {
+            let (message, rest) = rest.split_at(usize::from(u16::from_be_bytes(*length)).min(rest.len()));
+            drop(super::request(message));
+            data = rest;
+        }
+    });
 }

@@ -45,8 +45,6 @@ pub enum Deadlines {
         /// Timeout without streams.
         idle: Duration,
     },
-    /// No deadlines.
-    Unlimited,
 }
 
 impl Deadlines {
@@ -130,11 +128,7 @@ impl<S> ConnectionGuard<S> {
         let first = match &pace {
             Deadlines::Http1 { request, .. } => *request,
             Deadlines::Http2 { first_stream: first, .. } => *first,
-            Deadlines::Unlimited => Duration::ZERO,
         };
-        if matches!(pace, Deadlines::Unlimited) {
-            slot.mark_in_use();
-        }
         let timer = Box::pin(sleep_until(Instant::now() + first));
         let (from, requires_certificate, is_in_use) = Default::default();
         let progress = Progress::Receiving;
@@ -170,9 +164,6 @@ impl<S> ConnectionGuard<S> {
         if self.slot.poll_evicted(context) {
             return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "evicted by newer connections"));
         }
-        if matches!(self.deadlines, Deadlines::Unlimited) {
-            return Ok(());
-        }
         if let Deadlines::Http2 { activity, .. } = &self.deadlines {
             let is_active = activity.is_active();
             if is_active != self.is_in_use {
@@ -194,7 +185,7 @@ impl<S> ConnectionGuard<S> {
                     Some(next) if next > Instant::now() => next,
                     _ => return Err(self.time_out()),
                 },
-                Deadlines::Http1 { .. } | Deadlines::Unlimited => return Err(self.time_out()),
+                Deadlines::Http1 { .. } => return Err(self.time_out()),
             };
             self.timer.as_mut().reset(next);
         }

@@ -48,7 +48,7 @@ impl ConnectionInfo {
     fn of<S>(guard: &ConnectionGuard<S>, stream: &TcpStream, certificates: Option<&[CertificateDer<'static>]>) -> Self {
         let activity = match guard.deadlines() {
             Deadlines::Http2 { activity, .. } => activity.clone(),
-            Deadlines::Http1 { .. } | Deadlines::Unlimited => Arc::default(),
+            Deadlines::Http1 { .. } => Arc::default(),
         };
         let (remote, local) = (stream.peer_addr().ok(), stream.local_addr().ok());
         Self { remote, local, certificates: certificates.map(Into::into), activity }

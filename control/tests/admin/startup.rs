@@ -4,8 +4,9 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::Ordering;
 
-use vipgate::admin::Client;
-use vipgate::admin::proto::CaptureRequest;
+use vipgate::admin::capture::{CaptureReply, CaptureRequest};
+use vipgate::admin::drops::DropsReply;
+use vipgate::admin::{Client, Request};
 use vipgate::state::group::GroupStatus;
 
 use crate::gateway::{Gateway, Worker, policy, sessions};
@@ -37,7 +38,8 @@ fn get(connection: &mut BufReader<TcpStream>, path: &str) -> String {
 
 /// Packets dropped by all workers.
 async fn dropped(client: &mut Client) -> u64 {
-    client.drops().await.unwrap().drops.iter().map(|drop| drop.packets).sum()
+    let reply: DropsReply = client.ask(&Request::Drops).await.unwrap();
+    reply.drops.iter().map(|drop| drop.packets).sum()
 }
 
 #[test]
@@ -77,13 +79,13 @@ fn a_capture_that_started_before_the_engine_captures_at_its_workers() {
     let gateway = waiting();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let error = runtime.block_on(async {
-        let client = Client::connect(&gateway.socket()).await.unwrap();
-        let mut packets = client.capture(CaptureRequest::default()).await.unwrap();
-        assert_eq!(packets.next().await.unwrap().unwrap().interfaces, ["gw-in"]);
+        let mut client = Client::connect(&gateway.socket()).await.unwrap();
+        client.send(&Request::Capture(CaptureRequest::default())).await.unwrap();
+        assert_eq!(client.next::<CaptureReply>().await.unwrap().unwrap().interfaces, ["gw-in"]);
         // A worker that accepts no commands ends the capture with an error.
         gateway.start_engine(&[Worker::Stopped], None);
         loop {
-            match packets.next().await {
+            match client.next::<CaptureReply>().await {
                 Ok(Some(_)) => {}
                 Ok(None) => panic!("the capture ended without an error"),
                 Err(error) => return error.to_string(),

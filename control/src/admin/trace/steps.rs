@@ -16,10 +16,9 @@ use vipgate_dataplane::stage::trace::{PacketClass, SessionOutcome, TraceResult};
 use vipgate_dataplane::wire::icmp_error::IcmpError;
 use vipgate_dataplane::wire::protocol;
 
-use super::{Arrival, FiveTuple, PacketSpec};
+use super::{Arrival, FiveTuple, PacketSpec, TraceStep};
 use crate::admin::filter::protocol_name;
 use crate::admin::membership;
-use crate::admin::proto::TraceStep;
 use crate::output::format_duration;
 use crate::state::GatewayState;
 

@@ -4,8 +4,8 @@ use serde::Serialize;
 use vipgate_dataplane::observe::packet_summary::PacketSummary;
 use vipgate_dataplane::wire::protocol;
 
+use crate::admin::capture::CapturedPacket;
 use crate::admin::filter::{protocol_name, source_and_destination};
-use crate::admin::proto::CapturedPacket;
 use crate::command_error::CommandError;
 use crate::output::sanitize;
 

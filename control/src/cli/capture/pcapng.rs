@@ -11,7 +11,7 @@ use pcap_file::pcapng::blocks::section_header::{SectionHeaderBlock, SectionHeade
 use pcap_file::pcapng::{Block, PcapNgWriter};
 use pcap_file::{DataLink, Endianness, PcapError};
 
-use crate::admin::proto::CapturedPacket;
+use crate::admin::capture::CapturedPacket;
 
 /// Direction: the lowest bits of `epb_flags`.
 const INBOUND: u32 = 1;
