@@ -20,7 +20,7 @@ pub mod endpoints;
 pub mod explain;
 pub mod filter;
 pub mod membership;
-pub mod placement;
+mod placement;
 pub mod ports;
 pub mod protocol;
 pub mod server;

@@ -16,7 +16,6 @@ use super::show::ask;
 use super::table::{Table, number, word};
 use super::{Format, QueryArgs, TenancyArg};
 use crate::admin::Request;
-use crate::admin::placement::PlacementReply;
 use crate::check;
 use crate::command_error::CommandError;
 use crate::output;
@@ -91,8 +90,7 @@ pub(super) fn run(args: &Placement) -> Result<(), CommandError> {
     }
     super::check_errors(&report)?;
     let placement = placement.ok_or_else(|| CommandError::usage("there are no manifests at these paths"))?;
-    let reply: PlacementReply = ask(&args.gateway, &Request::Placement)?;
-    let before = Homes::try_from(reply).map_err(CommandError::runtime)?;
+    let before: Homes = ask(&args.gateway, &Request::Placement)?;
     let diff = placement_diff(&before, &Homes::from(&placement));
     match args.gateway.output {
         Format::Json => output::json(&Output { diff: &diff, totals: Totals::of(&diff) }),

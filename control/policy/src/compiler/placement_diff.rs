@@ -5,22 +5,41 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use foldhash::HashMap;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use vipgate_dataplane::policy::spec::{SLOTS, ShardMapSpec, VipSpec};
 
 use super::placement::{Peer, Placement};
 
-/// Where a placement has gateways, VIPs and endpoints.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// Where a placement has gateways, VIPs and endpoints; a gateway replies with its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Homes {
-    /// The gateways; what counts is their name, node, zone and address.
-    pub gateways: Vec<Peer>,
-    pub vips: Vec<VipSpec>,
-    /// The shard maps that the VIPs refer to.
-    pub shard_maps: Vec<ShardMapSpec>,
+    /// The gateways, by name.
+    gateways: BTreeMap<String, GatewaySite>,
+    vips: BTreeMap<IpAddr, VipShards>,
+    /// The home of each slot of the shard maps that VIPs refer to.
+    shard_maps: BTreeMap<String, Vec<String>>,
     /// The home of each endpoint; `None`: any gateway.
-    pub endpoints: BTreeMap<IpAddr, Option<Arc<str>>>,
+    endpoints: BTreeMap<IpAddr, Option<String>>,
+}
+
+/// What counts of a gateway.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct GatewaySite {
+    node: String,
+    zone: String,
+    /// For other gateways.
+    address: Option<IpAddr>,
+}
+
+/// The homes of a VIP's shards.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum VipShards {
+    /// One gateway has all of it; empty: any gateway.
+    Whole(String),
+    /// By a shard map: the slot of a port block is its number plus the rotation.
+    Mapped { map: String, rotation: u16 },
+    /// Each home with its port blocks.
+    Blocks(Vec<(String, Vec<u16>)>),
 }
 
 /// What differs between two placements. An empty name: no gateway in particular.
@@ -145,15 +164,54 @@ impl PlacementDiff {
     }
 }
 
+impl Homes {
+    /// Those of these gateways, VIPs and shard maps, and of endpoints with their homes.
+    pub fn new<'a>(
+        gateways: &[Peer],
+        vips: impl IntoIterator<Item = &'a VipSpec>,
+        shard_maps: &[ShardMapSpec],
+        endpoints: impl IntoIterator<Item = (IpAddr, Option<&'a Arc<str>>)>,
+    ) -> Self {
+        let site = |it: &Peer| {
+            (
+                it.name.to_string(),
+                GatewaySite { node: it.node.to_string(), zone: it.zone.to_string(), address: it.address },
+            )
+        };
+        let slots = |map: &ShardMapSpec| {
+            let home = |slot: usize| map.order(slot as u16).first().map(ToString::to_string).unwrap_or_default();
+            (map.name.to_string(), (0..SLOTS).map(home).collect())
+        };
+        let home = |(address, home): (IpAddr, Option<&Arc<str>>)| (address, home.map(ToString::to_string));
+        Self {
+            gateways: gateways.iter().map(site).collect(),
+            vips: vips.into_iter().map(|vip| (vip.address, VipShards::of(vip))).collect(),
+            shard_maps: shard_maps.iter().map(slots).collect(),
+            endpoints: endpoints.into_iter().map(home).collect(),
+        }
+    }
+}
+
+impl VipShards {
+    fn of(vip: &VipSpec) -> Self {
+        if let Some(reference) = &vip.shard_map {
+            return Self::Mapped { map: reference.map.to_string(), rotation: reference.rotation };
+        }
+        if vip.shards.iter().all(|shard| shard.blocks.is_none()) {
+            return Self::Whole(vip.shards.first().map(|shard| shard.gateway.to_string()).unwrap_or_default());
+        }
+        let shards = vip.shards.iter().map(|shard| {
+            let blocks = shard.blocks.iter().flat_map(|blocks| blocks.iter());
+            (shard.gateway.to_string(), blocks.map(|block| block.0).collect())
+        });
+        Self::Blocks(shards.collect())
+    }
+}
+
 impl From<&Placement> for Homes {
     fn from(placement: &Placement) -> Self {
-        let home = |it| placement.gateway_of(it).cloned();
-        Self {
-            gateways: placement.peers.clone(),
-            vips: placement.vips.to_vec(),
-            shard_maps: placement.shard_maps.to_vec(),
-            endpoints: placement.endpoints.iter().map(|it| (it.address, home(it))).collect(),
-        }
+        let endpoints = placement.endpoints.iter().map(|it| (it.address, placement.gateway_of(it)));
+        Self::new(&placement.peers, &placement.vips, &placement.shard_maps, endpoints)
     }
 }
 
@@ -168,18 +226,16 @@ pub fn placement_diff(before: &Homes, after: &Homes) -> PlacementDiff {
     }
 }
 
-fn gateway_changes(before: &[Peer], after: &[Peer]) -> GatewayChanges {
-    let by_name = |all: &[Peer]| -> BTreeMap<String, _> {
-        all.iter().map(|it| (it.name.to_string(), (it.node.clone(), it.zone.clone(), it.address))).collect()
-    };
-    let (before, after) = (by_name(before), by_name(after));
-    let names = |all: &BTreeMap<String, _>, is_listed: &dyn Fn(&String) -> bool| {
+type Gateways = BTreeMap<String, GatewaySite>;
+
+fn gateway_changes(before: &Gateways, after: &Gateways) -> GatewayChanges {
+    let names = |all: &Gateways, is_listed: &dyn Fn(&String) -> bool| {
         all.keys().filter(|name| is_listed(name)).cloned().collect()
     };
     GatewayChanges {
-        added: names(&after, &|name| !before.contains_key(name)),
-        removed: names(&before, &|name| !after.contains_key(name)),
-        changed: names(&after, &|name| before.get(name).is_some_and(|old| *old != after[name])),
+        added: names(after, &|name| !before.contains_key(name)),
+        removed: names(before, &|name| !after.contains_key(name)),
+        changed: names(after, &|name| before.get(name).is_some_and(|old| after.get(name) != Some(old))),
     }
 }
 
@@ -193,22 +249,27 @@ enum VipHome<'a> {
 }
 
 impl<'a> VipHome<'a> {
-    fn of(vip: &'a VipSpec, maps: &HashMap<&str, &'a ShardMapSpec>) -> Self {
-        if let Some(reference) = &vip.shard_map {
-            let map = maps.get(&*reference.map);
-            let slot = |block: usize| ((block + usize::from(reference.rotation)) % SLOTS) as u16;
-            let home = |block| map.and_then(|map| map.order(slot(block)).first()).map_or("", |name| &**name);
-            return Self::Blocks((0..SLOTS).map(home).collect());
+    fn of(shards: &'a VipShards, shard_maps: &'a BTreeMap<String, Vec<String>>) -> Self {
+        match shards {
+            VipShards::Whole(home) => Self::Whole(home),
+            VipShards::Mapped { map, rotation } => {
+                let slots = shard_maps.get(map).map(Vec::as_slice).unwrap_or_default();
+                let slot = |block: usize| (block + usize::from(*rotation)) % SLOTS;
+                let home = |block| slots.get(slot(block)).map_or("", String::as_str);
+                Self::Blocks((0..SLOTS).map(home).collect())
+            }
+            VipShards::Blocks(shards) => {
+                let mut homes = vec![""; SLOTS];
+                for (home, blocks) in shards {
+                    for block in blocks {
+                        if let Some(of_block) = homes.get_mut(usize::from(*block)) {
+                            *of_block = home;
+                        }
+                    }
+                }
+                Self::Blocks(homes)
+            }
         }
-        if vip.shards.iter().all(|shard| shard.blocks.is_none()) {
-            return Self::Whole(vip.shards.first().map_or("", |shard| &*shard.gateway));
-        }
-        let mut blocks = vec![""; SLOTS];
-        for shard in &vip.shards {
-            let own = shard.blocks.iter().flat_map(|blocks| blocks.iter());
-            own.for_each(|block| blocks[usize::from(block.0)] = &shard.gateway);
-        }
-        Self::Blocks(blocks)
     }
 
     fn of_block(&self, block: usize) -> &'a str {
@@ -227,8 +288,7 @@ impl<'a> VipHome<'a> {
 }
 
 fn vip_homes(of: &Homes) -> BTreeMap<IpAddr, VipHome<'_>> {
-    let maps: HashMap<&str, &ShardMapSpec> = of.shard_maps.iter().map(|map| (&*map.name, map)).collect();
-    of.vips.iter().map(|vip| (vip.address, VipHome::of(vip, &maps))).collect()
+    of.vips.iter().map(|(vip, shards)| (*vip, VipHome::of(shards, &of.shard_maps))).collect()
 }
 
 fn vip_changes(before: &Homes, after: &Homes) -> (VipChanges, PortChanges) {

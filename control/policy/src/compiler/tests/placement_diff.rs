@@ -24,6 +24,8 @@ fn nothing_moves_between_equal_placements_and_the_numbers_of_moves_add_up() {
             same.gateways == GatewayChanges::default() && same.vips.added.is_empty() && same.vips.removed.is_empty()
         );
         prop_assert_eq!((same.vips.kept, same.endpoints.kept), (before.vips.len(), before.endpoints.len()));
+        let json = serde_json::to_string(&Homes::from(&before)).unwrap();
+        prop_assert_eq!(serde_json::from_str::<Homes>(&json).unwrap(), Homes::from(&before), "read as it was sent");
 
         let got = diff(&before, &after);
         prop_assert_eq!(got.vips.kept + got.vips.removed.len(), before.vips.len());
