@@ -1,5 +1,5 @@
 //! Policy sources: manifests in files, etcd or the Kubernetes API. A source reports its entries (files, keys or
-//! objects) as named texts, their changes, and whether it is reachable; the store parses and compiles them.
+//! objects) by name, their changes, and whether it is reachable; the store reads and compiles them.
 
 pub(crate) mod address_record;
 pub mod etcd;
@@ -31,7 +31,7 @@ pub struct SourceUpdate {
     pub full: bool,
     /// New and changed entries by name, or why one can't be read. The name is the path of a file, an etcd key, or
     /// `Kind/namespace/name` of a Kubernetes object, as in diagnostics.
-    pub changed: Vec<(Arc<str>, Result<String, EntryError>)>,
+    pub changed: Vec<(Arc<str>, Result<EntryContent, EntryError>)>,
     /// Names of removed entries.
     pub removed: Vec<Arc<str>>,
     /// All paths that are unavailable now: entries below them count as neither changed nor removed.
@@ -47,6 +47,27 @@ impl SourceUpdate {
     /// Whether no entry has changed.
     pub fn is_empty(&self) -> bool {
         self.changed.is_empty() && self.removed.is_empty()
+    }
+}
+
+/// Content of an entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EntryContent {
+    /// YAML or JSON.
+    Text(String),
+    /// An object of the Kubernetes API.
+    Object(serde_json::Value),
+}
+
+impl From<String> for EntryContent {
+    fn from(text: String) -> Self {
+        Self::Text(text)
+    }
+}
+
+impl From<&str> for EntryContent {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
     }
 }
 

@@ -43,7 +43,7 @@ pub use self::overlay::{MacAddress, MacAddressError, OverlayNode, OverlayNodeSpe
 pub use self::pod::{DEFAULT_WEIGHT, Life, MAX_WEIGHT, Pod};
 pub use self::port::Protocol;
 pub use self::provider::{Associate, AwsSpec, AzureSpec, GcpSpec, Ownership, PrivateAddresses, ProviderSpec};
-pub use self::read::{Manifests, ReadOptions, UnsupportedKinds, read};
+pub use self::read::{Manifests, ReadOptions, UnsupportedKinds, read, read_object};
 pub use self::service::{DEFAULT_TABLE_SIZE, Service, ServicePort, UnclassedServices};
 pub use self::service_request::{FIELD_MANAGER, FamilyPolicy, ServiceRequest, is_own_status};
 pub use self::slice::{EndpointSlice, Hints, SliceEndpoint, SlicePort};
@@ -253,7 +253,7 @@ pub fn is_object_name(name: &str) -> bool {
     name.len() <= MAX_OBJECT_NAME && name.split('.').all(is_label)
 }
 
-/// Origin of an object. Displays as `file:line`.
+/// Origin of an object. Displays as `file:line`, without a text as `file`.
 #[derive(Clone, Debug)]
 pub struct Origin {
     /// The text.
@@ -262,7 +262,7 @@ pub struct Origin {
     pub document: usize,
     /// Index of the item, if the document is a List.
     pub item: Option<usize>,
-    /// First line.
+    /// First line; 0: it has no text.
     pub line: u32,
 }
 
@@ -296,7 +296,10 @@ impl Origin {
 
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.source.name(), self.line)
+        match self.line {
+            0 => f.write_str(self.source.name()),
+            line => write!(f, "{}:{line}", self.source.name()),
+        }
     }
 }
 

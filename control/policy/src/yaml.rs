@@ -19,7 +19,7 @@ pub use self::read::{MAX_ALIAS_BYTES, MAX_ALIAS_VALUES, first, read};
 pub use self::suggest::closest_match;
 use crate::diagnostic::{Code, Diagnostic, Severity};
 
-/// A position in a text; both count from 1, columns in characters.
+/// A position in a text; both count from 1, columns in characters. 0: what has no text, as an object of the Kubernetes API.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
     pub line: u32,
@@ -74,6 +74,31 @@ pub struct YamlError {
     pub reason: String,
     /// The kind of mistake.
     pub code: Code,
+}
+
+/// Without positions.
+impl From<serde_json::Value> for Node {
+    fn from(value: serde_json::Value) -> Self {
+        use serde_json::Value as Json;
+
+        let position = Position::default();
+        let value = match value {
+            Json::Null => Value::Null,
+            Json::Bool(value) => Value::Bool(value),
+            Json::Number(number) => match (number.as_u64(), number.as_i64()) {
+                (Some(number), _) => Value::Number(number),
+                (None, Some(number)) => Value::Negative(number),
+                (None, None) => Value::Float(number.as_f64().unwrap_or_default()),
+            },
+            Json::String(text) => Value::Text(text),
+            Json::Array(items) => Value::List(items.into_iter().map(Self::from).collect()),
+            Json::Object(entries) => {
+                let entry = |(key, value): (String, Json)| Entry { key, key_position: position, node: value.into() };
+                Value::Map(entries.into_iter().map(entry).collect())
+            }
+        };
+        Self { position, value }
+    }
 }
 
 impl Node {

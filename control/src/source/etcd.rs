@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep};
 use vipgate_common::{Backoff, LoggedErrors, jittered};
 
 use self::member::{EtcdError, KeyRange, Member, Watch};
-use super::{EntryError, SourceEvent, SourceUpdate};
+use super::{EntryContent, EntryError, SourceEvent, SourceUpdate};
 use crate::config::Etcd;
 
 /// A watch of this duration resets the backoff.
@@ -110,10 +110,11 @@ impl Reflector<'_> {
     async fn send_update(&self, mut update: SourceUpdate) {
         update.changed.retain(|(name, _)| !name.starts_with(&self.membership));
         update.removed.retain(|name| !name.starts_with(&self.membership));
-        for (name, text) in &mut update.changed {
-            let conflict = text.as_ref().ok().and_then(|text| key::mismatch(name.strip_prefix(self.prefix)?, text));
+        for (name, content) in &mut update.changed {
+            let Ok(EntryContent::Text(text)) = content else { continue };
+            let conflict = name.strip_prefix(self.prefix).and_then(|key| key::mismatch(key, text));
             if let Some(reason) = conflict {
-                *text = Err(EntryError::KeyMismatch(reason));
+                *content = Err(EntryError::KeyMismatch(reason));
             }
         }
         if update.full || !update.changed.is_empty() || !update.removed.is_empty() {

@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use vipgate_policy::fingerprint::Fingerprint;
 
 use self::layout::{Layout, Suspect};
-use super::{EntryError, SourceEvent, SourceUpdate, UnavailablePath};
+use super::{EntryContent, EntryError, SourceEvent, SourceUpdate, UnavailablePath};
 use crate::command_error::may_pass;
 use crate::source::file_watcher::{FileWatcher, Suspects, watch_directories};
 use crate::source::ingest::join_result;
@@ -228,7 +228,7 @@ impl FileReader {
         path: &Path,
         name: &Arc<str>,
         stamp: FileStamp,
-        changed: &mut Vec<(Arc<str>, Result<String, EntryError>)>,
+        changed: &mut Vec<(Arc<str>, Result<EntryContent, EntryError>)>,
     ) -> u64 {
         let reported = self.reported.get(name).copied().flatten();
         // The cache rereads a file only when its metadata has changed.
@@ -237,7 +237,7 @@ impl FileReader {
             Ok(Content::Read(fingerprint, _)) if reported == Some(fingerprint) => return fingerprint,
             Ok(Content::Read(fingerprint, bytes)) => {
                 let text = String::from_utf8(bytes).map_err(|error| EntryError::NotUtf8(error.utf8_error()));
-                (fingerprint, text)
+                (fingerprint, text.map(EntryContent::Text))
             }
             Err(error) => {
                 self.has_failed_reads |= may_pass(&error);

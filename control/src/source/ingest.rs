@@ -388,7 +388,7 @@ mod tests {
     async fn compiling_a_large_source_does_not_block_the_calling_thread() {
         let mut intake = SourceIngester::new("a test".to_owned(), ManifestStore::default());
         for port in ["80", "70000", "70001"] {
-            let changed = vec![("x.yaml".into(), Ok(manifests(1500, port)))];
+            let changed = vec![("x.yaml".into(), Ok(manifests(1500, port).into()))];
             let update = SourceUpdate { full: true, changed, ..SourceUpdate::default() };
             let worked = crate::stalls::thread_cpu_time();
             let took = intake.ingest([SourceEvent::Update(update)]).await.unwrap();
@@ -404,7 +404,7 @@ mod tests {
     async fn partly_read() -> SourceIngester {
         let mut intake = SourceIngester::new("a test".to_owned(), ManifestStore::default());
         let failed = Err(std::io::Error::other("too many open files").into());
-        let changed = vec![("x.yaml".into(), Ok(manifests(1, "80"))), ("y.yaml".into(), failed)];
+        let changed = vec![("x.yaml".into(), Ok(manifests(1, "80").into())), ("y.yaml".into(), failed)];
         let update = SourceUpdate { full: true, changed, has_failed_reads: true, ..SourceUpdate::default() };
         intake.ingest([SourceEvent::Update(update)]).await.unwrap();
         let (status, reason) = (intake.status(), intake.status().health.load().waiting_reason().unwrap());
@@ -423,7 +423,7 @@ mod tests {
     #[tokio::test]
     async fn a_first_policy_waits_for_a_file_until_it_can_be_read() {
         let mut intake = partly_read().await;
-        let changed = vec![("y.yaml".into(), Ok(manifests(2, "80")))];
+        let changed = vec![("y.yaml".into(), Ok(manifests(2, "80").into()))];
         // The first Service is the other file's, too.
         let update = SourceUpdate { changed, ..SourceUpdate::default() };
         intake.ingest([SourceEvent::Update(update)]).await.unwrap();

@@ -96,6 +96,14 @@ pub fn read(source: &Arc<Source>, options: impl Into<ReadOptions>, into: &mut Ma
     }
 }
 
+/// Reads an object that is no text, such as one of the Kubernetes API. Its diagnostics have no line.
+pub fn read_object(name: &str, object: serde_json::Value, options: impl Into<ReadOptions>, into: &mut Manifests) {
+    let (source, options) = (Arc::new(Source::new(name, String::new())), options.into());
+    into.documents += 1;
+    let mut reader = Reader { source: &source, document: 0, options, reported_kinds: BTreeSet::new(), into };
+    reader.object(&Node::from(object), None, None);
+}
+
 /// The items of a list.
 fn items(node: &Node) -> Option<&Value> {
     node.get("items").map(|items| &items.value)

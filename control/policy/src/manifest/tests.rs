@@ -1,5 +1,7 @@
 //! Reading of manifests: accepted documents, and errors with line, field and reason.
 
+use serde_json::json;
+
 use super::*;
 use crate::manifest::schema::tests::{assert_accepted, is_rejected};
 
@@ -423,5 +425,34 @@ fn the_name_of_an_object_is_one_word() {
             (vec![Code::InvalidName], 0, 0),
             "{metadata}"
         );
+    }
+}
+
+#[test]
+fn an_object_without_a_text_is_read_as_its_text_is_but_has_no_lines() {
+    let specs = [
+        json!({"ranges": ["203.0.113.0/28", "2001:db8::/120"], "maxPerNamespace": 4}),
+        json!({"ranges": [7]}),
+        json!({"ranges": ["x"], "maxPerNamespace": -1}),
+        json!({"ranges": [], "more": [null, true, 1.5]}),
+    ];
+    for spec in specs {
+        let (version, metadata) = ("vipgate.io/v1alpha1", json!({"name": "p", "labels": {"a": "no"}}));
+        let object = json!({"apiVersion": version, "kind": "AddressPool", "metadata": metadata, "spec": spec});
+        let of_text = manifests(&object.to_string(), UnsupportedKinds::Reject);
+        let mut of_object = Manifests::default();
+        read_object("m.yaml", object, UnsupportedKinds::Reject, &mut of_object);
+        let objects = |all: &Manifests| {
+            let each = all.objects.iter().map(|it| (it.id.clone(), format!("{:?}", it.body)));
+            (each.collect::<Vec<_>>(), all.unreadable.len())
+        };
+        assert_eq!(objects(&of_object), objects(&of_text));
+        let diagnostics = |all: &Manifests| {
+            let each = all.diagnostics.iter().map(|it| (it.severity, it.code, it.field.clone(), it.reason.clone()));
+            each.collect::<Vec<_>>()
+        };
+        assert_eq!(diagnostics(&of_object), diagnostics(&of_text));
+        assert!(of_object.diagnostics.iter().all(|it| it.to_string().starts_with("m.yaml: ")), "{of_object:?}");
+        assert!(of_object.objects.iter().all(|it| it.origin.to_string() == "m.yaml"));
     }
 }

@@ -27,7 +27,7 @@ fn publication(previous: &Publication, tenants: &[(u8, u8)]) -> Arc<Publication>
              addressType: IPv4\nendpoints: [{{addresses: [10.0.0.{n}]}}]\n"
         )
     };
-    let changed = tenants.iter().map(|it| (format!("{}.yaml", it.0).into(), Ok(text(it)))).collect();
+    let changed = tenants.iter().map(|it| (format!("{}.yaml", it.0).into(), Ok(text(it).into()))).collect();
     let mut store = ManifestStore::default();
     store.update(SourceUpdate { full: true, changed, ..SourceUpdate::default() });
     let outcome = store.compile();

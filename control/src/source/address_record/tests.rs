@@ -28,9 +28,9 @@ async fn put(intake: &mut SourceIngester, namespaces: &[&str]) {
             "apiVersion: vipgate.io/v1alpha1\nkind: EgressPolicy\nmetadata: {{name: p, namespace: {namespace}}}\n\
              spec: {{selectors: [{{podSelector: {{}}}}], pools: [{{name: p, count: 1}}]}}\n"
         );
-        (format!("{namespace}.yaml").into(), Ok(text))
+        (format!("{namespace}.yaml").into(), Ok(text.into()))
     };
-    let pool = ("pool.yaml".into(), Ok(pool.to_owned()));
+    let pool = ("pool.yaml".into(), Ok(pool.into()));
     let changed = std::iter::once(pool).chain(namespaces.iter().map(policy)).collect();
     let update = SourceUpdate { full: true, changed, ..SourceUpdate::default() };
     intake.ingest([SourceEvent::Update(update)]).await;

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use etcd_client::{Event, EventType};
 
-use crate::source::{EntryError, SourceUpdate};
+use crate::source::{EntryContent, EntryError, SourceUpdate};
 
-/// The name of an entry and its text, or why it can't be read.
-pub(super) type DecodedEntry = (Arc<str>, Result<String, EntryError>);
+/// The name of an entry and its content, or why it can't be read.
+pub(super) type DecodedEntry = (Arc<str>, Result<EntryContent, EntryError>);
 
 /// Decodes a key-value pair.
 pub(super) fn decode_pair(key: &[u8], value: Vec<u8>) -> DecodedEntry {
@@ -16,7 +16,7 @@ pub(super) fn decode_pair(key: &[u8], value: Vec<u8>) -> DecodedEntry {
         Err(error) => Err(EntryError::KeyNotUtf8(error)),
         Ok(_) => String::from_utf8(value).map_err(|error| EntryError::ValueNotUtf8(error.utf8_error())),
     };
-    (name(key), result)
+    (name(key), result.map(EntryContent::Text))
 }
 
 /// The update of one watch response: the last event of each key.

@@ -306,7 +306,7 @@ fn single_files_read_on_events_equal_a_scan() {
                 let now = apply(update.unwrap_or_else(|| reader.read()));
                 let mut fresh = FileReader::new(vec![root.clone()]);
                 let expected: BTreeMap<_, _> = fresh.read().changed.into_iter().collect();
-                let is_there = |(name, _): &(&Arc<str>, &Result<String, EntryError>)| {
+                let is_there = |(name, _): &(&Arc<str>, &Result<EntryContent, EntryError>)| {
                     expected.contains_key(*name) || reader.unavailable.is_empty()
                 };
                 let now: BTreeMap<_, _> =

@@ -1,8 +1,9 @@
-//! Objects of the API as manifests: named `Kind/namespace/name`, as JSON, with the fields that policy is made of.
+//! Objects of the API as manifests: named `Kind/namespace/name`, with the fields that policy is made of.
 //!
 //! What changes without meaning (managed fields, resource versions, node heartbeats) is left out, so that it causes no
 //! update.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use kube::api::DynamicObject;
@@ -28,12 +29,20 @@ const FLANNEL_ANNOTATIONS: [&str; 5] = [
 pub(super) struct Manifest {
     /// `Kind/namespace/name`, or `Kind/name` of a cluster-scoped object.
     pub(super) name: Arc<str>,
-    /// JSON.
-    pub(super) text: String,
+    pub(super) document: Value,
     /// Whether it is a policy that selects pods by labels.
     pub(super) selects_pods: bool,
     /// What is no part of policy, of kinds that have a status or events of the server's.
     pub(super) observation: Option<Observation>,
+}
+
+impl Manifest {
+    /// What two versions of it are compared by, of which one isn't kept.
+    pub(super) fn hash(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.document.hash(&mut hasher);
+        hasher.finish()
+    }
 }
 
 /// What the API says of an object besides its manifest.
@@ -75,7 +84,7 @@ pub(super) fn manifest(kind: Kind, object: DynamicObject) -> Manifest {
     let selectors = data.pointer("/spec/selectors").and_then(Value::as_array);
     Manifest {
         name,
-        text: document.to_string(),
+        document,
         selects_pods: is_policy(kind) && selectors.is_some_and(|selectors| !selectors.is_empty()),
         observation,
     }

@@ -6,15 +6,15 @@
 //!   until they are created again or their absence is accepted.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
+use serde_json::Value;
 use vipgate_policy::manifest::Kind;
 
 use super::collection::{Collection, CollectionEvent};
 use super::manifest::Manifest;
 use super::observed::ObservedObjects;
-use crate::source::{SourceUpdate, UnavailablePath};
+use crate::source::{EntryContent, SourceUpdate, UnavailablePath};
 
 /// The cluster as it was reported, and what isn't reported yet.
 #[derive(Debug, Default)]
@@ -22,8 +22,8 @@ pub(super) struct Mirror {
     collections: BTreeMap<Collection, Objects>,
     /// Policies that select pods by labels.
     selecting: BTreeSet<Arc<str>>,
-    /// Unreported changes: the new text of each object; `None`: it was removed.
-    changes: BTreeMap<Arc<str>, Option<String>>,
+    /// Unreported changes: the new version of each object; `None`: it was removed.
+    changes: BTreeMap<Arc<str>, Option<Value>>,
     /// Whether the unavailable paths differ from those that were reported, or an update is due without any change.
     is_due: bool,
     /// Whether there was an update.
@@ -36,15 +36,15 @@ pub(super) struct Mirror {
 /// The objects of a collection.
 #[derive(Debug, Default)]
 struct Objects {
-    /// A hash of each object's text, by name.
-    texts: BTreeMap<Arc<str>, u64>,
+    /// A hash of each object, by name.
+    hashes: BTreeMap<Arc<str>, u64>,
     /// Whether they were listed since the last [`Mirror::list_again`].
     is_listed: bool,
     /// Uid of the kind's definition at the last list.
     definition: Option<Arc<str>>,
     /// Why it can't be read.
     unavailable: Option<UnavailablePath>,
-    /// Objects of an earlier definition that haven't been created again. They are in `texts`, too.
+    /// Objects of an earlier definition that haven't been created again. They are in `hashes`, too.
     orphaned: BTreeSet<Arc<str>>,
 }
 
@@ -63,7 +63,7 @@ impl Mirror {
     pub(super) fn remove(&mut self, kind: Kind) {
         for (_, objects) in self.collections.extract_if(.., |collection, _| collection.kind == kind) {
             self.is_due |= objects.unavailable.is_some();
-            self.changes.extend(objects.texts.into_keys().map(|name| (name, None)));
+            self.changes.extend(objects.hashes.into_keys().map(|name| (name, None)));
         }
     }
 
@@ -93,24 +93,25 @@ impl Mirror {
         match event {
             CollectionEvent::Failed(_) => {}
             CollectionEvent::Listed(manifests, definition) => self.apply_list(collection, manifests, definition),
-            CollectionEvent::Applied(Manifest { name, text, selects_pods, .. }) => {
+            CollectionEvent::Applied(manifest) => {
+                let hash = manifest.hash();
+                let Manifest { name, document, selects_pods, .. } = manifest;
                 let was_orphaned = objects.orphaned.remove(&name);
                 note_selectors(&mut self.selecting, &name, selects_pods);
-                let hash = hash(&text);
-                if objects.texts.insert(name.clone(), hash) != Some(hash) || was_orphaned {
-                    self.changes.insert(name, Some(text));
+                if objects.hashes.insert(name.clone(), hash) != Some(hash) || was_orphaned {
+                    self.changes.insert(name, Some(document));
                 }
             }
             CollectionEvent::Deleted(name) => {
                 self.is_due |= objects.orphaned.remove(&name);
                 self.selecting.remove(&name);
-                if objects.texts.remove(&name).is_some() {
+                if objects.hashes.remove(&name).is_some() {
                     self.changes.insert(name, None);
                 }
             }
             // Not every cluster has it.
             CollectionEvent::Unavailable { is_missing: true, .. }
-                if is_optional(collection.kind) && objects.texts.is_empty() =>
+                if is_optional(collection.kind) && objects.hashes.is_empty() =>
             {
                 objects.is_listed = true;
             }
@@ -133,21 +134,22 @@ impl Mirror {
             (Some(before), Some(now)) => before != now,
             _ => false,
         };
-        let mut absent = std::mem::take(&mut objects.texts);
+        let mut absent = std::mem::take(&mut objects.hashes);
         let mut changed = Vec::new();
-        for Manifest { name, text, selects_pods, .. } in manifests {
-            let hash = hash(&text);
+        for manifest in manifests {
+            let hash = manifest.hash();
+            let Manifest { name, document, selects_pods, .. } = manifest;
             let was_orphaned = objects.orphaned.remove(&name);
             if absent.remove(&name) != Some(hash) || was_unavailable || was_orphaned {
-                changed.push((name.clone(), Some(text)));
+                changed.push((name.clone(), Some(document)));
             }
             note_selectors(&mut self.selecting, &name, selects_pods);
-            objects.texts.insert(name, hash);
+            objects.hashes.insert(name, hash);
         }
         self.changes.extend(changed);
         for (name, hash) in absent {
             if is_replaced || objects.orphaned.contains(&name) {
-                objects.texts.insert(name.clone(), hash);
+                objects.hashes.insert(name.clone(), hash);
                 objects.orphaned.insert(name);
             } else {
                 self.selecting.remove(&name);
@@ -174,9 +176,9 @@ impl Mirror {
         self.revision += 1;
         let unavailable = self.unavailable();
         let mut update = SourceUpdate { full, unavailable, revision: self.revision, ..SourceUpdate::default() };
-        for (name, text) in std::mem::take(&mut self.changes) {
-            match text {
-                Some(text) => update.changed.push((name, Ok(text))),
+        for (name, document) in std::mem::take(&mut self.changes) {
+            match document {
+                Some(document) => update.changed.push((name, Ok(EntryContent::Object(document)))),
                 None => update.removed.push(name),
             }
         }
@@ -217,12 +219,6 @@ fn note_selectors(selecting: &mut BTreeSet<Arc<str>>, name: &Arc<str>, selects_p
     } else {
         selecting.remove(name);
     }
-}
-
-fn hash(text: &str) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    text.hash(&mut hasher);
-    hasher.finish()
 }
 
 #[cfg(test)]

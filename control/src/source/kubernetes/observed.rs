@@ -3,7 +3,6 @@
 //! addresses, which is a part of its manifest.
 
 use std::collections::BTreeMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use vipgate_policy::manifest::Kind;
@@ -94,7 +93,7 @@ fn take(objects: &mut ObservedMap, collection: &Collection) -> ObservedMap {
 
 fn insert(objects: &mut ObservedMap, before: Option<&ObservedObject>, manifest: &Manifest, revision: u64) {
     let Some(Observation { uid, generation, status }) = &manifest.observation else { return };
-    let hash = hash(&manifest.text);
+    let hash = manifest.hash();
     let old_status = before.and_then(|before| before.status.as_ref());
     let status = match (old_status, status) {
         (Some(old), Some(new)) if **old == **new => Some(old.clone()),
@@ -104,12 +103,6 @@ fn insert(objects: &mut ObservedMap, before: Option<&ObservedObject>, manifest: 
     let revision = before.filter(|before| before.manifest == hash).map_or(revision, |before| before.revision);
     let object = ObservedObject { uid: uid.clone(), generation: *generation, status, revision, manifest: hash };
     objects.insert(manifest.name.clone(), object);
-}
-
-fn hash(text: &str) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    text.hash(&mut hasher);
-    hasher.finish()
 }
 
 #[cfg(test)]

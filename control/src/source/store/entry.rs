@@ -4,10 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use vipgate_policy::diagnostic::{Code, Diagnostic, ObjectLocation};
-use vipgate_policy::manifest::{AddressPool, Body, CloudPool, Manifests, Object, ObjectId, Origin, ReadOptions, read};
+use vipgate_policy::manifest::{
+    AddressPool, Body, CloudPool, Manifests, Object, ObjectId, Origin, ReadOptions, read, read_object,
+};
 use vipgate_policy::yaml::Source;
 
-use crate::source::EntryError;
+use crate::source::{EntryContent, EntryError};
 
 /// The state of an entry at its last update.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,18 +75,18 @@ impl Entry {
     pub(super) fn with_content(
         self,
         name: &Arc<str>,
-        content: Result<String, EntryError>,
+        content: Result<EntryContent, EntryError>,
         options: ReadOptions,
     ) -> Self {
-        let text = match content {
-            Ok(text) => text,
+        let mut manifests = Manifests::default();
+        match content {
+            Ok(EntryContent::Text(text)) => read(&Arc::new(Source::new(name, text)), options, &mut manifests),
+            Ok(EntryContent::Object(object)) => read_object(name, object, options, &mut manifests),
             Err(error) => {
                 let diagnostics = vec![Diagnostic::for_file(name, Code::Unreadable, error.to_string())];
                 return Self { diagnostics, ..self.with_all_retained(Presence::Unreadable) };
             }
-        };
-        let mut manifests = Manifests::default();
-        read(&Arc::new(Source::new(name, text)), options, &mut manifests);
+        }
         let Manifests { objects, diagnostics, unreadable, documents } = manifests;
         let mut objects: Vec<Arc<Object>> = objects.into_iter().map(Arc::new).collect();
         let mut invalid: BTreeSet<ObjectLocation> = BTreeSet::new();

@@ -23,7 +23,7 @@ fn tenant(name: &str, vip: &str, pod: &str) -> String {
 
 /// An update of one entry.
 fn put(name: &str, text: &str) -> SourceUpdate {
-    SourceUpdate { changed: vec![(name.into(), Ok(text.to_owned()))], ..SourceUpdate::default() }
+    SourceUpdate { changed: vec![(name.into(), Ok(text.into()))], ..SourceUpdate::default() }
 }
 
 /// `pod -> VIPs` of every endpoint.
@@ -44,7 +44,7 @@ fn two_tenants() -> ManifestStore {
     let mut store = ManifestStore::default();
     let changed =
         [("x.yaml", tenant("x", "203.0.113.1", "10.0.0.1")), ("y.yaml", tenant("y", "203.0.113.2", "10.0.0.2"))];
-    let changed = changed.into_iter().map(|(name, text)| (name.into(), Ok(text))).collect();
+    let changed = changed.into_iter().map(|(name, text)| (name.into(), Ok(text.into()))).collect();
     store.update(SourceUpdate { full: true, changed, ..SourceUpdate::default() });
     let outcome = store.compile();
     assert_eq!(bindings(&outcome), ["10.0.0.1 -> 203.0.113.1", "10.0.0.2 -> 203.0.113.2"]);
@@ -224,7 +224,7 @@ fn an_empty_entry_retains_its_objects_even_beside_others() {
 #[test]
 fn a_missing_or_unreadable_directory_retains_its_objects_until_it_is_back() {
     let text = |name: &str, n: u8| {
-        (name.into(), Ok(tenant(&format!("t{n}"), &format!("203.0.113.{n}"), &format!("10.0.0.{n}"))))
+        (name.into(), Ok(tenant(&format!("t{n}"), &format!("203.0.113.{n}"), &format!("10.0.0.{n}")).into()))
     };
     let first =
         SourceUpdate { full: true, changed: vec![text("a/x.yaml", 1), text("b/y.yaml", 2)], ..SourceUpdate::default() };
@@ -322,7 +322,7 @@ fn a_first_policy_waits_for_what_could_not_be_read_and_later_ones_do_not() {
     let partly_read = |allow_empty| {
         let mut store = ManifestStore::new(allow_empty);
         let mut update = SourceUpdate { full: true, ..failed() };
-        update.changed.push(("x.yaml".into(), Ok(x.clone())));
+        update.changed.push(("x.yaml".into(), Ok(x.clone().into())));
         store.update(update);
         let outcome = store.compile();
         assert!(outcome.placement.is_none() && store.awaits_failed_reads());
@@ -343,7 +343,7 @@ fn a_first_policy_waits_for_what_could_not_be_read_and_later_ones_do_not() {
     }
     // What nobody can read, or isn't YAML, isn't waited for.
     let mut store = ManifestStore::default();
-    let changed = vec![("x.yaml".into(), Ok(x)), ("y.yaml".into(), Ok("kind: [unclosed".to_owned()))];
+    let changed = vec![("x.yaml".into(), Ok(x.into())), ("y.yaml".into(), Ok("kind: [unclosed".into()))];
     store.update(SourceUpdate { full: true, changed, ..SourceUpdate::default() });
     assert_eq!(bindings(&store.compile()), ["10.0.0.1 -> 203.0.113.1"]);
 }
@@ -351,7 +351,7 @@ fn a_first_policy_waits_for_what_could_not_be_read_and_later_ones_do_not() {
 #[test]
 fn a_first_policy_that_waits_names_the_directory_that_could_not_be_read() {
     let mut store = ManifestStore::default();
-    let changed = vec![("a/x.yaml".into(), Ok(tenant("x", "203.0.113.1", "10.0.0.1")))];
+    let changed = vec![("a/x.yaml".into(), Ok(tenant("x", "203.0.113.1", "10.0.0.1").into()))];
     let unavailable = vec![hidden("a/b", false)];
     let update = SourceUpdate { full: true, changed, unavailable, has_failed_reads: true, ..SourceUpdate::default() };
     store.update(update);
@@ -364,7 +364,7 @@ fn with_allow_empty_empty_entries_are_removals_and_unreadable_ones_are_not() {
     let with_allow_empty = || {
         let mut store = ManifestStore::new(true);
         let text = |name: &str, n: u8| {
-            (format!("{name}.yaml").into(), Ok(tenant(name, &format!("203.0.113.{n}"), &format!("10.0.0.{n}"))))
+            (format!("{name}.yaml").into(), Ok(tenant(name, &format!("203.0.113.{n}"), &format!("10.0.0.{n}")).into()))
         };
         store.update(SourceUpdate { full: true, changed: vec![text("x", 1), text("y", 2)], ..SourceUpdate::default() });
         store
@@ -448,7 +448,7 @@ fn address_management_gets_the_same_snapshot_until_one_of_its_objects_changes() 
     let mut store = ManifestStore::default().with_ipam(true);
     let documents = tenant("x", "203.0.113.1", "10.0.0.1");
     let (service, slice) = documents.split_once("---\n").unwrap();
-    let changed = [("service", service), ("slice", slice)].map(|(name, text)| (name.into(), Ok(text.to_owned())));
+    let changed = [("service", service), ("slice", slice)].map(|(name, text)| (name.into(), Ok(text.into())));
     store.update(SourceUpdate { full: true, changed: changed.into(), ..SourceUpdate::default() });
     let first = store.compile().ipam.unwrap();
     assert_eq!(first.services().len(), 1);

@@ -15,7 +15,7 @@ fn policy(name: &str, vip: &str) -> String {
 
 /// The outcome once these objects have come, as from the API.
 fn compile(store: &mut ManifestStore, objects: &[(&str, String)]) -> CompileOutcome {
-    let changed = objects.iter().map(|(name, text)| ((*name).into(), Ok(text.clone()))).collect();
+    let changed = objects.iter().map(|(name, text)| ((*name).into(), Ok(text.clone().into()))).collect();
     store.update(SourceUpdate { changed, ..SourceUpdate::default() });
     store.compile()
 }

@@ -13,7 +13,7 @@ async fn a_compacted_deletion_is_detected() {
     server.put("/vipgate/Service/a/kept", "0").await;
     server.put("/vipgate/Service/a/kept", "1").await;
     // etcd sends one or two updates.
-    while listener.change().await.changed.last().is_none_or(|(_, text)| *text != Ok("1".to_owned())) {}
+    while listener.change().await.changed.last().is_none_or(|(_, text)| *text != Ok("1".into())) {}
     server.kill();
     let reason = listener.unreachable().await;
     assert!(reason.contains(&server.endpoint()), "{reason}");

@@ -1,5 +1,4 @@
-use vipgate_policy::manifest::{Manifests, UnsupportedKinds, read};
-use vipgate_policy::yaml::Source;
+use vipgate_policy::manifest::{Manifests, UnsupportedKinds, read_object};
 
 use super::*;
 
@@ -28,7 +27,6 @@ fn what_changes_without_meaning_is_left_out() {
     let first = manifest(Kind::EndpointSlice, slice("1", "a"));
     assert_eq!(first, manifest(Kind::EndpointSlice, slice("2", "b")));
     assert_eq!(&*first.name, "EndpointSlice/t/api-1");
-    let document: Value = serde_json::from_str(&first.text).unwrap();
     let expected = json!({
         "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
         "metadata": {"name": "api-1", "namespace": "t", "labels": {"kubernetes.io/service-name": "api"}},
@@ -38,7 +36,7 @@ fn what_changes_without_meaning_is_left_out() {
             "targetRef": {"kind": "Pod", "name": "p", "namespace": "t"},
         }],
     });
-    assert_eq!(document, expected);
+    assert_eq!(first.document, expected);
 }
 
 #[test]
@@ -55,7 +53,7 @@ fn a_node_keeps_its_addresses_prefixes_and_flannels_tunnel_endpoint_alone() {
         "spec": {"podCIDRs": ["10.244.1.0/24"], "podCIDR": "10.244.1.0/24", "providerID": "x"},
         "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}], "images": [{"names": ["x"]}]},
     }));
-    let document: Value = serde_json::from_str(&manifest(Kind::Node, node).text).unwrap();
+    let document = manifest(Kind::Node, node).document;
     assert_eq!(document["spec"], json!({"podCIDRs": ["10.244.1.0/24"], "podCIDR": "10.244.1.0/24"}));
     assert_eq!(document["status"], json!({"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]}));
     assert_eq!(document["metadata"]["annotations"], json!({"flannel.alpha.coreos.com/backend-type": "vxlan"}));
@@ -73,14 +71,13 @@ fn a_pool_keeps_the_record_of_its_addresses_which_is_no_part_of_what_is_observed
     };
     let status = |manifest: &Manifest| manifest.observation.clone().unwrap().status.unwrap();
     let first = pool(json!(["192.0.2.1 EgressPolicy t/p"]), 1);
-    let document: Value = serde_json::from_str(&first.text).unwrap();
-    assert_eq!(document["status"], json!({"addresses": ["192.0.2.1 EgressPolicy t/p"]}));
+    assert_eq!(first.document["status"], json!({"addresses": ["192.0.2.1 EgressPolicy t/p"]}));
     let observed: Value = serde_json::from_str(&status(&first)).unwrap();
     assert_eq!(observed, json!({"used": 1, "conditions": [{"type": "Accepted", "status": "True"}]}));
     let used = pool(json!(["192.0.2.1 EgressPolicy t/p"]), 2);
-    assert_eq!(used.text, first.text, "other fields cause no compilation");
+    assert_eq!(used.document, first.document, "other fields cause no compilation");
     let given = pool(json!(["192.0.2.1 EgressPolicy t/q"]), 1);
-    assert_ne!(given.text, first.text);
+    assert_ne!(given.document, first.document);
     assert_eq!(status(&given), status(&first));
 }
 
@@ -100,12 +97,12 @@ fn a_pod_keeps_what_says_whether_it_has_its_address() {
             },
         }))
     };
-    let document: Value = serde_json::from_str(&manifest(Kind::Pod, pod("1", "True")).text).unwrap();
+    let document = manifest(Kind::Pod, pod("1", "True")).document;
     assert_eq!(document["metadata"]["uid"], "u");
     assert_eq!(document["metadata"]["deletionTimestamp"], "2026-01-02T00:00:00Z");
     assert_eq!(document["status"]["conditions"], json!([{"type": "Ready", "status": "True"}]));
     assert_eq!(manifest(Kind::Pod, pod("1", "True")), manifest(Kind::Pod, pod("2", "True")));
-    let document: Value = serde_json::from_str(&manifest(Kind::Pod, pod("1", "False")).text).unwrap();
+    let document = manifest(Kind::Pod, pod("1", "False")).document;
     assert_eq!(document["status"].get("conditions"), None);
 }
 
@@ -150,7 +147,7 @@ fn manifests_of_all_kinds_are_readable() {
         }));
         let manifest = manifest(kind, object);
         let mut manifests = Manifests::default();
-        read(&Source::new(&manifest.name, manifest.text.clone()).into(), UnsupportedKinds::Reject, &mut manifests);
+        read_object(&manifest.name, manifest.document.clone(), UnsupportedKinds::Reject, &mut manifests);
         assert_eq!(manifests.diagnostics, [], "{manifest:?}");
         let [object] = &manifests.objects[..] else { panic!("{manifest:?}") };
         assert_eq!(format!("{}/{}", object.id.kind.as_str(), object.id.path()), *manifest.name);
@@ -165,9 +162,10 @@ fn a_service_keeps_who_has_written_its_addresses_without_the_time() {
         manifest(Kind::Service, object(json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata})))
     };
     let first = service(FIELD_MANAGER, "f:status", "2026-01-01T00:00:00Z");
-    assert!(first.text.contains(FIELD_MANAGER), "{first:?}");
+    assert!(first.document.to_string().contains(FIELD_MANAGER), "{first:?}");
     assert_eq!(first, service(FIELD_MANAGER, "f:status", "2026-01-02T00:00:00Z"));
     for (manager, fields) in [("kubectl", "f:status"), (FIELD_MANAGER, "f:metadata")] {
-        assert!(!service(manager, fields, "2026-01-01T00:00:00Z").text.contains("managedFields"));
+        let other = service(manager, fields, "2026-01-01T00:00:00Z");
+        assert_eq!(other.document["metadata"].get("managedFields"), None);
     }
 }

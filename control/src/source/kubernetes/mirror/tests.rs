@@ -9,7 +9,7 @@ const POLICIES: Collection = Collection { kind: Kind::EgressPolicy, namespace: N
 const PODS: Collection = Collection { kind: Kind::Pod, namespace: None };
 
 fn manifest(name: &str, text: &str) -> Manifest {
-    Manifest { name: name.into(), text: text.to_owned(), selects_pods: text.contains("selectors"), observation: None }
+    Manifest { name: name.into(), document: text.into(), selects_pods: text.contains("selectors"), observation: None }
 }
 
 fn listed(objects: &[(&str, &str)], definition: Option<&str>) -> CollectionEvent {
@@ -180,7 +180,7 @@ struct World {
     /// Whether the watch of a collection goes on; otherwise it lists next.
     is_watched: [bool; 2],
     definition: u32,
-    store: BTreeMap<Arc<str>, String>,
+    store: BTreeMap<Arc<str>, EntryContent>,
     /// Policies that were lost with their definition.
     lost: BTreeSet<Arc<str>>,
 }
@@ -223,7 +223,8 @@ impl World {
                         let objects = &self.mirror.collections[Self::collection(of)];
                         let definition = self.definition.to_string();
                         let is_earlier = objects.definition.as_deref().is_some_and(|before| *before != definition);
-                        if of && objects.texts.contains_key(&name) && (is_earlier || objects.orphaned.contains(&name)) {
+                        if of && objects.hashes.contains_key(&name) && (is_earlier || objects.orphaned.contains(&name))
+                        {
                             self.lost.insert(name);
                         }
                     }
@@ -237,7 +238,7 @@ impl World {
             }
             Step::ReplaceDefinition => {
                 self.cluster[1].clear();
-                self.lost.extend(self.mirror.collections[&POLICIES].texts.keys().cloned());
+                self.lost.extend(self.mirror.collections[&POLICIES].hashes.keys().cloned());
                 self.definition += 1;
                 if self.is_watched[1] {
                     self.mirror.apply(&POLICIES, missing());
@@ -291,7 +292,7 @@ fn the_store_ends_up_with_the_cluster() {
         expected.extend(world.cluster.iter().flatten().map(|(name, _)| name.clone()));
         prop_assert_eq!(world.store.keys().cloned().collect::<BTreeSet<_>>(), expected);
         for (name, text) in world.cluster.iter().flatten() {
-            prop_assert_eq!(&world.store[name], text);
+            prop_assert_eq!(&world.store[name], &EntryContent::Object(text.as_str().into()));
         }
         coverage.count("compared");
         Ok(())

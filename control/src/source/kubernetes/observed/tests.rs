@@ -5,7 +5,7 @@ const NAME: &str = "EgressPolicy/t/p";
 
 fn manifest(name: &str, text: &str, (uid, generation, status): (&str, i64, Option<&str>)) -> Manifest {
     let observation = Observation { uid: uid.into(), generation, status: status.map(str::to_owned) };
-    Manifest { name: name.into(), text: text.to_owned(), selects_pods: false, observation: Some(observation) }
+    Manifest { name: name.into(), document: text.into(), selects_pods: false, observation: Some(observation) }
 }
 
 fn object(objects: &ObservedObjects, name: &str) -> ObservedObject {

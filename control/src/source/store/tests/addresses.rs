@@ -17,8 +17,9 @@ fn policy(namespace: &str) -> String {
 /// A store with the pool, and policies in these namespaces, each in an entry of its own.
 fn started(namespaces: &[&str]) -> ManifestStore {
     let mut store = ManifestStore::default().with_record(RecordMode::Kept);
-    let policies = namespaces.iter().map(|namespace| (format!("{namespace}.yaml").into(), Ok(policy(namespace))));
-    let changed = std::iter::once(("pool.yaml".into(), Ok(POOL.to_owned()))).chain(policies).collect();
+    let policies =
+        namespaces.iter().map(|namespace| (format!("{namespace}.yaml").into(), Ok(policy(namespace).into())));
+    let changed = std::iter::once(("pool.yaml".into(), Ok(POOL.into()))).chain(policies).collect();
     store.update(SourceUpdate { full: true, changed, ..SourceUpdate::default() });
     store
 }
@@ -54,11 +55,10 @@ fn vips(outcome: &CompileOutcome) -> BTreeMap<String, IpAddr> {
 /// A tenant whose entry can't be read keeps others' addresses from nobody, as long as it is known what it had.
 #[test]
 fn what_others_give_up_is_given_again_though_an_entry_became_unreadable() {
-    let unreadable = || SourceUpdate {
-        changed: vec![("b.yaml".into(), Ok("kind: [unclosed".to_owned()))],
-        ..SourceUpdate::default()
-    };
-    let policy_of_c = || SourceUpdate { changed: vec![("c.yaml".into(), Ok(policy("c")))], ..SourceUpdate::default() };
+    let unreadable =
+        || SourceUpdate { changed: vec![("b.yaml".into(), Ok("kind: [unclosed".into()))], ..SourceUpdate::default() };
+    let policy_of_c =
+        || SourceUpdate { changed: vec![("c.yaml".into(), Ok(policy("c").into()))], ..SourceUpdate::default() };
     for starts_anew in [false, true] {
         let mut store = started(&["a", "b"]);
         store.set_now(at(0));
@@ -68,7 +68,7 @@ fn what_others_give_up_is_given_again_though_an_entry_became_unreadable() {
             store = ManifestStore::default().with_record(RecordMode::Kept);
             store.set_record(recorded);
             let entries = [("pool.yaml", POOL.to_owned()), ("a.yaml", policy("a"))];
-            let changed = entries.into_iter().map(|(name, text)| (name.into(), Ok(text))).collect();
+            let changed = entries.into_iter().map(|(name, text)| (name.into(), Ok(text.into()))).collect();
             store.update(SourceUpdate { full: true, changed, ..SourceUpdate::default() });
         }
         store.update(unreadable());

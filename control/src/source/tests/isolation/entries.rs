@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use vipgate_policy::diagnostic::Diagnostic;
-use vipgate_policy::manifest::{Manifests, ObjectId, ReadOptions, UnclassedServices, UnsupportedKinds, read};
+use vipgate_policy::manifest::{
+    Manifests, ObjectId, ReadOptions, UnclassedServices, UnsupportedKinds, read, read_object,
+};
 use vipgate_policy::yaml::Source;
 
 use super::world::{Change, Shape};
-use crate::source::SourceUpdate;
+use crate::source::{EntryContent, SourceUpdate};
 
 /// What an entry is now; `None`: it is removed.
 pub(super) type Content = Option<String>;
@@ -38,7 +40,7 @@ struct Entry {
 #[derive(Debug)]
 struct Readable {
     /// As its source delivers it.
-    delivered: String,
+    delivered: EntryContent,
     /// As it was written.
     written: String,
 }
@@ -108,7 +110,8 @@ impl Entries {
         }
         for (name, content) in &update.changed {
             let Some(entry) = self.entries.get_mut(name) else { continue };
-            entry.note(name, content.as_deref().unwrap_or(BROKEN), unclassed);
+            let content = content.clone().unwrap_or_else(|_| BROKEN.into());
+            entry.note(name, &content, unclassed);
         }
     }
 
@@ -116,8 +119,15 @@ impl Entries {
     pub(super) fn readable(&self) -> SourceUpdate {
         let entries = self.entries.iter().filter(|(_, entry)| !entry.readable.is_empty());
         let changed = entries.map(|(name, entry)| {
-            let texts: Vec<&str> = entry.readable.values().map(|it| it.delivered.as_str()).collect();
-            (name.clone(), Ok(texts.join(SEPARATOR)))
+            let mut texts = Vec::new();
+            for Readable { delivered, .. } in entry.readable.values() {
+                match delivered {
+                    EntryContent::Text(text) => texts.push(text.as_str()),
+                    // It is the only one of its entry.
+                    EntryContent::Object(_) => return (name.clone(), Ok(delivered.clone())),
+                }
+            }
+            (name.clone(), Ok(texts.join(SEPARATOR).into()))
         });
         SourceUpdate { full: true, changed: changed.collect(), ..SourceUpdate::default() }
     }
@@ -147,11 +157,19 @@ impl Entries {
 
 impl Entry {
     /// Objects that can't be read stay as they were; so do all that are missing if an error can't be attributed.
-    fn note(&mut self, name: &Arc<str>, text: &str, unclassed: UnclassedServices) {
+    fn note(&mut self, name: &Arc<str>, content: &EntryContent, unclassed: UnclassedServices) {
         let mut manifests = Manifests::default();
         let options = ReadOptions { unsupported: UnsupportedKinds::Ignore, unclassed };
-        read(&Arc::new(Source::new(name, text.to_owned())), options, &mut manifests);
-        let texts: Vec<&str> = text.split(SEPARATOR).collect();
+        let texts: Vec<EntryContent> = match content {
+            EntryContent::Text(text) => {
+                read(&Arc::new(Source::new(name, text.clone())), options, &mut manifests);
+                text.split(SEPARATOR).map(EntryContent::from).collect()
+            }
+            EntryContent::Object(object) => {
+                read_object(name, object.clone(), options, &mut manifests);
+                vec![content.clone()]
+            }
+        };
         let mut invalid: BTreeSet<ObjectId> = manifests.unreadable.iter().map(|(_, id)| id.clone()).collect();
         let mut is_unattributed = false;
         for error in manifests.diagnostics.iter().filter(|it| it.is_error()) {
@@ -163,9 +181,9 @@ impl Entry {
         }
         let before = std::mem::take(&mut self.readable);
         for object in manifests.objects.iter().filter(|object| !invalid.contains(&object.id)) {
-            let line = object.origin.line as usize;
+            let at = (object.origin.line as usize).saturating_sub(1) / 2;
             let written = self.objects.get(&object.id).cloned().unwrap_or_default();
-            self.readable.insert(object.id.clone(), Readable { delivered: texts[(line - 1) / 2].to_owned(), written });
+            self.readable.insert(object.id.clone(), Readable { delivered: texts[at].clone(), written });
         }
         let is_kept = |id: &ObjectId| is_unattributed || invalid.contains(id);
         for (id, last) in before.into_iter().filter(|(id, _)| is_kept(id)) {

@@ -84,7 +84,7 @@ fn update(entries: Vec<(Arc<str>, Content)>, full: bool) -> SourceUpdate {
     let mut update = SourceUpdate { full, ..SourceUpdate::default() };
     for (name, content) in entries {
         match content {
-            Some(text) => update.changed.push((name, Ok(text))),
+            Some(text) => update.changed.push((name, Ok(text.into()))),
             None => update.removed.push(name),
         }
     }
@@ -165,7 +165,8 @@ impl EtcdPrefix {
             loop {
                 let event = timeout(TEST_TIMEOUT, events.recv()).await.expect("an event in time").expect("it runs");
                 let SourceEvent::Update(update) = event else { continue };
-                let is_last = update.changed.iter().any(|(name, text)| **name == *key && *text == Ok(marker.clone()));
+                let is_last =
+                    update.changed.iter().any(|(name, text)| **name == *key && *text == Ok(marker.as_str().into()));
                 updates.push(update);
                 if is_last {
                     return updates;
