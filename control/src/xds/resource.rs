@@ -10,7 +10,6 @@ use std::sync::Arc;
 
 use prost::bytes::Bytes;
 
-pub(super) use self::decode::field_error;
 pub use self::decode::{Decoded, ResourceError, decode};
 pub use self::encode::{counts, encode_all, settings, version_of};
 

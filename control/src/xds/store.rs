@@ -6,7 +6,6 @@
 //!                  \-> StageError --------------------------------> discard   (nothing has changed)
 //! ```
 
-mod private_addresses;
 mod services;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,7 +20,6 @@ use vipgate_dataplane::policy::spec::{ClusterSpec, NodeSpec};
 use vipgate_policy::compiler::{Cluster, GatewayLocality, Peer};
 use vipgate_policy::fingerprint::{Fingerprint, mix};
 
-use self::private_addresses::PrivateAddresses;
 use super::proto;
 use super::resource::{CLUSTER, Content, Decoded, Key, Kind, ResourceError, SETTINGS, decode, printable};
 
@@ -50,7 +48,7 @@ pub enum StageError {
         key: Key,
         reason: String,
     },
-    /// A resource doesn't fit to others of the same policy.
+    /// A resource lacks others of the same policy, or is too many.
     #[error("resource {key}: {reason}")]
     Inconsistent {
         /// The resource.
@@ -90,7 +88,6 @@ pub struct ResourceStore {
     counts: [usize; Kind::ALL.len()],
     peers: BTreeMap<Arc<str>, Peer>,
     cluster: Option<Cluster>,
-    private_addresses: PrivateAddresses,
     version: String,
 }
 
@@ -402,15 +399,6 @@ impl ResourceStore {
         Content::version_text(mix(all.map(hash).fold(0, u64::wrapping_add)))
     }
 
-    /// Checks that what is in force after the update fits together: Services with their backend slices, and private addresses of VIPs.
-    ///
-    /// # Errors
-    /// The resource that is missing, too many, or doesn't fit.
-    pub fn check_consistency(&self) -> Result<(), StageError> {
-        self.check_private_addresses()?;
-        self.check_services()
-    }
-
     /// Applies the staged changes. Returns the keys that changed, with their new resources, for the cache.
     pub fn commit(&mut self) -> Vec<(Key, Option<StoredResource>)> {
         self.version = self.version_after();
@@ -418,7 +406,6 @@ impl ResourceStore {
         self.new_keys = 0;
         let mut changed = Vec::with_capacity(self.staged.len());
         for (key, staged) in std::mem::take(&mut self.staged) {
-            self.private_addresses.remove(self.resources.get(&key), &key);
             let Some(Staged { version, body, decoded }) = staged else {
                 if self.resources.remove(&key).is_some() {
                     match key.kind {
@@ -433,7 +420,6 @@ impl ResourceStore {
             match decoded {
                 Decoded::Gateway(peer) => drop(self.peers.insert(peer.name.clone(), peer)),
                 Decoded::Cluster(cluster) => self.cluster = Some(cluster),
-                Decoded::Vip(vip) => self.private_addresses.insert(&vip),
                 _ => {}
             }
             let resource = StoredResource { version, body };

@@ -202,6 +202,47 @@ fn an_inconsistent_change_is_rejected_with_its_reason() {
     assert_eq!(error, UnknownVip { address: pod, vip: two });
 }
 
+/// As a policy server may send them: nothing before has checked them.
+#[test]
+fn an_invalid_shard_map_or_node_is_rejected_with_its_reason() {
+    let map = ShardMapSpec { name: "m".into(), orders: vec![vec!["g1".into()]], slots: vec![0; SLOTS] };
+    let maps = [
+        (ShardMapSpec { slots: vec![0; SLOTS - 1], ..map.clone() }, "doesn't have 1024 slots"),
+        (ShardMapSpec { orders: vec![map.orders[0].clone(); SLOTS + 1], ..map.clone() }, "has more orders than slots"),
+        (ShardMapSpec { orders: vec![map.orders[0].clone(), vec![]], ..map.clone() }, "has an order without a gateway"),
+        (ShardMapSpec { slots: vec![1; SLOTS], ..map.clone() }, "has a slot without an order"),
+        (ShardMapSpec { slots: vec![u16::MAX; SLOTS], ..map.clone() }, "has a slot without an order"),
+        (ShardMapSpec { orders: vec![], ..map.clone() }, "has a slot without an order"),
+    ];
+    for (map, reason) in maps {
+        let (map, name) = (PolicyChange { shard_maps: vec![map.clone()], ..PolicyChange::default() }, map.name);
+        let error = built(&small()).with_change(&map).unwrap_err();
+        assert_eq!(error, BuildError::InvalidShardMap { map: name, reason });
+    }
+    let node = NodeSpec {
+        name: "n1".into(),
+        address: "192.0.2.9:4789".parse().unwrap(),
+        vni: (1 << 24) - 1,
+        mac: [2, 0, 0, 0, 0, 1],
+        verify_mac: false,
+        sends_covered_only: false,
+        prefixes: vec![],
+    };
+    let other = NodeSpec { name: "n2".into(), address: "192.0.2.8:4789".parse().unwrap(), ..node.clone() };
+    let nodes = [
+        (NodeSpec { vni: 1 << 24, ..node.clone() }, "the VNI exceeds 24 bits"),
+        (NodeSpec { mac: [1, 0, 0, 0, 0, 1], ..node.clone() }, "the MAC address is a group address"),
+        (NodeSpec { name: "n2".into(), ..node.clone() }, "duplicate name"),
+        (NodeSpec { address: "192.0.2.8:4790".parse().unwrap(), ..node.clone() }, "duplicate address"),
+    ];
+    let change = |nodes| PolicyChange { nodes: Some(nodes), ..PolicyChange::default() };
+    assert!(built(&small()).with_change(&change(vec![node])).is_ok());
+    for (node, reason) in nodes {
+        let error = built(&small()).with_change(&change(vec![other.clone(), node.clone()])).unwrap_err();
+        assert_eq!(error, BuildError::InvalidNode { node: node.name, reason });
+    }
+}
+
 #[test]
 fn objects_can_be_removed_with_everything_that_refers_to_them() {
     let mut builder = built(&small());

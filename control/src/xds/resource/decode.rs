@@ -1,5 +1,5 @@
-//! Decodes and validates resources. Servers are not trusted: an invalid resource is rejected with the field and the
-//! reason. A decoded resource needs no further checks of its own.
+//! Decodes resources. Servers are not trusted: what isn't the type of a field is rejected with the field and the reason.
+//! What the engine checks of a policy (`dataplane/src/policy/validation.rs`) isn't checked here.
 
 mod placement;
 mod service;
@@ -19,7 +19,6 @@ use vipgate_dataplane::policy::limits::{
 use vipgate_dataplane::policy::spec::{
     AddressSelection, Announce, EgressSpec, EndpointSpec, Limits, NodeSpec, OnExhaustion, ShardMapSpec, VipSpec,
 };
-use vipgate_dataplane::wire::ethernet;
 use vipgate_policy::compiler::{Cluster, Peer};
 use vipgate_policy::manifest::{UncoveredAction, unusable_address};
 
@@ -70,7 +69,7 @@ pub enum ResourceError {
     },
 }
 
-pub(in crate::xds) fn field_error(field: impl Into<String>, reason: impl Into<String>) -> ResourceError {
+fn field_error(field: impl Into<String>, reason: impl Into<String>) -> ResourceError {
     ResourceError::Field { field: field.into(), reason: printable(&reason.into()) }
 }
 
@@ -295,15 +294,12 @@ fn overlay_node(name: &str, message: &proto::OverlayNode) -> Result<NodeSpec, Re
     check_len(&message.prefixes, "prefixes", MAX_ENTRIES)?;
     let port = u16::try_from(message.port).ok().filter(|port| *port > 0);
     let port = port.ok_or_else(|| field_error("port", format!("{} is not a port", message.port)))?;
-    if message.vni >= 1 << 24 {
-        return Err(field_error("vni", format!("{} has more than 24 bits", message.vni)));
-    }
-    let mac = <[u8; 6]>::try_from(&*message.mac).ok().filter(|mac| !ethernet::is_group(*mac));
+    let mac = <[u8; 6]>::try_from(&*message.mac);
     Ok(NodeSpec {
         name: parse_text("name", name)?,
         address: SocketAddr::new(parse_address("address", &message.address)?, port),
         vni: message.vni,
-        mac: mac.ok_or_else(|| field_error("mac", "is not a unicast MAC address"))?,
+        mac: mac.map_err(|_| field_error("mac", "is not a MAC address"))?,
         verify_mac: message.verify_mac,
         sends_covered_only: message.sends_covered_only,
         prefixes: parse_prefixes("prefixes", &message.prefixes)?,

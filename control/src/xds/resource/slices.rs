@@ -4,10 +4,10 @@
 //! first ones are assigned to slices by address, further ones by their first target port, too, since an address may have
 //! more of them than a slice.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use vipgate_dataplane::policy::spec::{first_target, repeated_target};
+use vipgate_dataplane::policy::spec::first_target;
 use vipgate_policy::compiler::{PlacedBackend, PlacedService};
 use vipgate_policy::fingerprint::mix;
 
@@ -93,18 +93,8 @@ pub(super) fn divide(backends: &[PlacedBackend]) -> (Vec<&PlacedBackend>, Vec<&P
 }
 
 /// Sorts the backends of both lists as a Service has them.
-///
-/// # Errors
-/// The backend that is there twice: its address, or its address and the target port that another one has, too.
-pub(in crate::xds) fn sort_backends(backends: &mut [PlacedBackend]) -> Result<(), String> {
+pub(in crate::xds) fn sort_backends(backends: &mut [PlacedBackend]) {
     backends.sort_by(|one, other| one.key().cmp(&other.key()));
-    if let Some(pair) = backends.windows(2).find(|pair| pair[0].key() == pair[1].key()) {
-        return Err(pair[0].address.to_string());
-    }
-    match repeated_target(backends.iter().map(PlacedBackend::key)) {
-        None => Ok(()),
-        Some((at, port)) => Err(SocketAddr::new(backends[at].address, backends[at].ports[port]).to_string()),
-    }
 }
 
 fn hash(address: IpAddr) -> u64 {

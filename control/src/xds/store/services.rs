@@ -4,16 +4,18 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use vipgate_dataplane::policy::limits::MAX_BACKENDS_OF_SERVICE;
 use vipgate_policy::compiler::PlacedService;
 
 use super::{ResourceStore, StageError, StoredResource, decode};
 use crate::xds::resource::slices::{BackendSlice, ServiceResource, parse_name, slice_key, sort_backends};
-use crate::xds::resource::{Decoded, Key, Kind, field_error};
+use crate::xds::resource::{Decoded, Key, Kind};
 
 impl ResourceStore {
-    /// Checks that the slices of each staged Service are there after the update, and fit.
-    pub(super) fn check_services(&self) -> Result<(), StageError> {
+    /// Checks that the slices of each staged Service are there after the update.
+    ///
+    /// # Errors
+    /// The resource that is missing, or too many.
+    pub fn check_consistency(&self) -> Result<(), StageError> {
         self.staged_services().iter().try_for_each(|name| {
             let service = self.service_resource(name);
             let slices = service.as_ref().map_or(0, |service| service.slices);
@@ -42,7 +44,7 @@ impl ResourceStore {
         self.staged.keys().filter(|key| differs(key)).filter_map(name).collect()
     }
 
-    /// A Service after the update, with all its backends. Slices that are missing or don't fit are left out.
+    /// A Service after the update, with all its backends; without backends if slices are missing.
     pub(super) fn service_after(&self, name: &Arc<str>) -> Option<PlacedService> {
         let service = self.service_resource(name)?;
         Some(self.assemble(&service).unwrap_or(service.service))
@@ -58,30 +60,11 @@ impl ResourceStore {
                 let reason = format!("has {} backend slices, but number {number} is missing", resource.slices);
                 return Err(StageError::Inconsistent { key, reason });
             };
-            let ports = service.ports.len();
             let BackendSlice { backends, more_backends, .. } = slice.into_owned();
-            for (field, backends) in [("backends", backends), ("more_backends", more_backends)] {
-                if let Some(i) = backends.iter().position(|backend| backend.ports.len() != ports) {
-                    let reason = format!("has {} entries, but the Service has {ports} ports", backends[i].ports.len());
-                    let error = field_error(format!("{field}[{i}].ports"), reason);
-                    return Err(StageError::InvalidResource { key, error });
-                }
-                service.backends.extend(backends);
-            }
+            service.backends.extend(backends);
+            service.backends.extend(more_backends);
         }
-        let twice = sort_backends(&mut service.backends);
-        let key = || Key { kind: Kind::Service, name: service.name.clone() };
-        if let Err(backend) = twice {
-            let reason = format!("backend {backend} is in two slices");
-            return Err(StageError::Inconsistent { key: key(), reason });
-        }
-        if service.backends.len() > MAX_BACKENDS_OF_SERVICE {
-            let (count, max) = (service.backends.len(), MAX_BACKENDS_OF_SERVICE);
-            return Err(StageError::Inconsistent {
-                key: key(),
-                reason: format!("has {count} backends, the maximum is {max}"),
-            });
-        }
+        sort_backends(&mut service.backends);
         Ok(service)
     }
 

@@ -4,7 +4,6 @@ mod cluster;
 mod completeness;
 pub(crate) mod generators;
 mod model;
-mod private_addresses;
 mod rejected;
 mod services;
 mod slices;

@@ -15,6 +15,7 @@ use crate::flow::listener::Listener;
 use crate::policy::build::Builder;
 use crate::policy::change::{PolicyChange, Removed};
 use crate::policy::compiled::{Family, Policy};
+use crate::policy::limits::MAX_PORTS_OF_SERVICE;
 use crate::policy::spec::*;
 use crate::policy::validation::BuildError;
 use crate::policy_set::{Between, PolicySet, WithPolicy};
@@ -232,9 +233,12 @@ fn an_inconsistent_service_is_rejected_and_the_existing_one_keeps_its_frontend()
         ServiceSpec { ports: two_ports.clone(), backends: with_ports([[8080, 2], [8081, 2]]), ..one.clone() },
         ServiceSpec { ports: two_ports, backends: with_ports([[0, 0], [0, 0]]), ..one.clone() },
         ServiceSpec { ports: vec![], ..one.clone() },
+        ServiceSpec { ports: vec![one.ports[0].clone(); MAX_PORTS_OF_SERVICE + 1], backends: vec![], ..one.clone() },
     ] {
         assert!(matches!(builder.with_change(&change(vec![broken])), Err(BuildError::InvalidService { .. })));
     }
+    let port_twice = ServiceSpec { ports: vec![one.ports[0].clone(); 2], backends: vec![], ..one.clone() };
+    assert!(matches!(builder.with_change(&change(vec![port_twice])), Err(BuildError::DuplicateFrontend { .. })));
     assert!(matches!(builder.with_change(&change(vec![one.clone(); 2])), Err(BuildError::DuplicateName { .. })));
     // A frontend moves from one Service to the other, in either order.
     let handed = PolicyChange {

@@ -23,8 +23,8 @@ pub(super) fn of(vip: IpAddr, sources: &Inputs<'_>) -> Vec<PrivateAddressSpec> {
     private.into_iter().flatten().filter(|(_, private)| is_private(**private)).map(spec).collect()
 }
 
-/// Leaves out those that don't tell which VIP a packet is for: VIPs, and addresses of two VIPs at one gateway. Gateways reject
-/// an update with them.
+/// Leaves out those that don't tell which VIP a packet is for: VIPs, and addresses of two VIPs at one gateway. Gateways don't
+/// translate them either.
 pub(super) fn remove_ambiguous(assigned: &mut [AssignedVip], vips: &HashSet<IpAddr>) {
     let mut counts: HashMap<(Arc<str>, IpAddr), usize> = HashMap::default();
     for PrivateAddressSpec { gateway, address } in assigned.iter().flat_map(|vip| &vip.spec.private) {

@@ -15,7 +15,6 @@ use crate::xds::proto;
 pub(super) fn shard_map(name: &str, message: &proto::ShardMap) -> Result<ShardMapSpec, ResourceError> {
     check_name(&message.name, name)?;
     check_len(&message.gateways, "gateways", MAX_GATEWAYS)?;
-    check_len(&message.orders, "orders", SLOTS)?;
     let mut gateways: Vec<Arc<str>> = Vec::with_capacity(message.gateways.len());
     let mut known = HashSet::new();
     for (i, gateway) in message.gateways.iter().enumerate() {
@@ -27,12 +26,8 @@ pub(super) fn shard_map(name: &str, message: &proto::ShardMap) -> Result<ShardMa
     }
     let orders = message.orders.iter().enumerate().map(|(i, order)| gateway_order(i, order, &gateways));
     let orders: Vec<_> = orders.collect::<Result<_, _>>()?;
-    if message.slots.len() != SLOTS {
-        return Err(field_error("slots", format!("has {} entries, expected {SLOTS}", message.slots.len())));
-    }
     let slot = |(i, order): (usize, &u32)| {
-        let order = u16::try_from(*order).ok().filter(|at| usize::from(*at) < orders.len());
-        order.ok_or_else(|| field_error(format!("slots[{i}]"), "is not the index of an order"))
+        u16::try_from(*order).map_err(|_| field_error(format!("slots[{i}]"), "is not the index of an order"))
     };
     let slots = message.slots.iter().enumerate().map(slot).collect::<Result<_, _>>()?;
     Ok(ShardMapSpec { name: parse_text("name", name)?, orders, slots })
@@ -49,7 +44,7 @@ fn gateway_order(i: usize, order: &proto::GatewayOrder, all: &[Arc<str>]) -> Res
             _ => return Err(field_error(field, format!("{at} is not the index of a gateway, or a duplicate"))),
         }
     }
-    if names.is_empty() { Err(field_error(field, "is empty")) } else { Ok(names) }
+    Ok(names)
 }
 
 /// The private addresses of a VIP at gateways.
@@ -60,18 +55,9 @@ pub(super) fn private_addresses(message: &proto::Vip) -> Result<Vec<PrivateAddre
     for (i, private) in message.private_addresses.iter().enumerate() {
         let field = |name: &str| format!("private_addresses[{i}].{name}");
         let gateway = parse_text(&field("gateway"), &private.gateway)?;
-        if gateway.is_empty() {
-            return Err(field_error(field("gateway"), "is empty"));
-        }
-        if addresses.last().is_some_and(|previous| previous.gateway >= gateway) {
-            return Err(field_error(field("gateway"), format!("`{gateway}` is not in ascending order")));
-        }
         let address = parse_address(&field("address"), &private.address)?;
         if address.is_ipv4() != vip.is_ipv4() {
             return Err(field_error(field("address"), format!("{address} is not of the family of {vip}")));
-        }
-        if address == vip {
-            return Err(field_error(field("address"), format!("{address} is the VIP itself")));
         }
         addresses.push(PrivateAddressSpec { gateway, address });
     }

@@ -3,10 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use vipgate_dataplane::policy::limits::{
-    MAX_BACKENDS_OF_SERVICE, MAX_PORTS_OF_SERVICE, MAX_SOURCE_RANGES_OF_SERVICE, MAX_VIPS_OF_SERVICE,
-};
-use vipgate_dataplane::policy::maglev;
+use vipgate_dataplane::policy::limits::{MAX_SOURCE_RANGES_OF_SERVICE, MAX_VIPS_OF_SERVICE};
 use vipgate_dataplane::policy::spec::{BackendState, Scope, ServicePortSpec};
 use vipgate_policy::compiler::{PlacedBackend, PlacedService};
 use vipgate_policy::manifest::{Hints, MAX_WEIGHT, Protocol};
@@ -30,26 +27,18 @@ pub(super) fn service(name: &str, message: &proto::Service) -> Result<ServiceRes
         return Err(field_error(*field, "isn't empty, but the Service has backend slices"));
     }
     check_len(&message.vips, "vips", MAX_VIPS_OF_SERVICE)?;
-    check_len(&message.ports, "ports", MAX_PORTS_OF_SERVICE)?;
-    check_len(&message.backends, "backends", MAX_BACKENDS_OF_SERVICE)?;
-    check_len(&message.more_backends, "more_backends", MAX_BACKENDS_OF_SERVICE - message.backends.len())?;
     check_len(&message.source_ranges, "source_ranges", MAX_SOURCE_RANGES_OF_SERVICE)?;
-    if !maglev::is_valid_size(message.table_size) {
-        return Err(field_error("table_size", format!("{} is not a prime from 7 to 131071", message.table_size)));
-    }
     let health_port = u16::try_from(message.health_check_port)
         .map_err(|_| field_error("health_check_port", format!("{} is not a port", message.health_check_port)))?;
     let vips = message.vips.iter().enumerate().map(|(i, vip)| parse_address(&format!("vips[{i}]"), vip));
-    let ports = ports(&message.ports)?;
-    let count = |_: &proto::Backend| ports.len();
-    let mut backends = first_backends(&message.backends, count)?;
-    backends.extend(more_backends(&message.more_backends, count)?);
-    check_targets(&mut backends)?;
+    let mut all = backends("backends", &message.backends)?;
+    all.extend(backends("more_backends", &message.more_backends)?);
+    sort_backends(&mut all);
     let service = PlacedService {
         name: parse_text("name", name)?,
         vips: ascending(vips.collect::<Result<_, _>>()?, |vip: &IpAddr| *vip, |i| format!("vips[{i}]"))?,
-        ports,
-        backends,
+        ports: ports(&message.ports)?,
+        backends: all,
         source_ranges: ascending(
             parse_prefixes("source_ranges", &message.source_ranges)?,
             |net| *net,
@@ -64,7 +53,7 @@ pub(super) fn service(name: &str, message: &proto::Service) -> Result<ServiceRes
     Ok(ServiceResource { service, slices: message.backend_slices })
 }
 
-/// Decodes a part of a Service's backends. How many ports they must have, the Service says.
+/// Decodes a part of a Service's backends.
 pub(super) fn slice(name: &str, message: &proto::BackendSlice) -> Result<BackendSlice, ResourceError> {
     let Some((service, number)) = parse_name(name).filter(|(service, _)| !service.is_empty()) else {
         let reason = format!("`{name}` isn't the name of a Service with `#` and a number below {MAX_SLICES}");
@@ -75,40 +64,17 @@ pub(super) fn slice(name: &str, message: &proto::BackendSlice) -> Result<Backend
     }
     for (field, backends) in [("backends", &message.backends), ("more_backends", &message.more_backends)] {
         check_len(backends, field, MAX_ENTRIES)?;
-        for (i, it) in backends.iter().enumerate() {
-            check_len(&it.ports, &format!("{field}[{i}].ports"), MAX_PORTS_OF_SERVICE)?;
-        }
     }
-    let count = |it: &proto::Backend| it.ports.len();
-    let backends = first_backends(&message.backends, count)?;
-    let more_backends = more_backends(&message.more_backends, count)?;
-    // A backend with the same address may be in another slice, so they are checked together once more.
-    check_targets(&mut [&backends[..], &more_backends].concat())?;
-    Ok(BackendSlice { service: parse_text("service", service)?, number, backends, more_backends })
+    Ok(BackendSlice {
+        service: parse_text("service", service)?,
+        number,
+        backends: backends("backends", &message.backends)?,
+        more_backends: backends("more_backends", &message.more_backends)?,
+    })
 }
 
-/// The first backend of each address. `ports`: how many ports a backend must have.
-fn first_backends(
-    messages: &[proto::Backend],
-    ports: impl Fn(&proto::Backend) -> usize,
-) -> Result<Vec<PlacedBackend>, ResourceError> {
-    let all = messages.iter().enumerate().map(|(i, it)| backend(&format!("backends[{i}]"), it, ports(it)));
-    ascending(all.collect::<Result<_, _>>()?, |it: &PlacedBackend| it.address, |i| format!("backends[{i}].address"))
-}
-
-/// Further backends of addresses.
-fn more_backends(
-    messages: &[proto::Backend],
-    ports: impl Fn(&proto::Backend) -> usize,
-) -> Result<Vec<PlacedBackend>, ResourceError> {
-    let all = messages.iter().enumerate().map(|(i, it)| backend(&format!("more_backends[{i}]"), it, ports(it)));
-    let key = |it: &PlacedBackend| (it.address, it.ports.clone());
-    ascending(all.collect::<Result<_, _>>()?, key, |i| format!("more_backends[{i}].address"))
-}
-
-/// Sorts the backends, and checks that target ports of backends with one address differ.
-fn check_targets(backends: &mut [PlacedBackend]) -> Result<(), ResourceError> {
-    sort_backends(backends).map_err(|twice| field_error("more_backends", format!("backend {twice} is there twice")))
+fn backends(field: &str, messages: &[proto::Backend]) -> Result<Vec<PlacedBackend>, ResourceError> {
+    messages.iter().enumerate().map(|(i, it)| backend(&format!("{field}[{i}]"), it)).collect()
 }
 
 /// Checks for strictly ascending order, so without duplicates.
@@ -124,7 +90,6 @@ fn ascending<T, K: Ord>(
 }
 
 fn ports(messages: &[proto::ServicePort]) -> Result<Vec<ServicePortSpec>, ResourceError> {
-    let mut seen = foldhash::HashSet::default();
     let port = |(i, it): (usize, &proto::ServicePort)| {
         let field = |name: &str| format!("ports[{i}].{name}");
         let protocol = Protocol::ALL.into_iter().map(Protocol::number).find(|known| u32::from(*known) == it.protocol);
@@ -132,20 +97,13 @@ fn ports(messages: &[proto::ServicePort]) -> Result<Vec<ServicePortSpec>, Resour
             protocol.ok_or_else(|| field_error(field("protocol"), format!("{} has no ports", it.protocol)))?;
         let port = u16::try_from(it.port).ok().filter(|port| *port > 0);
         let port = port.ok_or_else(|| field_error(field("port"), format!("{} is not a port", it.port)))?;
-        if !seen.insert((protocol, port)) {
-            return Err(field_error(field("port"), format!("{port} of this protocol is a duplicate")));
-        }
         Ok(ServicePortSpec { name: parse_text(&field("name"), &it.name)?, protocol, port })
     };
     messages.iter().enumerate().map(port).collect()
 }
 
-fn backend(field: &str, message: &proto::Backend, ports: usize) -> Result<PlacedBackend, ResourceError> {
+fn backend(field: &str, message: &proto::Backend) -> Result<PlacedBackend, ResourceError> {
     let field = |name: &str| format!("{field}.{name}");
-    if message.ports.len() != ports {
-        let reason = format!("has {} entries, but the Service has {ports} ports", message.ports.len());
-        return Err(field_error(field("ports"), reason));
-    }
     let port =
         |port: &u32| u16::try_from(*port).map_err(|_| field_error(field("ports"), format!("{port} is not a port")));
     let weight = u16::try_from(message.weight).ok().filter(|weight| *weight <= MAX_WEIGHT);

@@ -28,7 +28,7 @@ fn a_small_service_has_its_backends_and_a_large_one_has_slices() {
             backends.extend(slice.backends);
             backends.extend(slice.more_backends);
         }
-        sort_backends(&mut backends).unwrap();
+        sort_backends(&mut backends);
         assert_eq!(backends, service.backends);
         let whole = ServiceResource { service, slices: 0 };
         let (key, Content { body, .. }) = encode::service_resource(&whole);
@@ -66,17 +66,13 @@ fn invalid_slices_and_their_services_are_rejected_with_field_and_reason() {
         assert_eq!(reason, format!("name: `{name}` isn't the name of a Service with `#` and a number below 4096"));
     }
     assert_eq!(error(Kind::BackendSlice, "s#1", &slice("t", &[])), "service: is `t`, but the resource is of `s`");
-    let unordered = slice("s", &["10.0.0.2", "10.0.0.1"]);
-    assert_eq!(error(Kind::BackendSlice, "s#1", &unordered), "backends[1].address: is not in ascending order");
-    let further = |number: u32, ports: &[u32]| {
-        let backend = |port: &u32| proto::Backend { ports: vec![*port], ..backend("10.0.0.1") };
-        let more_backends = ports.iter().map(backend).collect();
-        let slice = proto::BackendSlice { service: "s".to_owned(), backends: vec![backend(&80)], more_backends };
-        error(Kind::BackendSlice, &format!("s#{number}"), &slice.encode_to_vec())
+    let further = proto::BackendSlice {
+        service: "s".to_owned(),
+        more_backends: vec![backend("10.0.0.1"); 4097],
+        ..Default::default()
     };
-    assert_eq!(further(1, &[82, 81]), "more_backends[1].address: is not in ascending order");
-    assert_eq!(further(1, &[79, 80]), "more_backends: backend 10.0.0.1 is there twice");
-    assert_eq!(further(1, &[1].repeat(4097)), "more_backends: has 4097 entries, the maximum is 4096");
+    let too_many = error(Kind::BackendSlice, "s#1", &further.encode_to_vec());
+    assert_eq!(too_many, "more_backends: has 4097 entries, the maximum is 4096");
     let many: Vec<String> = (0..4097_u16).map(|n| format!("10.0.{}.{}", n >> 8, n & 255)).collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
     assert_eq!(error(Kind::BackendSlice, "s#1", &slice("s", &many)), "backends: has 4097 entries, the maximum is 4096");
@@ -99,7 +95,7 @@ fn shared_addresses(backends: u16) -> PlacedService {
         ..service.backends[usize::from(n % 3)].clone()
     };
     let mut backends: Vec<_> = (0..backends).map(backend).collect();
-    sort_backends(&mut backends).unwrap();
+    sort_backends(&mut backends);
     PlacedService { backends, ..service }
 }
 
@@ -114,7 +110,7 @@ fn backends_of_one_address_survive_in_a_service_and_in_slices_of_all_sizes() {
             assert!(slice.more_backends.len() < 200, "{count}: {} in one slice", slice.more_backends.len());
             backends.extend([slice.backends, slice.more_backends].concat());
         }
-        sort_backends(&mut backends).unwrap();
+        sort_backends(&mut backends);
         assert_eq!(backends.is_empty(), count <= 256);
         assert!(backends.is_empty() || backends == service.backends);
         let whole = ServiceResource { service, slices: 0 };

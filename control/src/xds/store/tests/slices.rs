@@ -1,11 +1,10 @@
 //! Backend slices: a Service is the same, however its backends are divided and whatever changes.
 
 use vipgate_coverage::property;
-use vipgate_policy::compiler::PlacedBackend;
 
 use super::*;
 use crate::xds::fixtures::{large_service, sample_placement};
-use crate::xds::resource::slices::{backend_slices, slice_key};
+use crate::xds::resource::slices::slice_key;
 use crate::xds::resource::{Content, encode};
 
 /// The placement with this Service, or without Services.
@@ -69,9 +68,8 @@ fn updates_of_a_large_service_equal_a_whole_one() {
 }
 
 #[test]
-fn slices_that_do_not_fit_are_errors_with_the_name_of_the_resource() {
-    let service = large_service(300);
-    let policy = ServerPolicy::of(&placement(Some(service.clone())));
+fn missing_and_surplus_slices_are_errors_with_the_name_of_the_resource() {
+    let policy = ServerPolicy::of(&placement(Some(large_service(300))));
     let stored = |(key, content): (Key, Content)| (key, StoredResource { version: "1".to_owned(), body: content.body });
     let error_with = |change: &dyn Fn(&mut BTreeMap<Key, StoredResource>)| {
         let mut resources = policy.resources.clone();
@@ -80,26 +78,9 @@ fn slices_that_do_not_fit_are_errors_with_the_name_of_the_resource() {
         store.stage_cached(resources).unwrap();
         store.check_consistency().map_err(|error| error.to_string())
     };
-    let slice = |number: u32, change: &dyn Fn(&mut Vec<PlacedBackend>)| {
-        let mut slice = backend_slices(&service)[number as usize].clone();
-        change(&mut slice.backends);
-        stored(encode::backend_slice(&slice))
-    };
     assert_eq!(error_with(&|_| {}), Ok(()));
     let missing = error_with(&|all| drop(all.remove(&slice_key("Service a/s", 2))));
     assert_eq!(missing.unwrap_err(), "resource Service a/s: has 5 backend slices, but number 2 is missing");
-    let ports = error_with(&|all| all.extend([slice(1, &|backends| backends[3].ports = [1, 2].into())]));
-    let reason = "backends[3].ports: has 2 entries, but the Service has 1 ports";
-    assert_eq!(ports.unwrap_err(), format!("resource BackendSlice Service a/s#1: {reason}"));
-    let moved = backend_slices(&service)[0].backends[0].clone();
-    let address = moved.address;
-    let twice = error_with(&|all| {
-        all.extend([slice(4, &|backends| {
-            backends.push(moved.clone());
-            backends.sort_by_key(|backend| backend.address);
-        })]);
-    });
-    assert_eq!(twice.unwrap_err(), format!("resource Service a/s: backend {address} is in two slices"));
     let without_service = error_with(&|all| all.retain(|key, _| key.kind != Kind::Service));
     assert_eq!(without_service.unwrap_err(), "resource BackendSlice Service a/s#0: there is no such Service");
     let small = stored(encode::service(&large_service(3)));
