@@ -21,8 +21,9 @@ pub(super) fn policy_summaries(published: &Publication) -> BTreeMap<&str, Policy
     let placement = &published.placement;
     let mut summaries: BTreeMap<&str, PolicySummary> =
         placement.policies.iter().map(|policy| (&*policy.name, PolicySummary::default())).collect();
-    // Resources are in the order of the placement.
-    for (endpoint, resource) in placement.endpoints.iter().zip(published.of_kind(Kind::Endpoint)) {
+    for resource in published.of_kind(Kind::Endpoint) {
+        let endpoint = resource.key.name.parse().ok().and_then(|address| published.endpoint(address));
+        let Some(endpoint) = endpoint else { continue };
         let Some(summary) = summaries.get_mut(&*endpoint.policy) else { continue };
         summary.endpoints += 1;
         summary.since = summary.since.max(resource.changed_in);

@@ -164,7 +164,7 @@ fn settable(publication: &Publication, key: Key) -> Option<Key> {
 /// Resources whose content decides whether one is refused: its own, the backend slices of a Service, and of an endpoint
 /// the VIP with its address.
 fn versions<'a>(publication: &'a Publication, key: &'a Key) -> impl Iterator<Item = (u64, u64)> + 'a {
-    let slices = publication.slices_of(key).iter();
+    let slices = publication.slices_of(key);
     let vip = (key.kind == Kind::Endpoint).then(|| Key { kind: Kind::Vip, ..key.clone() });
     let vip = vip.and_then(|vip| publication.get(&vip));
     publication.get(key).into_iter().chain(slices).chain(vip).map(|it| (it.content.version, it.changed_in))

@@ -14,7 +14,7 @@ use envoy_types::pb::google::protobuf::Any;
 use prost::Message;
 use prost::bytes::Bytes;
 use vipgate_dataplane::policy::spec::EndpointSpec;
-use vipgate_policy::compiler::{Placement, SetAside, shard_groups};
+use vipgate_policy::compiler::{Placement, SetAside, differences, shard_groups};
 
 use self::resources::{Next, Resources};
 use self::variant::Variant;
@@ -69,6 +69,14 @@ pub struct EncodedResponse {
     pub bytes: Bytes,
 }
 
+/// Of the same content, whenever it changed.
+impl PartialEq for PublishedResource {
+    fn eq(&self, other: &Self) -> bool {
+        let Self { key, content, changed_in: _ } = self;
+        (key, content) == (&other.key, &other.content)
+    }
+}
+
 impl Publication {
     /// The next publication, or `None` if nothing changed. Unchanged resources keep their encoding. If nothing but policies
     /// of nodes changed, gateways have it in force already, Settings included.
@@ -96,9 +104,7 @@ impl Publication {
             let (key, content, new_version) = settings(resources.counts(), resources.version_sum);
             version = new_version;
             changed_keys.push(key.clone());
-            resources.settings = Some(PublishedResource { key, content, changed_in: number });
-        } else {
-            resources.settings.clone_from(&self.resources.settings);
+            resources.set_settings(PublishedResource { key, content, changed_in: number });
         }
         let old = &self.placement;
         let has_same_maps =
@@ -138,8 +144,7 @@ impl Publication {
             }
             // It ends: each round leaves out more.
             if !differs {
-                let is_unchanged =
-                    |key: &Key| next.resources.get(&placement, key).is_some() && !next.changed_keys.contains(key);
+                let is_unchanged = |key: &Key| next.resources.get(key).is_some() && !next.changed_keys.contains(key);
                 for (key, reason) in self.left_out.iter().filter(|(key, _)| is_unchanged(key)) {
                     left_out.entry(key.clone()).or_insert_with(|| reason.clone());
                 }
@@ -156,8 +161,7 @@ impl Publication {
 
     /// The resource with this key.
     pub fn get(&self, key: &Key) -> Option<&PublishedResource> {
-        // A name that isn't in canonical form doesn't match.
-        self.resources.get(&self.placement, key).filter(|it| *it.key.name == *key.name)
+        self.resources.get(key)
     }
 
     /// The version of the resource with this key.
@@ -166,11 +170,12 @@ impl Publication {
     }
 
     /// The backend slices of a Service.
-    pub fn slices_of(&self, service: &Key) -> &[PublishedResource] {
-        if service.kind == Kind::Service { self.resources.slices_of(&service.name) } else { &[] }
+    pub fn slices_of<'a>(&'a self, service: &Key) -> impl Iterator<Item = &'a PublishedResource> + use<'a> {
+        let slices = (service.kind == Kind::Service).then(|| self.resources.slices_of(&service.name));
+        slices.into_iter().flatten()
     }
 
-    /// The resources of a kind, in the order of the placement.
+    /// The resources of a kind, by name.
     pub fn of_kind(&self, kind: Kind) -> impl Iterator<Item = &PublishedResource> + Clone {
         self.resources.of_kind(kind)
     }
@@ -232,17 +237,7 @@ impl Publication {
             return self.changed_keys.clone();
         }
         let mut keys = Vec::new();
-        // Resources of a variant differ from those of the publication that it is a variant of.
-        let may_differ_anywhere = self.is_variant() || earlier.is_variant();
-        for kind in Kind::OF_GATEWAYS {
-            let is_changed = |it: &&PublishedResource| {
-                (it.changed_in > earlier.number || may_differ_anywhere)
-                    && earlier.get(&it.key).is_none_or(|old| old.content.version != it.content.version)
-            };
-            keys.extend(self.of_kind(kind).filter(is_changed).map(|it| it.key.clone()));
-            let is_removed = |old: &&PublishedResource| self.get(&old.key).is_none();
-            keys.extend(earlier.of_kind(kind).filter(is_removed).map(|old| old.key.clone()));
-        }
+        differences(&earlier.resources.table, &self.resources.table, |key, _| keys.push(key.clone()));
         keys
     }
 

@@ -1,50 +1,33 @@
-//! The encoded resources of a placement, in chunks like its tables: what two placements share is neither compared nor
-//! encoded again.
+//! The encoded resources of a placement, in a table by key. What two placements share is neither compared nor encoded again:
+//! what differs becomes keys with new content, and an edit of the table.
 
 mod node_policies;
 
-use std::collections::BTreeMap;
-use std::net::IpAddr;
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::fmt::Display;
 
-use vipgate_policy::compiler::{Difference, Keyed, PlacedService, Placement, Table, differences};
+use vipgate_policy::compiler::{Keyed, PlacedService, Placement, Table, differences};
 
 use self::node_policies::NodePolicies;
 use super::PublishedResource;
 use crate::xds::resource::slices::parse_name;
-use crate::xds::resource::{CLUSTER, Content, Key, Kind, ResourceError, SETTINGS, decode, encode};
+use crate::xds::resource::{Content, Key, Kind, ResourceError, decode, encode};
 
 /// All resources of a publication.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Resources {
-    policies: Chunks,
-    shard_maps: Vec<PublishedResource>,
-    vips: Chunks,
-    endpoints: Chunks,
-    services: Chunks,
-    /// The backend slices by Service, in the order of their numbers.
-    slices: Slices,
-    gateways: Vec<PublishedResource>,
-    nodes: Vec<PublishedResource>,
-    cluster: Option<PublishedResource>,
-    pub(super) settings: Option<PublishedResource>,
-    /// Apart from the others, which are the policy of gateways.
-    node_policies: NodePolicies,
-    /// The wrapping sum of the versions of all resources but the settings.
+    /// The policy of gateways.
+    pub(super) table: Table<PublishedResource>,
+    /// Their numbers by kind.
+    counts: [usize; Kind::ALL.len()],
+    /// The wrapping sum of their versions, but that of the settings.
     pub(super) version_sum: u64,
-}
-
-type Slices = BTreeMap<Arc<str>, Arc<[PublishedResource]>>;
-
-/// The resources of a table, in chunks of the same sizes.
-#[derive(Clone, Debug, Default)]
-struct Chunks {
-    chunks: Vec<Arc<Vec<PublishedResource>>>,
-    count: usize,
+    node_policies: NodePolicies,
 }
 
 /// The resources of a placement, and what differs from those of the previous one.
 pub(super) struct Next {
+    /// With the settings of the previous one.
     pub(super) resources: Resources,
     /// The resources of gateways that differ.
     pub(super) changed_keys: Vec<Key>,
@@ -54,29 +37,63 @@ pub(super) struct Next {
     pub(super) invalid: Vec<(Key, ResourceError)>,
 }
 
+impl Keyed for PublishedResource {
+    type Key = Key;
+
+    fn key(&self) -> &Key {
+        &self.key
+    }
+}
+
 impl Resources {
-    /// The resources of the second placement. These are those of the first one. Without settings.
+    /// The resources of the second placement. These are those of the first one.
     pub(super) fn next(&self, (old, new): (&Placement, &Placement), number: u64) -> Next {
-        let mut diff = Diff { number, changed_keys: Vec::new(), version_sum: self.version_sum, invalid: Vec::new() };
-        let resources = Self {
-            policies: diff.table(&self.policies, (&old.policies, &new.policies), encode::egress_policy),
-            shard_maps: diff.list(&self.shard_maps, (&old.shard_maps, &new.shard_maps), encode::shard_map),
-            vips: diff.table(&self.vips, (&old.vips, &new.vips), encode::vip),
-            endpoints: diff.table(&self.endpoints, (&old.endpoints, &new.endpoints), encode::endpoint),
-            slices: diff.slices(&self.slices, &old.services, &new.services),
-            services: diff.table(&self.services, (&old.services, &new.services), encode::service),
-            gateways: diff.list(&self.gateways, (&old.peers, &new.peers), encode::gateway),
-            nodes: diff.list(&self.nodes, (&old.nodes, &new.nodes), encode::overlay_node),
-            cluster: diff
-                .list(self.cluster.as_slice(), (old.cluster.as_slice(), new.cluster.as_slice()), encode::cluster)
-                .pop(),
-            settings: None,
-            node_policies: NodePolicies::default(),
-            version_sum: 0,
-        };
-        let (node_policies, changes_nodes) = self.node_policies.next((old, new), &diff.changed_keys, number);
-        let resources = Self { node_policies, version_sum: diff.version_sum, ..resources };
-        Next { resources, changed_keys: diff.changed_keys, changes_nodes, invalid: diff.invalid }
+        let mut diff = Diff { before: self, changes: Vec::new(), invalid: Vec::new() };
+        diff.table(Kind::EgressPolicy, (&old.policies, &new.policies), encode::egress_policy);
+        diff.list(Kind::ShardMap, (&old.shard_maps, &new.shard_maps), encode::shard_map);
+        diff.table(Kind::Vip, (&old.vips, &new.vips), encode::vip);
+        diff.table(Kind::Endpoint, (&old.endpoints, &new.endpoints), encode::endpoint);
+        diff.services(&old.services, &new.services);
+        diff.list(Kind::Gateway, (&old.peers, &new.peers), encode::gateway);
+        diff.list(Kind::OverlayNode, (&old.nodes, &new.nodes), encode::overlay_node);
+        diff.list(Kind::Cluster, (old.cluster.as_slice(), new.cluster.as_slice()), encode::cluster);
+        let Diff { mut changes, invalid, .. } = diff;
+        changes.sort_by(|(one, _), (other, _)| one.cmp(other));
+        let mut resources = self.with(&changes, number);
+        let changed_keys: Vec<Key> = changes.into_iter().map(|(key, _)| key).collect();
+        let (node_policies, changes_nodes) = self.node_policies.next((old, new), &changed_keys, number);
+        resources.node_policies = node_policies;
+        Next { resources, changed_keys, changes_nodes, invalid }
+    }
+
+    /// The resources with these changes, which are sorted by key; `None`: it is gone.
+    fn with(&self, changes: &[(Key, Option<Content>)], number: u64) -> Self {
+        let mut next = self.clone();
+        let (mut removed, mut added) = (Vec::new(), Vec::new());
+        for (key, content) in changes {
+            let count = &mut next.counts[key.kind as usize];
+            if let Some(before) = self.table.get(key) {
+                next.version_sum = next.version_sum.wrapping_sub(before.content.version);
+                *count -= 1;
+            }
+            match content {
+                Some(content) => {
+                    next.version_sum = next.version_sum.wrapping_add(content.version);
+                    *count += 1;
+                    let (key, content) = (key.clone(), content.clone());
+                    added.push(PublishedResource { key, content, changed_in: number });
+                }
+                None => removed.push(key),
+            }
+        }
+        next.table = self.table.edit(&removed, added);
+        next
+    }
+
+    /// Sets the settings, which complete the others.
+    pub(super) fn set_settings(&mut self, settings: PublishedResource) {
+        self.counts[Kind::Settings as usize] = 1;
+        self.table = self.table.edit(&[], vec![settings]);
     }
 
     /// How many policies of nodes were encoded for this publication.
@@ -86,216 +103,97 @@ impl Resources {
 
     /// Numbers of resources of the kinds that Settings count.
     pub(super) fn counts(&self) -> [usize; Kind::COUNTED] {
-        std::array::from_fn(|i| self.count(Kind::ALL[i]))
+        std::array::from_fn(|i| self.counts[i])
     }
 
     pub(super) fn count(&self, kind: Kind) -> usize {
-        match self.parts(kind) {
-            Parts::Chunks(chunks) => chunks.count,
-            Parts::List(list) => list.len(),
-            Parts::Slices(slices) => slices.values().map(|slices| slices.len()).sum(),
-            Parts::Nodes(nodes) => nodes.len(),
-        }
+        if kind == Kind::NodePolicy { self.node_policies.len() } else { self.counts[kind as usize] }
     }
 
-    /// The resources of a kind.
+    /// The resources of a kind, by name.
     pub(super) fn of_kind(&self, kind: Kind) -> impl Iterator<Item = &PublishedResource> + Clone {
-        let (mut chunks, mut list, mut slices, mut nodes) = Default::default();
-        match self.parts(kind) {
-            Parts::Chunks(of_kind) => chunks = of_kind.chunks.as_slice(),
-            Parts::List(of_kind) => list = of_kind,
-            Parts::Slices(of_kind) => slices = Some(of_kind),
-            Parts::Nodes(of_kind) => nodes = Some(of_kind),
-        }
-        let slices = slices.into_iter().flat_map(|slices: &Slices| slices.values().flat_map(|slices| slices.iter()));
-        let nodes = nodes.into_iter().flat_map(NodePolicies::iter);
-        chunks.iter().flat_map(|chunk| chunk.iter()).chain::<&[_]>(list).chain(slices).chain(nodes)
+        let of_gateways = self.table.skip_before(move |key| key.kind < kind).take_while(move |it| it.key.kind == kind);
+        let nodes = (kind == Kind::NodePolicy).then_some(&self.node_policies);
+        of_gateways.chain(nodes.into_iter().flat_map(NodePolicies::iter))
     }
 
-    /// The resource with this key, or one with another spelling of its name. `placement` is that of the resources.
-    pub(super) fn get(&self, placement: &Placement, key: &Key) -> Option<&PublishedResource> {
-        let name = &*key.name;
-        let address = || name.parse::<IpAddr>().ok();
-        match key.kind {
-            Kind::EgressPolicy => self.policies.at(placement.policies.find(name)?),
-            Kind::ShardMap => {
-                self.shard_maps.get(placement.shard_maps.binary_search_by(|it| (*it.name).cmp(name)).ok()?)
-            }
-            Kind::Vip => self.vips.at(placement.vips.find(&address()?)?),
-            Kind::Endpoint => self.endpoints.at(placement.endpoints.find(&address()?)?),
-            Kind::BackendSlice => {
-                let (service, number) = parse_name(name)?;
-                self.slices.get(service)?.get(number as usize)
-            }
-            Kind::Service => self.services.at(placement.services.find(name)?),
-            Kind::Gateway => self.gateways.get(placement.peers.binary_search_by(|it| (*it.name).cmp(name)).ok()?),
-            Kind::OverlayNode => self.nodes.get(placement.nodes.binary_search_by(|it| (*it.name).cmp(name)).ok()?),
-            Kind::Cluster => self.cluster.as_ref().filter(|_| name == CLUSTER),
-            Kind::Settings => self.settings.as_ref().filter(|_| name == SETTINGS),
-            Kind::NodePolicy => self.node_policies.get(placement.agent(name)?),
-            // Beside publications.
-            Kind::View => None,
-        }
+    /// The resource with this key.
+    pub(super) fn get(&self, key: &Key) -> Option<&PublishedResource> {
+        if key.kind == Kind::NodePolicy { self.node_policies.get(&key.name) } else { self.table.get(key) }
     }
 
     /// The backend slices of a Service.
-    pub(super) fn slices_of(&self, service: &str) -> &[PublishedResource] {
-        self.slices.get(service).map_or(&[], |slices| slices)
-    }
-
-    fn parts(&self, kind: Kind) -> Parts<'_> {
-        match kind {
-            Kind::EgressPolicy => Parts::Chunks(&self.policies),
-            Kind::ShardMap => Parts::List(&self.shard_maps),
-            Kind::Vip => Parts::Chunks(&self.vips),
-            Kind::Endpoint => Parts::Chunks(&self.endpoints),
-            Kind::BackendSlice => Parts::Slices(&self.slices),
-            Kind::Service => Parts::Chunks(&self.services),
-            Kind::Gateway => Parts::List(&self.gateways),
-            Kind::OverlayNode => Parts::List(&self.nodes),
-            Kind::Cluster => Parts::List(self.cluster.as_slice()),
-            Kind::Settings => Parts::List(self.settings.as_slice()),
-            Kind::NodePolicy => Parts::Nodes(&self.node_policies),
-            Kind::View => Parts::List(&[]),
-        }
+    pub(super) fn slices_of<'a>(&'a self, service: &str) -> impl Iterator<Item = &'a PublishedResource> + use<'a> {
+        let (service, prefix) = (service.to_owned(), format!("{service}#"));
+        let first = Key { kind: Kind::BackendSlice, name: prefix.as_str().into() };
+        let from_first = self.table.skip_before(move |key| *key < first);
+        let is_near =
+            move |it: &&PublishedResource| it.key.kind == Kind::BackendSlice && it.key.name.starts_with(&*prefix);
+        // The name of another Service may begin like that of a slice.
+        let is_its = move |it: &&PublishedResource| parse_name(&it.key.name).is_some_and(|(of, _)| of == service);
+        from_first.take_while(is_near).filter(is_its)
     }
 }
 
-/// The resources of a kind.
-enum Parts<'a> {
-    Chunks(&'a Chunks),
-    List(&'a [PublishedResource]),
-    Slices(&'a Slices),
-    Nodes(&'a NodePolicies),
-}
-
-impl Chunks {
-    fn at(&self, (chunk, index): (usize, usize)) -> Option<&PublishedResource> {
-        self.chunks.get(chunk)?.get(index)
-    }
-}
-
-/// Difference between two publications: encodes changed resources and collects their keys.
-struct Diff {
-    number: u64,
-    changed_keys: Vec<Key>,
-    version_sum: u64,
+/// The difference between two placements: the resources that differ, each with its new content.
+struct Diff<'a> {
+    /// The resources of the first one.
+    before: &'a Resources,
+    /// `None`: it is gone.
+    changes: Vec<(Key, Option<Content>)>,
     invalid: Vec<(Key, ResourceError)>,
 }
 
-impl Diff {
-    /// The resources of the second table; `encoded` are those of the first one.
-    fn table<T: Keyed + PartialEq>(
+impl Diff<'_> {
+    fn table<T: Keyed<Key: Display> + PartialEq>(
         &mut self,
-        encoded: &Chunks,
+        kind: Kind,
         (old, new): (&Table<T>, &Table<T>),
         encode: impl Fn(&T) -> (Key, Content),
-    ) -> Chunks {
-        let mut chunks: Vec<Arc<Vec<PublishedResource>>> = Vec::with_capacity(new.chunks().len());
-        let mut open: Vec<PublishedResource> = Vec::new();
-        differences(old, new, |chunk, difference| {
-            match difference {
-                Difference::Shared(before) => chunks.extend(encoded.chunks.get(before).cloned()),
-                Difference::Kept(at) => open.extend(encoded.at(at).cloned()),
-                Difference::Changed(item, at) => {
-                    let resource = self.encode(item, &encode);
-                    open.push(self.replace(encoded.at(at), resource));
-                }
-                Difference::Added(item) => {
-                    let resource = self.encode(item, &encode);
-                    open.push(self.add(resource));
-                }
-                Difference::Removed(at) => {
-                    encoded.at(at).into_iter().for_each(|removed| self.remove(removed, true));
-                }
-            }
-            if new.chunks().get(chunk).is_some_and(|items| items.len() == open.len()) {
-                chunks.push(Arc::new(std::mem::take(&mut open)));
-            }
+    ) {
+        differences(old, new, |key, item| match item {
+            Some(item) => self.put(encode(item)),
+            None => self.changes.push((Key { kind, name: key.to_string().into() }, None)),
         });
-        Chunks { chunks, count: new.len() }
     }
 
-    /// The resources of the second list; `encoded` are those of the first one. Both are sorted by name.
-    fn list<T: PartialEq>(
-        &mut self,
-        encoded: &[PublishedResource],
-        (old, new): (&[T], &[T]),
-        encode: impl Fn(&T) -> (Key, Content),
-    ) -> Vec<PublishedResource> {
+    /// Both are sorted by name.
+    fn list<T: PartialEq>(&mut self, kind: Kind, (old, new): (&[T], &[T]), encode: impl Fn(&T) -> (Key, Content)) {
         if std::ptr::eq(old, new) || old == new {
-            return encoded.to_vec();
+            return;
         }
-        let mut before = encoded.iter().peekable();
-        let mut resources = Vec::with_capacity(new.len());
-        for item in new {
-            let resource = self.encode(item, &encode);
-            while let Some(removed) = before.next_if(|it| it.key < resource.key) {
-                self.remove(removed, true);
-            }
-            resources.push(self.replace(before.next_if(|it| it.key == resource.key), resource));
-        }
-        before.for_each(|removed| self.remove(removed, true));
-        resources
+        let before = self.before.of_kind(kind).map(|it| it.key.clone()).collect();
+        self.replace(before, new.iter().map(encode));
     }
 
-    fn encode<T>(&self, item: &T, encode: impl Fn(&T) -> (Key, Content)) -> PublishedResource {
-        let (key, content) = encode(item);
-        PublishedResource { key, content, changed_in: self.number }
-    }
-
-    /// The backend slices of the second table's Services; `encoded` are those of the first one.
-    fn slices(&mut self, encoded: &Slices, old: &Table<PlacedService>, new: &Table<PlacedService>) -> Slices {
-        let mut slices = encoded.clone();
-        differences(old, new, |_, difference| match difference {
-            Difference::Shared(_) | Difference::Kept(_) => {}
-            Difference::Changed(service, _) | Difference::Added(service) => {
-                let before = slices.remove(&service.name).unwrap_or_default();
-                let encoded = encode::slices(service);
-                before.iter().skip(encoded.len()).for_each(|removed| self.remove(removed, true));
-                let each = encoded.into_iter().enumerate().map(|(number, (key, content))| {
-                    let resource = PublishedResource { key, content, changed_in: self.number };
-                    self.replace(before.get(number), resource)
-                });
-                let after: Arc<[PublishedResource]> = each.collect();
-                if !after.is_empty() {
-                    slices.insert(service.name.clone(), after);
-                }
-            }
-            Difference::Removed((chunk, at)) => {
-                let removed = slices.remove(&old.chunks()[chunk][at].name);
-                removed.iter().flat_map(|slices| slices.iter()).for_each(|removed| self.remove(removed, true));
-            }
+    /// Services with their backend slices.
+    fn services(&mut self, old: &Table<PlacedService>, new: &Table<PlacedService>) {
+        differences(old, new, |name, service| {
+            let key = Key { kind: Kind::Service, name: name.into() };
+            let before = self.before.slices_of(name).map(|it| it.key.clone()).chain([key]).collect();
+            let encoded = |service| encode::slices(service).into_iter().chain([encode::service(service)]);
+            self.replace(before, service.into_iter().flat_map(encoded));
         });
-        slices
     }
 
-    /// The resource in place of the previous one, which stays if it has the same content.
-    fn replace(&mut self, before: Option<&PublishedResource>, resource: PublishedResource) -> PublishedResource {
-        if let Some(before) = before {
-            if before.content == resource.content {
-                return before.clone();
-            }
-            self.remove(before, false);
+    /// Puts resources in the place of others.
+    fn replace(&mut self, mut before: BTreeSet<Key>, after: impl Iterator<Item = (Key, Content)>) {
+        for (key, content) in after {
+            before.remove(&key);
+            self.put((key, content));
         }
-        self.add(resource)
+        self.changes.extend(before.into_iter().map(|key| (key, None)));
     }
 
-    /// Adds a resource that was encoded anew, so this is where it is decoded once.
-    fn add(&mut self, resource: PublishedResource) -> PublishedResource {
-        let PublishedResource { key, content, .. } = &resource;
+    /// Puts a resource that was encoded anew, so this is where it is decoded once.
+    fn put(&mut self, (key, content): (Key, Content)) {
+        if self.before.table.get(&key).is_some_and(|before| before.content == content) {
+            return;
+        }
         if let Err(error) = decode(key.kind, &key.name, &content.body) {
             self.invalid.push((key.clone(), error));
         }
-        self.version_sum = self.version_sum.wrapping_add(resource.content.version);
-        self.changed_keys.push(resource.key.clone());
-        resource
-    }
-
-    /// Removes a resource, whose key is among the changed ones unless it is replaced.
-    fn remove(&mut self, resource: &PublishedResource, is_gone: bool) {
-        self.version_sum = self.version_sum.wrapping_sub(resource.content.version);
-        self.changed_keys.extend(is_gone.then(|| resource.key.clone()));
+        self.changes.push((key, Some(content)));
     }
 }
 

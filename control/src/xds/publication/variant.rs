@@ -43,7 +43,7 @@ impl Publication {
         let (key, content) = settings_of(counts, &version);
         let own_items = own_items(&of.placement, &placement);
         changed_keys.push(key.clone());
-        resources.settings = Some(PublishedResource { key, content, changed_in: of.number });
+        resources.set_settings(PublishedResource { key, content, changed_in: of.number });
         Self {
             number: of.number,
             version,

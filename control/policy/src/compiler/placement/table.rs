@@ -104,15 +104,15 @@ impl<T> Table<T> {
 impl<T: Keyed> Table<T> {
     /// The item with this key.
     pub fn get(&self, key: &T::Key) -> Option<&T> {
-        let (chunk, at) = self.find(key)?;
-        self.chunks[chunk].get(at)
+        let chunk = self.chunks.get(self.chunk_of(key))?;
+        chunk.get(chunk.binary_search_by(|item| item.key().cmp(key)).ok()?)
     }
 
-    /// The chunk that has this key, and the index there.
-    pub fn find(&self, key: &T::Key) -> Option<(usize, usize)> {
-        let chunk = self.chunk_of(key);
-        let at = self.chunks.get(chunk)?.binary_search_by(|item| item.key().cmp(key)).ok()?;
-        Some((chunk, at))
+    /// The items without those at the beginning whose keys are before.
+    pub fn skip_before(&self, is_before: impl Fn(&T::Key) -> bool + Clone) -> impl Iterator<Item = &T> + Clone {
+        let chunk = self.chunks.partition_point(|chunk| chunk.last().is_some_and(|last| is_before(last.key())));
+        let chunks = self.chunks.iter().skip(chunk);
+        chunks.flat_map(|chunk| chunk.iter()).skip_while(move |item| is_before(item.key()))
     }
 
     /// The first chunk whose last key isn't less.
@@ -289,50 +289,36 @@ impl<'a, T> IntoIterator for &'a Table<T> {
     }
 }
 
-/// A difference between two tables. Places in the old table are chunk and index.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Difference<'a, T> {
-    /// A chunk of the new table is the chunk of the old one with this index.
-    Shared(usize),
-    /// An item that both have.
-    Kept((usize, usize)),
-    /// An item that differs from the one in its place.
-    Changed(&'a T, (usize, usize)),
-    /// An item that only the new table has.
-    Added(&'a T),
-    /// An item that only the old table has.
-    Removed((usize, usize)),
-}
-
-/// Calls `visit` for each difference, in the order of keys, with the index of the new table's chunk. `Shared` stands for
-/// all items of its chunk.
+/// Calls `visit` for each key whose item differs, in the order of keys, with the new item; `None`: there is none any more.
+/// Chunks that both tables have aren't looked at.
 pub fn differences<'a, T: Keyed + PartialEq>(
     old: &'a Table<T>,
     new: &'a Table<T>,
-    mut visit: impl FnMut(usize, Difference<'a, T>),
+    mut visit: impl FnMut(&'a T::Key, Option<&'a T>),
 ) {
     let mut cursor = Cursor { chunks: &old.chunks, chunk: 0, at: 0 };
-    for (i, items) in new.chunks.iter().enumerate() {
-        for (j, item) in items.iter().enumerate() {
-            while cursor.item().is_some_and(|before| before.key() < item.key()) {
-                visit(i, Difference::Removed(cursor.next()));
+    for items in &new.chunks {
+        for (at, item) in items.iter().enumerate() {
+            while let Some(before) = cursor.item().filter(|before| before.key() < item.key()) {
+                visit(before.key(), None);
+                cursor.advance();
             }
-            if j == 0 && cursor.at == 0 && cursor.chunks.get(cursor.chunk).is_some_and(|it| Arc::ptr_eq(it, items)) {
-                visit(i, Difference::Shared(cursor.chunk));
+            if at == 0 && cursor.at == 0 && cursor.chunks.get(cursor.chunk).is_some_and(|it| Arc::ptr_eq(it, items)) {
                 cursor.chunk += 1;
                 break;
             }
             let before = cursor.item().filter(|before| before.key() == item.key());
-            let difference = match before {
-                None => Difference::Added(item),
-                Some(before) if before == item => Difference::Kept(cursor.next()),
-                Some(_) => Difference::Changed(item, cursor.next()),
-            };
-            visit(i, difference);
+            if before != Some(item) {
+                visit(item.key(), Some(item));
+            }
+            if before.is_some() {
+                cursor.advance();
+            }
         }
     }
-    while cursor.item().is_some() {
-        visit(new.chunks.len(), Difference::Removed(cursor.next()));
+    while let Some(before) = cursor.item() {
+        visit(before.key(), None);
+        cursor.advance();
     }
 }
 
@@ -348,14 +334,12 @@ impl<'a, T> Cursor<'a, T> {
         self.chunks.get(self.chunk)?.get(self.at)
     }
 
-    /// Moves to the next item; returns the place of this one.
-    fn next(&mut self) -> (usize, usize) {
-        let place = (self.chunk, self.at);
+    /// Moves to the next item.
+    fn advance(&mut self) {
         self.at += 1;
         if self.chunks.get(self.chunk).is_some_and(|items| self.at == items.len()) {
             (self.chunk, self.at) = (self.chunk + 1, 0);
         }
-        place
     }
 }
 

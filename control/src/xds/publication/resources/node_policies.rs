@@ -100,8 +100,9 @@ impl NodePolicies {
         (Self { list, encoded }, differs)
     }
 
-    /// The policy of the node with this index.
-    pub(super) fn get(&self, at: usize) -> Option<&PublishedResource> {
+    /// The policy of the node with this name.
+    pub(super) fn get(&self, name: &str) -> Option<&PublishedResource> {
+        let at = self.list.binary_search_by(|resource| (*resource.published.key.name).cmp(name)).ok()?;
         self.list.get(at).map(|resource| &resource.published)
     }
 

@@ -3,6 +3,7 @@
 mod node_policies;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use proptest::prelude::*;
 use vipgate_coverage::property;
@@ -91,4 +92,16 @@ fn a_publication_has_the_resources_of_its_placement_and_lists_those_that_differ(
         }
         Ok(())
     });
+}
+
+#[test]
+fn the_slices_of_a_service_are_found_among_those_of_one_with_a_similar_name() {
+    let other = PlacedService { name: "Service a/s#1".into(), ..large_service(300) };
+    let services = [large_service(700), other].into_iter().collect();
+    let published = Publication::default().next(Arc::new(Placement { services, ..Placement::default() })).unwrap();
+    for (name, count) in [("Service a/s", 11), ("Service a/s#1", 5), ("Service a/", 0)] {
+        let slices = published.slices_of(&Key { kind: Kind::Service, name: name.into() });
+        let of: Vec<&str> = slices.filter_map(|it| Some(parse_name(&it.key.name)?.0)).collect();
+        assert_eq!(of, vec![name; count]);
+    }
 }

@@ -1,11 +1,26 @@
+use std::cell::Cell;
+use std::collections::BTreeMap;
+
 use proptest::prelude::*;
 use vipgate_coverage::property;
 
 use super::*;
 
+thread_local! {
+    /// How often items were compared.
+    static COMPARED: Cell<usize> = const { Cell::new(0) };
+}
+
 /// An item with a key and a value.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Eq)]
 struct Item(u16, u8);
+
+impl PartialEq for Item {
+    fn eq(&self, other: &Self) -> bool {
+        COMPARED.set(COMPARED.get() + 1);
+        (self.0, self.1) == (other.0, other.1)
+    }
+}
 
 impl Keyed for Item {
     type Key = u16;
@@ -26,25 +41,22 @@ fn check(table: &Table<Item>, expected: &[Item]) {
 }
 
 /// The items of `new` as the differences from `old` give them, and the keys of the removed ones.
-fn rebuilt(old: &Table<Item>, new: &Table<Item>) -> (Vec<Item>, Vec<u16>, usize) {
-    let (mut items, mut removed, mut shared) = (Vec::new(), Vec::new(), 0);
-    differences(old, new, |_, difference| match difference {
-        Difference::Shared(chunk) => {
-            shared += 1;
-            items.extend(old.chunks()[chunk].iter().cloned());
+fn rebuilt(old: &Table<Item>, new: &Table<Item>) -> (Vec<Item>, Vec<u16>) {
+    let mut items: BTreeMap<u16, Item> = old.iter().map(|item| (item.0, item.clone())).collect();
+    let mut removed = Vec::new();
+    differences(old, new, |key, item| match item {
+        Some(item) => assert_ne!(items.insert(*key, item.clone()).as_ref(), Some(item), "it is the same"),
+        None => {
+            assert!(items.remove(key).is_some());
+            removed.push(*key);
         }
-        Difference::Kept((chunk, at)) => items.push(old.chunks()[chunk][at].clone()),
-        Difference::Changed(item, (chunk, at)) => {
-            assert!(old.chunks()[chunk][at].0 == item.0 && old.chunks()[chunk][at] != *item);
-            items.push(item.clone());
-        }
-        Difference::Added(item) => {
-            assert_eq!(old.get(&item.0), None);
-            items.push(item.clone());
-        }
-        Difference::Removed((chunk, at)) => removed.push(old.chunks()[chunk][at].0),
     });
-    (items, removed, shared)
+    (items.into_values().collect(), removed)
+}
+
+/// The number of chunks that both have.
+fn shared(old: &Table<Item>, new: &Table<Item>) -> usize {
+    new.chunks().iter().filter(|chunk| old.chunks().iter().any(|it| Arc::ptr_eq(it, chunk))).count()
 }
 
 #[test]
@@ -60,7 +72,7 @@ fn an_edited_table_equals_a_new_one_and_shares_what_stays() {
     let steps = prop::collection::vec(step(), 1..12);
     let classes = ["shared chunk", "no difference", "empty", "removed"];
     property(ProptestConfig::with_cases(64), &(0..3000_u16, steps), &classes, |(count, steps), coverage| {
-        let mut model: std::collections::BTreeMap<u16, u8> = (0..count).map(|key| (key, 0)).collect();
+        let mut model: BTreeMap<u16, u8> = (0..count).map(|key| (key, 0)).collect();
         let mut table: Table<Item> = model.iter().map(|(key, value)| Item(*key, *value)).collect();
         for step in steps {
             let removed: Vec<&u16> = step.iter().filter(|(_, value)| value.is_none()).map(|(key, _)| key).collect();
@@ -76,12 +88,12 @@ fn an_edited_table_equals_a_new_one_and_shares_what_stays() {
             check(&edited, &expected);
             prop_assert_eq!(&edited, &expected.clone().into());
             prop_assert_eq!(&table.replaced(expected.clone()), &edited);
-            let (items, gone, shared) = rebuilt(&table, &edited);
+            let (items, gone) = rebuilt(&table, &edited);
             prop_assert_eq!(items, expected);
             prop_assert!(
                 table.iter().filter(|item| !model.contains_key(&item.0)).map(|item| item.0).eq(gone.iter().copied())
             );
-            coverage.add("shared chunk", shared as u64);
+            coverage.add("shared chunk", shared(&table, &edited) as u64);
             coverage.add("removed", gone.len() as u64);
             coverage.add("no difference", u64::from(table == edited));
             coverage.add("empty", u64::from(edited.is_empty()));
@@ -95,9 +107,13 @@ fn an_edited_table_equals_a_new_one_and_shares_what_stays() {
 fn a_changed_item_replaces_one_chunk() {
     let table: Table<Item> = (0..4000).map(|key| Item(key, 0)).collect();
     let edited = table.edit(&[], vec![Item(2000, 1)]);
-    let shared = edited.chunks().iter().filter(|chunk| table.chunks().iter().any(|it| Arc::ptr_eq(it, chunk))).count();
-    assert_eq!((table.chunks().len(), edited.chunks().len(), shared), (32, 32, 31));
-    assert_eq!(rebuilt(&table, &edited).2, 31);
+    assert_eq!((table.chunks().len(), edited.chunks().len(), shared(&table, &edited)), (32, 32, 31));
+    let mut differing = Vec::new();
+    COMPARED.set(0);
+    differences(&table, &edited, |key, item| differing.push((*key, item.is_some())));
+    assert_eq!((COMPARED.get(), differing), (CHUNK, vec![(2000, true)]), "items of one chunk are compared");
+    assert!(edited.skip_before(|key| *key < 2000).eq(edited.iter().skip(2000)));
+    assert_eq!(edited.skip_before(|_| true).next(), None);
     let same = table.edit(&[&9999], vec![Item(2000, 0)]);
     assert!(same.chunks().iter().zip(table.chunks()).all(|(a, b)| Arc::ptr_eq(a, b)));
 }

@@ -1,5 +1,6 @@
 //! The policies of nodes in successive publications.
 
+use std::net::IpAddr;
 use std::time::Instant;
 
 use vipgate_dataplane::flow::ids::Owner;
