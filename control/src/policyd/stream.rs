@@ -116,7 +116,7 @@ impl DeltaStream {
     /// The stream's part of the memory of its publication if that isn't the current one, divided by all that hold it; of a
     /// variant, what only that has.
     pub fn old_publication_bytes(&self, current: u64) -> usize {
-        if let Some(own) = self.publication.as_ref().and_then(|it| it.own_items()) {
+        if let Some(own) = self.publication.as_ref().and_then(|it| it.own_resources()) {
             return own * OLD_RESOURCE_BYTES;
         }
         let Some(old) = self.publication.as_ref().filter(|it| it.number != current) else { return 0 };

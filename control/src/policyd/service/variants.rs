@@ -124,13 +124,12 @@ impl StreamTask {
         }
         self.variants.serials += 1;
         let (current, serial) = (current.clone(), self.variants.serials);
-        let previous = self.stream.publication().unwrap_or(&current).clone();
         self.variants.build = Some(tokio::spawn(async move {
             // The semaphore is never closed.
             let _permit = BUILDS.acquire().await;
             let build = move || {
                 let began = Instant::now();
-                let variant = previous.variant(&current, Arc::new(selection), serial);
+                let variant = current.variant(Arc::new(selection), serial);
                 (variant, began.elapsed())
             };
             join_result(spawn_blocking(build).await)

@@ -72,16 +72,19 @@ fn whatever_is_set_aside_the_rest_is_valid_and_every_endpoint_stays_covered_with
         if placement.services.iter().filter(is_lost).any(|it| !without.services.contains(&it.name)) {
             coverage.count("a Service lost its VIP");
         }
-        // The variant has the resources of the projected placement, and its delta leads there from what was before.
-        let variant = before.variant(&published, Arc::new(selection), 1);
+        // The variant has the resources of the projected placement, and its delta leads there from whatever was before.
+        let selection = Arc::new(selection);
+        let (earlier, variant) = (before.variant(selection.clone(), 1), published.variant(selection, 2));
         let expected: BTreeMap<Key, Content> = encode_all(&after).into_iter().collect();
         let kinds = Kind::ALL.into_iter().filter(|kind| *kind != Kind::Settings);
         let all = kinds.flat_map(|kind| variant.of_kind(kind)).map(|it| (it.key.clone(), it.content.clone()));
         prop_assert_eq!(all.collect::<BTreeMap<_, _>>(), expected);
-        let from_common: BTreeSet<Key> = variant.changed_since(&published).into_iter().collect();
-        let differs = |key: &Key| published.version_of(key) != variant.version_of(key);
-        let all_keys = published_keys(&published).chain(published_keys(&variant)).filter(differs);
-        prop_assert_eq!(from_common, all_keys.collect::<BTreeSet<_>>());
+        for earlier in [&published, &before, &earlier] {
+            let changed: BTreeSet<Key> = variant.changed_since(earlier).into_iter().collect();
+            let differs = |key: &Key| earlier.version_of(key) != variant.version_of(key);
+            let all_keys = published_keys(earlier).chain(published_keys(&variant)).filter(differs);
+            prop_assert_eq!(changed, all_keys.collect::<BTreeSet<_>>());
+        }
         prop_assert!(variant.version.starts_with(&published.version) && variant.number == published.number);
         Ok(())
     });

@@ -1,12 +1,12 @@
 //! A variant of a publication: for one gateway, without the resources that it refuses. It has the number of the
-//! publication that it is a variant of, so in force means the same for both. Variants of a gateway follow each other, so
-//! what stays the same is neither compared nor encoded again.
+//! publication that it is a variant of, so in force means the same for both, and shares with it all that isn't concerned.
 
 use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
 
-use vipgate_policy::compiler::{Keyed, Placement, Table};
+use vipgate_policy::compiler::Placement;
 
+use super::resources::Resources;
 use super::selection::{Selection, set_aside};
 use super::{Next, Publication, PublishedResource};
 use crate::xds::resource::encode::settings_of;
@@ -22,36 +22,35 @@ const OWN_DIGITS: usize = 8;
 pub(super) struct Variant {
     /// What is left out.
     selection: Arc<Selection>,
-    /// Its number among the variants of one stream, and the publication before it, likewise.
+    /// Its number among the variants of one stream.
     serial: u64,
-    after: (u64, u64),
-    /// Items of the placement that it doesn't share with its publication.
-    own_items: usize,
+    /// Resources that it doesn't share with its publication.
+    own_resources: usize,
 }
 
 impl Publication {
-    /// The variant of a publication without these resources; it is the next one for a client that has this one.
+    /// The variant of this publication without these resources.
     #[must_use]
-    pub fn variant(&self, of: &Self, selection: Arc<Selection>, serial: u64) -> Self {
+    pub fn variant(&self, selection: Arc<Selection>, serial: u64) -> Self {
         // Nodes get no variants.
-        let placement = Placement { agents: [].into(), ..of.placement.without(&set_aside(&selection)) };
-        let next = self.resources.next((&self.placement, &placement), of.number);
+        let placement = Placement { agents: [].into(), ..self.placement.without(&set_aside(&selection)) };
+        let next = self.resources.next((&self.placement, &placement), self.number);
         let Next { mut resources, mut changed_keys, .. } = next;
         let (counts, sum) = (resources.counts(), resources.version_sum);
         let (_, _, own) = settings(counts, sum);
-        let version = format!("{}{MARK}{:.OWN_DIGITS$}", of.version, own);
+        let version = format!("{}{MARK}{:.OWN_DIGITS$}", self.version, own);
         let (key, content) = settings_of(counts, &version);
-        let own_items = own_items(&of.placement, &placement);
         changed_keys.push(key.clone());
-        resources.set_settings(PublishedResource { key, content, changed_in: of.number });
+        resources.set_settings(PublishedResource { key, content, changed_in: self.number });
+        let own_resources = own_resources(&self.resources, &resources);
         Self {
-            number: of.number,
+            number: self.number,
             version,
             placement: Arc::new(placement),
-            shard_groups: of.shard_groups.clone(),
+            shard_groups: self.shard_groups.clone(),
             changed_keys,
-            left_out: of.left_out.clone(),
-            variant: Some(Variant { selection, serial, after: self.id(), own_items }),
+            left_out: self.left_out.clone(),
+            variant: Some(Variant { selection, serial, own_resources }),
             resources,
             full_responses: Default::default(),
             delta_responses: OnceLock::new(),
@@ -73,9 +72,9 @@ impl Publication {
         self.variant.as_ref().is_some_and(|variant| variant.selection.contains_key(key))
     }
 
-    /// Items of its placement that no other publication has.
-    pub fn own_items(&self) -> Option<usize> {
-        self.variant.as_ref().map(|variant| variant.own_items)
+    /// Resources of a variant that its publication doesn't have.
+    pub fn own_resources(&self) -> Option<usize> {
+        self.variant.as_ref().map(|variant| variant.own_resources)
     }
 
     /// What tells it from others of a stream: its number, and the serial number of a variant.
@@ -85,10 +84,7 @@ impl Publication {
 
     /// Whether it is the next one after `earlier`, so that what it has changed is the difference.
     pub fn follows(&self, earlier: &Self) -> bool {
-        match &self.variant {
-            Some(variant) => variant.after == earlier.id(),
-            None => !earlier.is_variant() && earlier.number + 1 == self.number,
-        }
+        !self.is_variant() && !earlier.is_variant() && earlier.number + 1 == self.number
     }
 }
 
@@ -97,13 +93,9 @@ pub fn without_mark(version: &str) -> (&str, bool) {
     version.split_once(MARK).map_or((version, false), |(of, _)| (of, true))
 }
 
-fn own_items(of: &Placement, variant: &Placement) -> usize {
-    fn own<T: Keyed>(of: &Table<T>, variant: &Table<T>) -> usize {
-        let shared: HashSet<_> = of.chunks().iter().map(Arc::as_ptr).collect();
-        variant.chunks().iter().filter(|chunk| !shared.contains(&Arc::as_ptr(chunk))).map(|chunk| chunk.len()).sum()
-    }
-    own(&of.policies, &variant.policies)
-        + own(&of.vips, &variant.vips)
-        + own(&of.endpoints, &variant.endpoints)
-        + own(&of.services, &variant.services)
+/// The resources in chunks that a variant doesn't share with its publication.
+fn own_resources(of: &Resources, variant: &Resources) -> usize {
+    let shared: HashSet<_> = of.table.chunks().iter().map(Arc::as_ptr).collect();
+    let own = variant.table.chunks().iter().filter(|chunk| !shared.contains(&Arc::as_ptr(chunk)));
+    own.map(|chunk| chunk.len()).sum()
 }
