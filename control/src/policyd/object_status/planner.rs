@@ -38,7 +38,7 @@ pub(super) struct StatusWrite {
     pub(super) is_transition: bool,
     manifest: Arc<str>,
     /// The observed status that it replaces.
-    observed: Option<Arc<str>>,
+    observed: Option<Arc<Value>>,
 }
 
 /// What is to be written now, the most important first.
@@ -53,7 +53,7 @@ pub(super) struct StatusPlan {
 #[derive(Debug)]
 struct Written {
     uid: Arc<str>,
-    observed: Option<Arc<str>>,
+    observed: Option<Arc<Value>>,
     status: Value,
 }
 
@@ -62,7 +62,7 @@ struct Written {
 struct Current {
     uid: Arc<str>,
     generation: i64,
-    observed: Option<Arc<str>>,
+    observed: Option<Arc<Value>>,
     desired: u64,
 }
 
@@ -170,8 +170,7 @@ impl Planner {
             }
             self.written.remove(name);
         }
-        // What isn't JSON is replaced.
-        object.status.as_deref().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+        object.status.as_deref().cloned().unwrap_or_default()
     }
 
     /// Whether what is provisional isn't written yet.
@@ -210,7 +209,7 @@ impl Planner {
     }
 }
 
-fn is_same_status(one: Option<&Arc<str>>, other: Option<&Arc<str>>) -> bool {
+fn is_same_status(one: Option<&Arc<Value>>, other: Option<&Arc<Value>>) -> bool {
     match (one, other) {
         (Some(one), Some(other)) => Arc::ptr_eq(one, other),
         (None, None) => true,

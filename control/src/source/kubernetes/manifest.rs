@@ -50,8 +50,8 @@ impl Manifest {
 pub(super) struct Observation {
     pub(super) uid: Arc<str>,
     pub(super) generation: i64,
-    /// JSON, of vipgate's own kinds; without what is in the manifest.
-    pub(super) status: Option<String>,
+    /// Of vipgate's own kinds; without what is in the manifest.
+    pub(super) status: Option<Value>,
 }
 
 /// The name of an object.
@@ -99,8 +99,8 @@ fn is_ready(pod: &Value) -> bool {
 fn observation(kind: Kind, metadata: &ObjectMeta, data: &Value) -> Option<Observation> {
     let uid = metadata.uid.as_deref().filter(|_| has_observations(kind))?.into();
     let status = data.get("status").filter(|_| kind.is_custom()).map(|status| match status.as_object() {
-        Some(fields) if kind == Kind::AddressPool => without_record(fields).to_string(),
-        _ => status.to_string(),
+        Some(fields) if kind == Kind::AddressPool => without_record(fields),
+        _ => status.clone(),
     });
     Some(Observation { uid, generation: metadata.generation.unwrap_or_default(), status })
 }

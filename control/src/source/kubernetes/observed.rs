@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use serde_json::Value;
 use vipgate_policy::manifest::Kind;
 
 use super::collection::{Collection, CollectionEvent};
@@ -17,8 +18,8 @@ pub(crate) struct ObservedObject {
     pub(crate) uid: Arc<str>,
     /// Increases with each change of its `spec`.
     pub(crate) generation: i64,
-    /// Its status as JSON, without a record of addresses; the same allocation as before if it is the same status.
-    pub(crate) status: Option<Arc<str>>,
+    /// Its status, without a record of addresses; the same allocation as before if it is the same status.
+    pub(crate) status: Option<Arc<Value>>,
     /// The first update that has this generation, see [`crate::source::SourceUpdate::revision`].
     pub(crate) revision: u64,
     /// Hash of its manifest.
@@ -28,7 +29,7 @@ pub(crate) struct ObservedObject {
 #[cfg(test)]
 impl ObservedObject {
     /// An object that is in the first update.
-    pub(crate) fn sample(uid: &str, generation: i64, status: Option<Arc<str>>) -> Self {
+    pub(crate) fn sample(uid: &str, generation: i64, status: Option<Arc<Value>>) -> Self {
         Self { uid: uid.into(), generation, status, revision: 1, manifest: 0 }
     }
 }
@@ -96,8 +97,8 @@ fn insert(objects: &mut ObservedMap, before: Option<&ObservedObject>, manifest: 
     let hash = manifest.hash();
     let old_status = before.and_then(|before| before.status.as_ref());
     let status = match (old_status, status) {
-        (Some(old), Some(new)) if **old == **new => Some(old.clone()),
-        (_, new) => new.as_deref().map(Arc::from),
+        (Some(old), Some(new)) if **old == *new => Some(old.clone()),
+        (_, new) => new.clone().map(Arc::new),
     };
     // A manifest that is as before is in no update.
     let revision = before.filter(|before| before.manifest == hash).map_or(revision, |before| before.revision);

@@ -15,7 +15,7 @@ fn seconds(seconds: u64) -> Duration {
 
 /// The policy as observed.
 fn policy(uid: &str, generation: i64, status: Option<&Value>) -> ObservedObject {
-    ObservedObject::sample(uid, generation, status.map(|it| it.to_string().into()))
+    ObservedObject::sample(uid, generation, status.map(|it| Arc::new(it.clone())))
 }
 
 /// The condition `Programmed` of a written status, and its generation.
@@ -92,7 +92,7 @@ fn a_rejection_is_an_event_once_and_so_is_its_end() {
 #[test]
 fn a_status_that_is_the_former_one_again_before_it_is_observed_is_replaced_again() {
     let mut planner = Planner::default();
-    let as_observed = |status: Option<&Arc<str>>| {
+    let as_observed = |status: Option<&Arc<Value>>| {
         inputs(&[(NAME, ObservedObject::sample("u", 1, status.cloned()))], vec![connected("g1", 1)])
     };
     // The status that is written, of which the planner learns.
@@ -104,7 +104,7 @@ fn a_status_that_is_the_former_one_again_before_it_is_observed_is_replaced_again
         status
     };
     let first = write(&mut planner, &as_observed(None));
-    let observed = Arc::from(first.to_string());
+    let observed = Arc::new(first.clone());
     let accepted = as_observed(Some(&observed));
     let rejected = with_faulty(as_observed(Some(&observed)), false);
     assert!(planner.plan(&accepted, seconds(0), "t").writes.is_empty());
@@ -209,7 +209,7 @@ impl World {
 
     fn observe(&mut self) {
         let (uid, generation, status) = &self.object;
-        let status: Option<Arc<str>> = status.as_ref().map(|it| it.to_string().into());
+        let status = status.clone().map(Arc::new);
         // As the source does it.
         let status = if status == self.observed.status { self.observed.status.clone() } else { status };
         self.observed = ObservedObject::sample(uid, *generation, status);
