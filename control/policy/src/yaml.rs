@@ -19,7 +19,7 @@ pub use self::read::{MAX_ALIAS_BYTES, MAX_ALIAS_VALUES, first, read};
 pub use self::suggest::closest_match;
 use crate::diagnostic::{Code, Diagnostic, Severity};
 
-/// A position in a text; both count from 1, columns in characters. 0: what has no text, as an object of the Kubernetes API.
+/// A position in a text; both count from 1, columns in characters; 0 for an object without a text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
     pub line: u32,

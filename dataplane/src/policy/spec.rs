@@ -113,8 +113,7 @@ pub struct VipSpec {
     pub shards: Vec<ShardSpec>,
     /// Its placement by a shard map, which it shares with other VIPs; takes precedence over `shards`.
     pub shard_map: Option<ShardMapRef>,
-    /// Its private addresses at gateways. One of another family, or that a VIP or another VIP's private address is, isn't
-    /// translated.
+    /// Its private addresses at gateways. One of another family, or one that a VIP has, too, isn't translated.
     pub private: Vec<PrivateAddressSpec>,
 }
 

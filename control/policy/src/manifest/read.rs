@@ -96,7 +96,7 @@ pub fn read(source: &Arc<Source>, options: impl Into<ReadOptions>, into: &mut Ma
     }
 }
 
-/// Reads an object that is no text, such as one of the Kubernetes API. Its diagnostics have no line.
+/// Reads an object that has no text, such as one of the Kubernetes API: its diagnostics have no line.
 pub fn read_object(name: &str, object: serde_json::Value, options: impl Into<ReadOptions>, into: &mut Manifests) {
     let (source, options) = (Arc::new(Source::new(name, String::new())), options.into());
     into.documents += 1;

@@ -1,5 +1,5 @@
-//! The encoded resources of a placement, in a table by key. What two placements share is neither compared nor encoded again:
-//! what differs becomes keys with new content, and an edit of the table.
+//! The encoded resources of a placement, in a table by key. What two placements share is neither compared nor encoded
+//! again: what differs becomes keys with new content, and an edit of the table.
 
 mod node_policies;
 

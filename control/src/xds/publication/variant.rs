@@ -1,5 +1,5 @@
 //! A variant of a publication: for one gateway, without the resources that it refuses. It has the number of the
-//! publication that it is a variant of, so in force means the same for both, and shares with it all that isn't concerned.
+//! publication that it is a variant of, so in force means the same for both, and shares with it what isn't concerned.
 
 use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};

@@ -289,8 +289,8 @@ impl<'a, T> IntoIterator for &'a Table<T> {
     }
 }
 
-/// Calls `visit` for each key whose item differs, in the order of keys, with the new item; `None`: there is none any more.
-/// Chunks that both tables have aren't looked at.
+/// Calls `visit` for each key whose item differs, in the order of keys, with the new item; `None`: it is gone. Chunks
+/// that both tables have aren't looked at.
 pub fn differences<'a, T: Keyed + PartialEq>(
     old: &'a Table<T>,
     new: &'a Table<T>,
