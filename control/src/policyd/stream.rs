@@ -9,7 +9,6 @@ mod pending;
 mod subscription;
 mod view;
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -247,9 +246,7 @@ impl DeltaStream {
         Some(Response { bytes: body.encode(&publication), nonce, charge: None })
     }
 
-    /// Keys to send for a change of publication, in order: additions and changes before removals, the settings last.
-    /// Removals come in reverse order of kinds, a resource before those that it refers to; removed endpoints come with
-    /// the additions.
+    /// Keys to send for a change of publication, in order.
     fn changed_keys(&self, old: &Publication, new: &Publication) -> Vec<Key> {
         // Clients with nothing but names compare those: what has changed may be long.
         let scans = self.subscriptions.values().any(|subscription| subscription.all);
@@ -263,15 +260,7 @@ impl DeltaStream {
             keys.extend(new.of_kind(*kind).map(|it| it.key.clone()));
         }
         keys.retain(|key| self.subscriptions.get(&key.kind).is_some_and(|subscription| subscription.includes(key)));
-        keys.sort_unstable();
-        keys.dedup();
-        let is_early = |key: &Key| key.kind == Kind::Endpoint || new.get(key).is_some();
-        let (early, mut removed): (Vec<Key>, Vec<Key>) = keys.into_iter().partition(is_early);
-        let (mut keys, settings): (Vec<Key>, Vec<Key>) = early.into_iter().partition(|key| key.kind != Kind::Settings);
-        removed.sort_by_key(|key| Reverse(key.kind));
-        keys.extend(removed);
-        keys.extend(settings);
-        keys
+        new.sending_order(keys)
     }
 
     fn push(&mut self, batch: Batch) {

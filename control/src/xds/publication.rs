@@ -5,8 +5,10 @@ mod resources;
 pub mod selection;
 mod variant;
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use envoy_types::pb::envoy::service::discovery::v3::{DeltaDiscoveryResponse, Resource};
@@ -25,7 +27,7 @@ use crate::xds::store::StoredResource;
 
 /// Maximum size of the resources in one response, bytes: bounds the memory that a stream needs for a response, and how
 /// long it blocks others.
-const MAX_RESPONSE_BYTES: usize = 1 << 16;
+pub const MAX_RESPONSE_BYTES: usize = 1 << 16;
 
 /// A published policy version with all its resources.
 #[derive(Debug, Default)]
@@ -194,42 +196,56 @@ impl Publication {
 
     /// Responses with the changes since the previous publication.
     pub fn delta(&self) -> Arc<[EncodedResponse]> {
-        self.delta_responses.get_or_init(|| self.delta_for(&self.changed_keys, |_| true).into()).clone()
+        let encode = || {
+            let keys = self.sending_order(self.changed_keys.clone());
+            let response =
+                |(kind, range): (Kind, Range<usize>)| EncodedResponse { kind, bytes: self.encode(kind, &keys[range]) };
+            self.responses_of(&keys).into_iter().map(response).collect()
+        };
+        self.delta_responses.get_or_init(encode).clone()
     }
 
-    /// Responses with the current state of those of these keys that `is_subscribed` accepts. Additions and changes come
-    /// before removals, the settings last.
-    pub fn delta_for(&self, keys: &[Key], is_subscribed: impl Fn(&Key) -> bool) -> Vec<EncodedResponse> {
-        let mut keys: Vec<&Key> = keys.iter().filter(|key| is_subscribed(key)).collect();
+    /// Keys in the order in which they are sent: additions and changes before removals, the settings last. Removals come
+    /// in reverse order of kinds, a resource before those that it refers to; removed endpoints come with the additions.
+    pub fn sending_order(&self, mut keys: Vec<Key>) -> Vec<Key> {
         keys.sort_unstable();
         keys.dedup();
-        let mut out = Vec::new();
-        let mut removals = Vec::new();
-        for kind in Kind::ALL {
-            let of_kind = keys.iter().filter(|key| key.kind == kind);
-            let (mut present, mut removed) = (Vec::new(), Vec::new());
-            for key in of_kind {
-                match self.get(key) {
-                    Some(published) => present.push(published),
-                    None => removed.push(key.name.to_string()),
-                }
-            }
-            if kind == Kind::Settings {
-                // In reverse order: a resource is removed before those that it refers to.
-                removals.reverse();
-                out.append(&mut removals);
-            }
-            // Resources that endpoints refer to are removed after the references.
-            let (immediate, deferred) =
-                if kind == Kind::Endpoint { (removed, Vec::new()) } else { (Vec::new(), removed) };
-            if !present.is_empty() || !immediate.is_empty() {
-                out.extend(encode_responses(&self.version, kind, present.into_iter(), immediate));
-            }
-            if !deferred.is_empty() {
-                removals.extend(encode_responses(&self.version, kind, [].into_iter(), deferred));
+        let is_early = |key: &Key| key.kind == Kind::Endpoint || self.get(key).is_some();
+        let (early, mut removed): (Vec<Key>, Vec<Key>) = keys.into_iter().partition(is_early);
+        let (mut keys, settings): (Vec<Key>, Vec<Key>) = early.into_iter().partition(|key| key.kind != Kind::Settings);
+        removed.sort_by_key(|key| Reverse(key.kind));
+        keys.extend(removed);
+        keys.extend(settings);
+        keys
+    }
+
+    /// The parts of a list of keys that are a response each: of one kind, and of limited size.
+    pub fn responses_of(&self, keys: &[Key]) -> Vec<(Kind, Range<usize>)> {
+        let mut parts = Vec::new();
+        let (mut begin, mut size) = (0, 0);
+        for (i, key) in keys.iter().enumerate() {
+            let (end, name) = (i + 1, key.name.len());
+            size += self.get(key).map_or(name + 8, |it| it.content.body.len() + 2 * name + 128);
+            if size >= MAX_RESPONSE_BYTES || keys.get(end).is_none_or(|next| next.kind != key.kind) {
+                parts.push((key.kind, begin..end));
+                (begin, size) = (end, 0);
             }
         }
-        out
+        parts
+    }
+
+    /// A response with the current state of the resources with these keys, all of one kind.
+    pub fn encode(&self, kind: Kind, keys: &[Key]) -> Bytes {
+        let (mut present, mut removed) = (Vec::new(), Vec::new());
+        for key in keys {
+            match self.get(key) {
+                Some(it) => present.push(it),
+                None => removed.push(key.name.to_string()),
+            }
+        }
+        // By its size it is one response. Several could be concatenated: protobuf merges concatenated messages.
+        let responses = encode_responses(&self.version, kind, present.into_iter(), removed);
+        responses.iter().map(|response| &*response.bytes).collect::<Vec<&[u8]>>().concat().into()
     }
 
     /// Keys of resources of gateways that differ between an earlier publication and this one.

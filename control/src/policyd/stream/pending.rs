@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use prost::bytes::Bytes;
 
-use crate::xds::publication::{EncodedResponse, Publication, encode_responses};
+use crate::xds::publication::{EncodedResponse, MAX_RESPONSE_BYTES, Publication};
 use crate::xds::resource::{Key, Kind};
 
 /// Memory of a name beside its bytes, in a subscription or in a response; and of a key that the publication shares.
@@ -14,8 +14,6 @@ pub(super) const NAME_OVERHEAD: usize = 72;
 pub(super) const SHARED_KEY_BYTES: usize = 24;
 /// Memory of an unacknowledged response without its keys.
 const RESPONSE_BYTES: usize = 128;
-/// Maximum size of the resources in one response, bytes.
-const MAX_BODY_BYTES: usize = 1 << 16;
 
 /// A response that hasn't been sent.
 #[derive(Debug)]
@@ -67,26 +65,16 @@ impl Body {
     pub(super) fn size(&self) -> usize {
         match self {
             Self::Encoded(bytes) => bytes.len(),
-            Self::Keys { .. } => MAX_BODY_BYTES,
+            Self::Keys { .. } => MAX_RESPONSE_BYTES,
         }
     }
 
     /// Encodes its resources as they are in this publication.
     pub(super) fn encode(self, publication: &Publication) -> Bytes {
-        let (kind, keys, range) = match self {
-            Self::Encoded(bytes) => return bytes,
-            Self::Keys { kind, keys, range } => (kind, keys, range),
-        };
-        let (mut present, mut removed) = (Vec::new(), Vec::new());
-        for key in &keys.list[range] {
-            match publication.get(key) {
-                Some(it) => present.push(it),
-                None => removed.push(key.name.to_string()),
-            }
+        match self {
+            Self::Encoded(bytes) => bytes,
+            Self::Keys { kind, keys, range } => publication.encode(kind, &keys.list[range]),
         }
-        // By its size it is one response. Several could be concatenated: protobuf merges concatenated messages.
-        let responses = encode_responses(&publication.version, kind, present.into_iter(), removed);
-        responses.iter().map(|response| &*response.bytes).collect::<Vec<&[u8]>>().concat().into()
     }
 }
 
@@ -104,18 +92,8 @@ impl Batch {
     /// Responses with the resources of these keys in a publication, in order; each response has keys of one kind.
     pub(super) fn of_keys(publication: &Publication, keys: KeyList) -> Self {
         let keys = Arc::new(keys);
-        let mut bodies = Vec::new();
-        let (mut begin, mut size) = (0, 0);
-        for (i, key) in keys.list.iter().enumerate() {
-            let (end, name) = (i + 1, key.name.len());
-            size += publication.get(key).map_or(name + 8, |it| it.content.body.len() + 2 * name + 128);
-            if size >= MAX_BODY_BYTES || keys.list.get(end).is_none_or(|next| next.kind != key.kind) {
-                let (kind, keys) = (key.kind, keys.clone());
-                bodies.push(Body::Keys { kind, keys, range: begin..end });
-                (begin, size) = (end, 0);
-            }
-        }
-        Self::new(&Contents::Keys(keys), bodies.into_iter())
+        let body = |(kind, range)| Body::Keys { kind, keys: keys.clone(), range };
+        Self::new(&Contents::Keys(keys.clone()), publication.responses_of(&keys.list).into_iter().map(body))
     }
 
     /// Responses that were encoded once for all gateways.
