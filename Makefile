@@ -12,7 +12,7 @@ PACKAGES := clang:clang llvm:llc libbpf-dev:/usr/include/bpf/bpf_helpers.h \
 CARGO_DENY := 0.20.2
 CARGO_MACHETE := 0.9.2
 
-.PHONY: help deps deny build demo test fmt lint unit model loom miri fuzz doc e2e e2e-gateways e2e-kubernetes e2e-node e2e-kubernetes-current chart-install e2e-kernels e2e-starts faults bench bench-watch bench-wire bench-node bench-flood soak bench-neighbor bench-policy bench-gateways clean-lab
+.PHONY: help deps deny build demo test fmt lint unit model loom miri fuzz doc e2e e2e-gateways e2e-kubernetes e2e-node e2e-kubernetes-current chart-install e2e-kernels e2e-starts faults bench bench-wire soak bench-policy bench-gateways clean-lab
 
 help: ## list targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | awk -F: '{printf "  make %-15s%s\n", $$1, $$2}'
@@ -327,30 +327,9 @@ bench-plots: build ## benchmark the packet path into target/bench-plots/path.jso
 	target/release/vipgate-bench path --sessions 1000,4096,16384,65536,262144,1048576,4194304 | tee target/bench-plots/path.jsonl
 	target/release/vipgate-bench plot target/bench-plots/path.jsonl --output target/bench-plots
 
-bench-node: build ## benchmark steering on a node against plain forwarding and masquerading; needs root and an idle machine
-	target/release/vipgate-bench node
-
-bench-flood: build ## benchmark isolation of a tenant while another one is flooded; needs root and an idle machine
-	target/release/vipgate-bench flood
-	target/release/vipgate-bench flood --ipv6 --capacity 16384
-
-bench-neighbor: build ## benchmark neighbor resolution against nftables; needs root and an idle machine
-	target/release/vipgate-bench neighbor
-
 bench-policy: build ## benchmark policy updates at a gateway and at a server; needs root and an idle machine
 	target/release/vipgate-bench policy effect
-	target/release/vipgate-bench policy path
 	target/release/vipgate-bench policy server
-	target/release/vipgate-bench policy change
-
-.PHONY: bench-kubernetes
-bench-kubernetes: build ## benchmark a policy server with a real Kubernetes API server; builds it once, five minutes; needs root
-	@apiserver=$$(tests/kubernetes/apiserver.sh) && clients=$$(tests/kubernetes/kubectl.sh) \
-	  && VIPGATE_KUBE_APISERVER=$$apiserver VIPGATE_KUBECTL=$$clients/kubectl target/release/vipgate-bench policy kubernetes
-
-bench-watch: build ## benchmark the overhead of captures, the NAT log and top
-	target/release/vipgate-bench watch
-	target/release/vipgate-bench open --log
 
 bench-gateways: build ## benchmark gateway groups: tunnel, replication, failover; needs root and an idle machine
 	target/release/vipgate-bench path --sessions 1000,65536,1048576 --direction reply

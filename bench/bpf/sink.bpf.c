@@ -18,7 +18,6 @@ struct counts {
 struct expected {
 	__u64 source;      // address, network order
 	__u64 source_mask; // bits of it that are compared
-	__u64 headers;     // bytes of tunnel headers before the frame
 	__u64 sample_mask; // a packet is a sample if the hash of its sequence number is 0 under this mask
 };
 
@@ -51,8 +50,7 @@ int wire_sink(struct __sk_buff *skb)
 	struct expected *settings = bpf_map_lookup_elem(&expected, &zero);
 	if (!count || !settings)
 		return TC_ACT_SHOT;
-	// The mask is for the verifier.
-	struct frame *frame = (void *)(long)skb->data + (settings->headers & 63);
+	struct frame *frame = (void *)(long)skb->data;
 	if ((void *)(frame + 1) > (void *)(long)skb->data_end)
 		return TC_ACT_SHOT;
 	if (frame->eth.h_proto != bpf_htons(ETH_P_IP) || frame->ip.protocol != 17 || frame->stamp.magic != MAGIC)

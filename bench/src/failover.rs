@@ -179,7 +179,7 @@ fn start_probes(cluster: &Cluster, name: &str, first_id: u32) -> Clients {
 }
 
 /// The percentile of `values`: nearest rank.
-pub(crate) fn quantile(values: &[f64], percent: usize) -> f64 {
+fn quantile(values: &[f64], percent: usize) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let rank = (sorted.len() * percent).div_ceil(100);

@@ -14,9 +14,6 @@ use crate::peer_gateway::{Tunnel, TunnelTags};
 use crate::rig::{INSIDE, OUTSIDE, Rig};
 use crate::{Direction, peer_gateway};
 
-/// Packets that establish an egress session: the first packet, its reply, and one more from the pod.
-pub(crate) const SETUP_PACKETS: u64 = 3;
-
 /// Transport protocol of the sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Protocol {
@@ -40,13 +37,8 @@ pub(crate) struct LoadGenerator<A> {
 }
 
 impl<A: PacketFamily> LoadGenerator<A> {
-    /// Opens all sessions, with UDP; egress sessions with [`SETUP_PACKETS`] packets each.
-    pub(crate) fn open(rig: &mut Rig, sessions: u32, size: u16, direction: Direction, order: Order) -> Result<Self> {
-        Self::open_with_protocol(Protocol::Udp, rig, sessions, size, direction, order)
-    }
-
     /// Opens all sessions with this protocol. TCP is for egress sessions only.
-    pub(crate) fn open_with_protocol(
+    pub(crate) fn open(
         protocol: Protocol,
         rig: &mut Rig,
         sessions: u32,
@@ -110,11 +102,6 @@ impl<A: PacketFamily> LoadGenerator<A> {
         Ok(())
     }
 
-    /// SNAT port of the first session.
-    pub(crate) fn port(&self) -> u16 {
-        self.ports[0]
-    }
-
     /// Sends at least `count` packets in full batches; returns nanoseconds per packet. Calls `on_batch` with the
     /// duration of each batch.
     pub(crate) fn run_round(
@@ -144,8 +131,8 @@ impl<A: PacketFamily> LoadGenerator<A> {
     }
 
     /// Sends a packet of every session in each measured direction, so that no session has work pending that is deferred
-    /// to its next packet. Returns the number of packets.
-    pub(crate) fn send_all_sessions(&self, rig: &mut Rig) -> Result<u64> {
+    /// to its next packet.
+    pub(crate) fn send_all_sessions(&self, rig: &mut Rig) -> Result<()> {
         let count = self.ports.len() as u32;
         let directions: &[bool] = if self.direction.involves_peer() { &[false] } else { &[true, false] };
         for first in (0..count).step_by(BATCH_SIZE / 2) {
@@ -159,7 +146,7 @@ impl<A: PacketFamily> LoadGenerator<A> {
             rig.worker.turn(rig.now);
             self.verify(rig, expected)?;
         }
-        Ok(directions.len() as u64 * u64::from(count))
+        Ok(())
     }
 
     fn inject_next(&mut self, rig: &mut Rig) {

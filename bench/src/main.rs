@@ -1,16 +1,12 @@
-//! `vipgate-bench`: benchmarks of the packet path in memory, of gateways over veth (with restart and failover), of nodes,
-//! and of policy updates. Each result is one JSON object per line; `plot` draws them.
+//! `vipgate-bench`: benchmarks of the packet path in memory, of gateways over veth (with restart and failover), and of
+//! policy updates. Each result is one JSON object per line; `plot` draws them.
 #![forbid(unsafe_code)]
 #![expect(clippy::cast_precision_loss, reason = "nanoseconds and counts are far below 2^52")]
 
 mod baseline;
 mod failover;
-mod flood;
 mod load;
-mod neighbor;
 mod netns;
-mod node;
-mod observability;
 mod open;
 mod packet_order;
 mod packets;
@@ -46,21 +42,11 @@ enum Command {
     Wire(wire::Options),
     /// Restart after SIGKILL under traffic: time to forward again, and sessions restored; needs root
     Restart(wire::restart::Options),
-    /// Unresolved next hops, vipgate against nftables in one run: first-packet latency, and packets of a burst that are
-    /// queued; needs root
-    Neighbor(neighbor::Options),
-    /// Steering on a node beside plain forwarding and masquerading: throughput, new connections, latency, and the time to
-    /// program endpoints; needs root
-    Node(node::Options),
     /// Failover between several gateways under established connections: survival and outage; needs root
     Failover(failover::Options),
-    /// Isolation of one tenant while another tenant's VIP is flooded: goodput, latency, new connections; needs root
-    Flood(flood::Options),
-    /// Overhead of captures, the NAT log and queries per packet
-    Watch(observability::Options),
     /// Draws SVGs from the output of `path`, `wire --loads` and `failover`
     Plot(plot::Options),
-    /// Policy updates: time to effect, impact on the packet path, a server of many gateways
+    /// Policy updates: time to effect, a group that shares all VIPs, a server of many gateways
     Policy(policy::Options),
 }
 
@@ -96,11 +82,7 @@ fn main() -> ExitCode {
         Command::Open(options) => open::run(&options),
         Command::Wire(options) => wire::run(&options),
         Command::Restart(options) => wire::restart::run(&options),
-        Command::Neighbor(options) => neighbor::run(&options),
-        Command::Node(options) => node::run(&options),
         Command::Failover(options) => failover::run(&options),
-        Command::Flood(options) => flood::run(&options),
-        Command::Watch(options) => observability::run(&options),
         Command::Plot(options) => plot::run(&options),
         Command::Policy(options) => policy::run(&options),
     };

@@ -177,12 +177,11 @@ fn run_worker<A: PacketFamily>(sessions: u32, size: u16, options: &Options, barr
     } else {
         (Rig::new(sessions)?, None)
     };
-    let mut load =
-        LoadGenerator::<A>::open_with_protocol(options.protocol, &mut rig, sessions, size, direction, options.order)?;
+    let mut load = LoadGenerator::<A>::open(options.protocol, &mut rig, sessions, size, direction, options.order)?;
     // When the peer becomes the owner, the sessions become standby sessions: the table stays full.
     let owner = if direction == Direction::TunnelIn { ShardOwner::Local } else { ShardOwner::Peer };
     if let Some(control) = control.as_mut().filter(|_| owner == ShardOwner::Peer) {
-        peer_gateway::publish_membership(control, owner, false, TunnelTags::Disabled);
+        control.set_members(&peer_gateway::membership(owner, false, TunnelTags::Disabled));
         load.send_all_sessions(&mut rig)?;
     }
     let mut batches = Histogram::<u64>::new(3)?;
@@ -214,10 +213,9 @@ fn set_tunnel_tags<A: PacketFamily>(
     load: &mut LoadGenerator<A>,
     rig: &mut Rig,
 ) -> Result<()> {
-    peer_gateway::publish_membership(control, owner, false, tags);
+    control.set_members(&peer_gateway::membership(owner, false, tags));
     load.set_tags(tags)?;
-    load.send_all_sessions(rig)?;
-    Ok(())
+    load.send_all_sessions(rig)
 }
 
 /// The median of the workers' medians, if there are any.

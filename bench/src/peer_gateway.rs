@@ -14,7 +14,6 @@ use vipgate_dataplane::wire::tunnel_auth::TagKey;
 use vipgate_dataplane::wire::vxlan::OuterHeaders;
 
 use crate::packets::INSIDE_MAC;
-use crate::rig::PolicyControl;
 
 /// Bytes of the outer headers: Ethernet, IPv4, UDP, VXLAN.
 pub(crate) const OUTER_HEADERS: u16 = 50;
@@ -72,8 +71,8 @@ pub(crate) fn assign_shards(policy: &mut PolicyChange) {
     }
 }
 
-/// Publishes the membership: which gateway owns the shards, and whether there is a replication link to the peer.
-pub(crate) fn publish_membership(control: &mut PolicyControl, owner: ShardOwner, linked: bool, tags: TunnelTags) {
+/// The membership: which gateway owns the shards, and whether there is a replication link to the peer.
+pub(crate) fn membership(owner: ShardOwner, linked: bool, tags: TunnelTags) -> MembersSpec {
     let addresses = [LOCAL, PEER];
     let member = |at: usize| MemberSpec {
         name: NAMES[at].into(),
@@ -84,10 +83,7 @@ pub(crate) fn publish_membership(control: &mut PolicyControl, owner: ShardOwner,
         policy_release: PolicyRelease::NotAwaited,
         authentication: tags.authentication(),
     };
-    let spec =
-        MembersSpec { this: Some(NAMES[0].into()), gateways: vec![member(0), member(1)], ..MembersSpec::default() };
-    let snapshot = control.builder.with_members(&spec);
-    control.publisher.publish(snapshot);
+    MembersSpec { this: Some(NAMES[0].into()), gateways: vec![member(0), member(1)], ..MembersSpec::default() }
 }
 
 /// The peer's end of the tunnel: encapsulates frames that the peer received on its outside interface.

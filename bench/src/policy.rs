@@ -1,14 +1,11 @@
-//! Policy benchmarks: time until a change is in force, impact of changes on the packet path, cost of large gateway
-//! groups, and a policy server with many gateways. Each result includes the load of other programs on the machine.
+//! Policy benchmarks: time until a change is in force, cost of large gateway groups, and a policy server with many
+//! gateways. Each result includes the load of other programs on the machine.
 
-mod change;
 mod churn;
 mod effect;
 mod group;
-mod kubernetes;
 mod manifests;
 mod noise;
-mod path;
 mod server;
 
 use std::fmt::Display;
@@ -28,16 +25,10 @@ pub(crate) struct Options {
 enum Command {
     /// Time from a change at the policy server to its effect on a gateway; needs root
     Effect(effect::Options),
-    /// Packet path under policy changes, compared to constant policy
-    Path(path::Options),
     /// Cost per gateway of a large group that shares all VIPs: memory, and membership changes
     Group(group::Options),
     /// A policy server with many gateways
     Server(server::Options),
-    /// A changed manifest file at the policy server, stage by stage, up to the responses of all gateways
-    Change(change::Options),
-    /// A policy server that reads a real Kubernetes API server, with one gateway; needs root
-    Kubernetes(kubernetes::Options),
 }
 
 /// Policy size.
@@ -55,11 +46,8 @@ struct PolicySize {
 pub(crate) fn run(options: &Options) -> Result<()> {
     match &options.command {
         Command::Effect(options) => effect::run(options),
-        Command::Path(options) => path::run(options),
         Command::Group(options) => group::run(options),
         Command::Server(options) => server::run(options),
-        Command::Change(options) => change::run(options),
-        Command::Kubernetes(options) => kubernetes::run(options),
     }
 }
 

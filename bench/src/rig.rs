@@ -20,6 +20,7 @@ use vipgate_dataplane::io::handoff::{Wake, WorkerLinks};
 use vipgate_dataplane::io::{FrameAudit, PacketIo, Received};
 use vipgate_dataplane::policy::build::Builder;
 use vipgate_dataplane::policy::change::PolicyChange;
+use vipgate_dataplane::policy::members::MembersSpec;
 use vipgate_dataplane::policy::publish::Publisher;
 use vipgate_dataplane::policy::spec::{
     AddressSelection, Announce, BackendSpec, BackendState, EgressSpec, EndpointSpec, HopSpec, InterfaceSpec, Limits,
@@ -138,14 +139,22 @@ pub(crate) struct Rig {
     /// Replication updates for the peer gateway.
     pub(crate) replication: Arc<ReplicationSender>,
     timeouts: Timeouts,
-    pub(crate) commands: Sender<Command>,
+    commands: Sender<Command>,
 }
 
-/// Updates the policy of a rig.
+/// Updates the membership of a rig.
 #[derive(Debug)]
 pub(crate) struct PolicyControl {
-    pub(crate) builder: Builder,
-    pub(crate) publisher: Publisher,
+    builder: Builder,
+    publisher: Publisher,
+}
+
+impl PolicyControl {
+    /// Publishes a membership.
+    pub(crate) fn set_members(&mut self, members: &MembersSpec) {
+        let snapshot = self.builder.with_members(members);
+        self.publisher.publish(snapshot);
+    }
 }
 
 /// Capacity reserved for VIPs and pods below their fair share: the sessions opened by one batch.
@@ -171,22 +180,8 @@ impl Rig {
     /// Like [`Rig::new`], with timeouts.
     pub(crate) fn with_timeouts(sessions: u32, timeouts: Timeouts) -> Result<Self> {
         // The policy isn't updated, and the worker holds it.
-        let (rig, _) = Self::with_policy(sessions, timeouts, PolicyChange::default())?;
+        let (rig, _) = Self::build((sessions, timeouts), DEFAULT_FIRST_RECORD, &base_policy())?;
         Ok(rig)
-    }
-
-    /// With additional policy, and a handle to update it.
-    pub(crate) fn with_policy(
-        sessions: u32,
-        timeouts: Timeouts,
-        mut policy: PolicyChange,
-    ) -> Result<(Self, PolicyControl)> {
-        let base = base_policy();
-        policy.policies.extend(base.policies);
-        policy.vips.extend(base.vips);
-        policy.endpoints.extend(base.endpoints);
-        policy.services.extend(base.services);
-        Self::build((sessions, timeouts), DEFAULT_FIRST_RECORD, &policy)
     }
 
     /// One of two gateways (`peer_gateway.rs`), the owner of all shards. Sessions are replicated to the peer if it is
@@ -198,7 +193,7 @@ impl Rig {
         tags: TunnelTags,
     ) -> Result<(Self, PolicyControl)> {
         let (rig, mut control) = Self::with_unlinked_peer((sessions, timeouts), DEFAULT_FIRST_RECORD)?;
-        peer_gateway::publish_membership(&mut control, ShardOwner::Local, linked, tags);
+        control.set_members(&peer_gateway::membership(ShardOwner::Local, linked, tags));
         Ok((rig, control))
     }
 
@@ -208,7 +203,7 @@ impl Rig {
         first_record: FirstRecord,
     ) -> Result<(Self, PolicyControl)> {
         let (rig, mut control) = Self::with_unlinked_peer((sessions, timeouts), first_record)?;
-        peer_gateway::publish_membership(&mut control, ShardOwner::Local, true, TunnelTags::Disabled);
+        control.set_members(&peer_gateway::membership(ShardOwner::Local, true, TunnelTags::Disabled));
         Ok((rig, control))
     }
 
@@ -305,13 +300,16 @@ fn worker_config(
     })
 }
 
-/// Endpoint spec of a pod.
-pub(crate) fn pod_spec(address: IpAddr, vips: Vec<IpAddr>) -> EndpointSpec {
-    EndpointSpec { address, name: "".into(), policy: POLICY.into(), vips, gateway: None, slot: None, remarks: vec![] }
-}
-
 fn base_policy() -> PolicyChange {
-    let endpoint = |address, vip| pod_spec(address, vec![vip]);
+    let endpoint = |address, vip| EndpointSpec {
+        address,
+        name: "".into(),
+        policy: POLICY.into(),
+        vips: vec![vip],
+        gateway: None,
+        slot: None,
+        remarks: vec![],
+    };
     let vip = |address: IpAddr| VipSpec {
         address,
         name: "bench".into(),

@@ -225,7 +225,7 @@ impl SoakCluster {
             let gateway_mac = self.cluster.gateways[gateway].mac("gw-out");
             (&self.cluster.outside, "public", [gateway_mac, bridge], L2_VIPS[family])
         };
-        let target = FloodTarget { macs, address: Ip::parse(address), ports: [HTTP_PORT; 2], fixed_destination: None };
+        let target = FloodTarget { macs, address: Ip::parse(address), ports: [HTTP_PORT; 2] };
         let writer = PacketWriter::new(kind, target, u64::from(pps));
         host.run(move || send(interface, writer, pps, time))
     }

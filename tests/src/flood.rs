@@ -1,10 +1,9 @@
-//! Packet floods for the benchmark and the soak, sent from a packet socket at a rate.
+//! Packet floods for the soak, sent from a packet socket at a rate.
 
 mod packets;
 mod source;
 
 use std::fmt;
-use std::str::FromStr;
 
 pub use packets::{FloodTarget, Ip, PacketWriter, Random};
 pub use source::send;
@@ -35,7 +34,7 @@ impl FloodKind {
     pub const ALL: [Self; 7] =
         [Self::Syn, Self::SynAck, Self::Udp, Self::Fragments, Self::IcmpErrors, Self::Neighbors, Self::Pod];
 
-    /// Name in reports and options.
+    /// Name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Syn => "syn",
@@ -52,24 +51,10 @@ impl FloodKind {
     pub fn is_inside(self) -> bool {
         self == Self::Pod
     }
-
-    /// Whether the attack needs backends that reply.
-    pub fn needs_backends(self) -> bool {
-        self == Self::SynAck
-    }
 }
 
 impl fmt::Display for FloodKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
-    }
-}
-
-impl FromStr for FloodKind {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let names = || Self::ALL.map(Self::name).join(", ");
-        Self::ALL.into_iter().find(|kind| kind.name() == text).ok_or_else(|| format!("expected one of {}", names()))
     }
 }

@@ -4,7 +4,6 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use vipgate_dataplane::flow::tuple::HashKey;
-use vipgate_dataplane::policy::change::PolicyChange;
 use vipgate_dataplane::policy::spec::{
     AddressSelection, Announce, EgressSpec, EndpointSpec, Limits, OnExhaustion, VipSpec,
 };
@@ -32,7 +31,7 @@ pub(super) struct Churn {
 
 /// Pseudo-random numbers with a fixed seed.
 #[derive(Debug)]
-pub(super) struct Random {
+struct Random {
     key: HashKey,
     drawn: u64,
 }
@@ -45,7 +44,7 @@ impl Default for Random {
 
 impl Random {
     /// A uniform random number below `bound`.
-    pub(super) fn below(&mut self, bound: usize) -> usize {
+    fn below(&mut self, bound: usize) -> usize {
         self.drawn += 1;
         ((u128::from(self.key.draw(self.drawn)) * bound as u128) >> 64) as usize
     }
@@ -111,17 +110,6 @@ impl Churn {
     /// All present endpoints.
     pub(super) fn endpoints(&self) -> impl Iterator<Item = EndpointSpec> {
         (0..self.vip_of.len() as u32).filter_map(|number| self.endpoint(number))
-    }
-
-    /// The whole policy, as a gateway without one gets it.
-    pub(super) fn whole_policy(&self) -> PolicyChange {
-        PolicyChange {
-            version: "bench".to_owned(),
-            policies: self.policies().collect(),
-            vips: self.vips().collect(),
-            endpoints: self.endpoints().collect(),
-            ..PolicyChange::default()
-        }
     }
 
     /// The whole policy, as published by a policy server.
@@ -203,16 +191,5 @@ mod tests {
             assert_eq!((model.len(), churn.endpoint_count()), (100 + usize::from(change % 3 < 2), model.len()));
         }
         assert!(churn.endpoints().eq(model.into_values()));
-    }
-
-    #[test]
-    fn the_gateways_policy_equals_the_published_one() {
-        let mut churn = Churn::new(PolicySize { vips: 3, endpoints: 20 });
-        churn.change_next();
-        let (whole, published) = (churn.whole_policy(), churn.placement());
-        assert_eq!((whole.policies.len(), whole.vips.len(), whole.endpoints.len()), (3, 3, 21));
-        assert_eq!(whole.policies, published.policies.to_vec());
-        assert_eq!(whole.vips, published.vips.to_vec());
-        assert_eq!(whole.endpoints, published.endpoints.to_vec());
     }
 }

@@ -73,7 +73,7 @@ pub(super) fn place(testbed: &Testbed, config: &SutConfig) -> Result<()> {
 }
 
 /// The kernel thread whose name starts with `prefix`.
-pub(crate) fn find_thread(prefix: &str) -> Option<Pid> {
+fn find_thread(prefix: &str) -> Option<Pid> {
     let matches =
         |directory: &Path| fs::read_to_string(directory.join("comm")).is_ok_and(|comm| comm.starts_with(prefix));
     let mut directories = fs::read_dir("/proc").ok()?.filter_map(|entry| Some(entry.ok()?.path()));

@@ -18,31 +18,22 @@ pub(super) const MAX_SAMPLES: u64 = 16_000;
 /// Offset of the transmit timestamp: after the headers and the sequence number.
 const TIMESTAMP_OFFSET: usize = 50;
 
-/// Bytes of a VXLAN tunnel's headers before the inner frame: Ethernet, IPv4, UDP, VXLAN.
-const TUNNEL_HEADERS: usize = 50;
-
 /// What the system under test is expected to make of packets.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Expectation {
     source: u32,
     source_mask: u32,
-    headers: usize,
 }
 
 impl Expectation {
     /// Packets with this source address.
     pub(crate) fn translated_to(source: u32) -> Self {
-        Self { source, source_mask: u32::MAX, headers: 0 }
+        Self { source, source_mask: u32::MAX }
     }
 
     /// Packets with a source address of the pods, untranslated.
     pub(crate) fn untranslated() -> Self {
-        Self { source: 0x0a01_0400, source_mask: 0xffff_fc00, headers: 0 }
-    }
-
-    /// The same in a VXLAN tunnel over IPv4.
-    pub(crate) fn tunnelled() -> Self {
-        Self { headers: TUNNEL_HEADERS, ..Self::untranslated() }
+        Self { source: 0x0a01_0400, source_mask: 0xffff_fc00 }
     }
 }
 
@@ -50,7 +41,6 @@ impl Expectation {
 #[derive(Debug)]
 pub(super) struct Sink {
     program: Ebpf,
-    expectation: Expectation,
 }
 
 /// The received packets.
@@ -70,9 +60,9 @@ impl Sink {
             // Needed by kernels before 6.6, which have no TCX links.
             let _ = tc::qdisc_add_clsact("eth0");
             let mut object = EbpfLoader::new().load(OBJECT).context("cannot load the sink's BPF object")?;
-            let mut expected: Array<_, [u64; 4]> = take_map(&mut object, "expected")?;
+            let mut expected: Array<_, [u64; 3]> = take_map(&mut object, "expected")?;
             let [source, mask] = [expectation.source, expectation.source_mask].map(u32::to_be);
-            expected.set(0, [source.into(), mask.into(), expectation.headers as u64, sample_mask(packets)], 0)?;
+            expected.set(0, [source.into(), mask.into(), sample_mask(packets)], 0)?;
             let sink: &mut SchedClassifier = object
                 .program_mut("wire_sink")
                 .context("the sink's BPF object has no program wire_sink")?
@@ -81,7 +71,7 @@ impl Sink {
             sink.attach("eth0", TcAttachType::Ingress).context("cannot attach the sink's BPF program")?;
             Ok(object)
         })?;
-        Ok(Self { program, expectation })
+        Ok(Self { program })
     }
 
     /// Stops counting. Fails if a packet isn't correctly translated: the measurement is invalid then.
@@ -97,7 +87,7 @@ impl Sink {
         ensure!(duplicates == 0, "{duplicates} of {packets} packets are duplicates, of the gateway or of the source");
         let (mut latency, mut arrivals) = (Histogram::new(3)?, Vec::new());
         while let Some(sample) = samples.next() {
-            let [sent, received] = verify_sample(&sample, self.expectation.headers)?;
+            let [sent, received] = verify_sample(&sample)?;
             latency.record(received.saturating_sub(sent))?;
             arrivals.push(received);
         }
@@ -105,16 +95,16 @@ impl Sink {
     }
 }
 
-/// Verifies all bytes of a sample after its tunnel headers; returns its transmit and receive timestamps.
-fn verify_sample(sample: &[u8], headers: usize) -> Result<[u64; 2]> {
+/// Verifies all bytes of a sample; returns its transmit and receive timestamps.
+fn verify_sample(sample: &[u8]) -> Result<[u64; 2]> {
     let number = |at: usize| sample.get(at..).and_then(<[u8]>::first_chunk).map(|bytes| u64::from_ne_bytes(*bytes));
     let length = sample.get(8..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u32::from_ne_bytes(*bytes) as usize);
-    let frame = sample.get(12 + headers..12 + length).filter(|frame| frame.len() >= 60);
+    let frame = sample.get(12..12 + length).filter(|frame| frame.len() >= 60);
     let frame = frame.context("a sample is truncated")?;
     ensure!(has_valid_checksums(frame), "a packet's checksum is wrong: {frame:02x?}");
     ensure!(frame[22] == 63, "a packet's TTL is {} instead of 63: {frame:02x?}", frame[22]);
     ensure!(frame[30..32] == [198, 51] && frame[36..38] == [1, 187], "a packet's destination is wrong: {frame:02x?}");
-    let sent = number(12 + headers + TIMESTAMP_OFFSET).context("a sample is truncated")?;
+    let sent = number(12 + TIMESTAMP_OFFSET).context("a sample is truncated")?;
     let received = number(0).context("a sample is truncated")?;
     Ok([sent, received])
 }

@@ -57,8 +57,6 @@ pub struct FloodTarget {
     pub address: Ip,
     /// The Service's TCP and UDP port.
     pub ports: [u16; 2],
-    /// For a flood from inside: a fixed destination instead of random ones.
-    pub fixed_destination: Option<Ip>,
 }
 
 /// SplitMix64 random numbers, reproducible by seed.
@@ -147,8 +145,7 @@ impl PacketWriter {
             FloodKind::IcmpErrors => self.icmp_error(frame),
             FloodKind::Neighbors => self.neighbor(frame),
             FloodKind::Pod => {
-                let (from, to) =
-                    ((vip, self.random.port()), self.target.fixed_destination.unwrap_or(self.random.remote(vip)));
+                let (from, to) = ((vip, self.random.port()), self.random.remote(vip));
                 let port = self.random.port();
                 self.udp(frame, from, (to, port));
             }
@@ -330,11 +327,7 @@ mod tests {
     use super::*;
 
     fn writer(kind: FloodKind, address: Ip) -> PacketWriter {
-        PacketWriter::new(
-            kind,
-            FloodTarget { macs: [[2; 6], [4; 6]], address, ports: [80, 53], fixed_destination: None },
-            1,
-        )
+        PacketWriter::new(kind, FloodTarget { macs: [[2; 6], [4; 6]], address, ports: [80, 53] }, 1)
     }
 
     const VIPS: [Ip; 2] =

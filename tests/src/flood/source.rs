@@ -1,4 +1,4 @@
-//! Flood sender: a packet socket, many frames per system call, at a steady rate or at full speed.
+//! Flood sender: a packet socket, many frames per system call, at a steady rate.
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -20,8 +20,8 @@ const PAUSE: Duration = Duration::from_micros(200);
 /// The longest delay that is caught up.
 const MAX_CATCH_UP: Duration = Duration::from_millis(5);
 
-/// Sends from an interface of this thread's network namespace for `duration`; `pps` 0 is full speed. Returns the
-/// number of sent frames.
+/// Sends from an interface of this thread's network namespace for `duration`. Returns the number of sent
+/// frames.
 ///
 /// # Errors
 /// When the interface doesn't exist, or the kernel denies packet sockets.
@@ -55,9 +55,6 @@ struct Due {
 }
 
 fn due(pps: u32, elapsed: Duration, done: u64) -> Due {
-    if pps == 0 {
-        return Due { now: BATCH, skipped: 0 };
-    }
     let frames_in = |time: Duration| (time.as_micros() * u128::from(pps) / 1_000_000) as u64;
     let due = frames_in(elapsed).saturating_sub(done);
     let max_backlog = frames_in(MAX_CATCH_UP).max(BATCH as u64);
@@ -101,6 +98,5 @@ mod tests {
         assert_eq!((at(1, 0).now, at(1, 10).now, at(1, 0).skipped), (10, 0, 0));
         assert_eq!((at(6, 0).now, at(6, 0).skipped), (60, 0));
         assert_eq!((at(1000, 0).now, at(1000, 0).skipped), (64, 9936));
-        assert_eq!(due(0, Duration::ZERO, 0).now, BATCH);
     }
 }
