@@ -26,11 +26,11 @@ use std::time::Duration;
 use report::Report;
 use tokio::signal::unix::{SignalKind, signal};
 use topology::Topology;
+use vipgate_lab::Lab;
 
 use self::failover::FailoverTopology;
 use self::nodes::NodeTopology;
 use crate::command_error::CommandError;
-use crate::lab::Lab;
 use crate::output;
 
 /// Runs all scenarios, reports, cleans up. With `keep`, their topologies stay until the user presses Enter.

@@ -15,7 +15,6 @@ pub mod fuzz;
 pub mod gateway;
 pub mod heartbeat;
 pub mod kernel;
-pub mod lab;
 pub mod listener;
 pub mod logging;
 pub mod metric;

@@ -18,7 +18,7 @@ from isolation import Process, isolate, run, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 CRDS = ROOT / "conf/crds.yaml"
-ENDPOINT_SLICES = ROOT / "control/src/lab/api_server/endpointslices.yaml"
+ENDPOINT_SLICES = ROOT / "tests/lab/src/api_server/endpointslices.yaml"
 PORT = 6443
 ETCD = "http://127.0.0.1:12379"
 ADMIN = "admin"

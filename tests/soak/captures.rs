@@ -3,7 +3,7 @@
 use std::fs;
 use std::net::IpAddr;
 
-use vipgate::lab::Host;
+use vipgate_lab::Host;
 use vipgate_tests::cluster::{BGP_VIPS, Captures, Cluster, L2_VIPS, PEER_PORT, sleep_ms};
 use vipgate_tests::soak::evidence::capture_error;
 use vipgate_tests::verifier::{concurrent_tuple_reuse, leaked_pod_addresses, most_traversed, tunnel_packets};

@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use std::{fs, io};
 
-use vipgate::lab::Host;
+use vipgate_lab::Host;
 use vipgate_tests::cluster::{BRIDGE_MAC, Cluster, HTTP_PORT, L2_VIPS, POLICYD_ADDRESS, sleep_ms};
 use vipgate_tests::flood::{FloodKind, FloodTarget, Ip, PacketWriter, send};
 use vipgate_tests::policyd::{Policyd, PolicydConfig as Server};

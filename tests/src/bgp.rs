@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tempfile::TempDir;
-use vipgate::lab::{Host, Process, output};
+use vipgate_lab::{Host, Process, output};
 
 use crate::wait_for;
 

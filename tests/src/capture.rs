@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use std::{fs, thread};
 
-use vipgate::lab::Process;
+use vipgate_lab::Process;
 
 use crate::{Testbed, wait_for};
 
@@ -43,7 +43,7 @@ impl Capture {
         thread::sleep(Duration::from_millis(300));
         self.process.signal("INT").unwrap();
         self.process.wait(Duration::from_secs(3));
-        let text = vipgate::lab::output(&["tcpdump", "-n", "-r", &self.file.display().to_string()]).unwrap();
+        let text = vipgate_lab::output(&["tcpdump", "-n", "-r", &self.file.display().to_string()]).unwrap();
         text.lines().map(str::to_owned).collect()
     }
 }

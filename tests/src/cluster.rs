@@ -37,7 +37,7 @@ pub use gateway::Gateway;
 pub use manifests::{BULK_PODS_A, BULK_PODS_B, sources_a, sources_b};
 pub use node::{Node, NodePod, TUNNEL_PORT};
 use tempfile::TempDir;
-use vipgate::lab::{Host, Lab, reflector};
+use vipgate_lab::{Host, Lab, reflector};
 
 pub use crate::cluster::arp_probe::{ArpProbe, ArpReply, responder_macs};
 pub use crate::cluster::links::{ImpairedSwitch, Impairment};

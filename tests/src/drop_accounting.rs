@@ -9,8 +9,8 @@ use std::fmt::Write as _;
 use std::ops::RangeInclusive;
 use std::sync::{Mutex, PoisonError};
 
-use vipgate::lab::Host;
 use vipgate_dataplane::flow::drop_reason::DropReason;
+use vipgate_lab::Host;
 
 use crate::METRICS_PORT;
 use crate::policyd::{http_get, metric_values};

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tempfile::TempDir;
-use vipgate::lab::{Host, Process};
+use vipgate_lab::{Host, Process};
 
 use crate::wait_for;
 
@@ -89,7 +89,7 @@ impl Etcd {
         process.wait(Duration::from_secs(5)).expect("etcd exits");
     }
 
-    fn try_etcdctl(&self, arguments: &[&str]) -> Result<String, vipgate::lab::Error> {
+    fn try_etcdctl(&self, arguments: &[&str]) -> Result<String, vipgate_lab::Error> {
         self.host.output(&[&["env", "ETCDCTL_API=3", "etcdctl", "--endpoints", &self.endpoint], arguments].concat())
     }
 

@@ -21,7 +21,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
-use vipgate::lab::Host;
+use vipgate_lab::Host;
 
 pub use self::descriptor::Descriptor;
 use self::kinds::Kind;

@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use vipgate::lab::Host;
 use vipgate_cloud_testkit::FakeServer;
 use vipgate_cloud_testkit::aws::FakeAws;
+use vipgate_lab::Host;
 
 /// How often the fabric looks at the state.
 const INTERVAL: Duration = Duration::from_millis(20);

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use vipgate::lab::{Host, Process};
+use vipgate_lab::{Host, Process};
 
 use crate::drop_accounting::RING_LOSSES;
 use crate::{SERVER, Testbed, wait_for};

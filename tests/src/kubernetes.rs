@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tempfile::TempDir;
-use vipgate::lab::api_server::{ENDPOINT_SLICES, Flags, kubeconfig};
-use vipgate::lab::{self, Host, Process};
+use vipgate_lab::api_server::{ENDPOINT_SLICES, Flags, kubeconfig};
+use vipgate_lab::{self as lab, Host, Process};
 
 use crate::etcd::Etcd;
 use crate::tls::{Certificate, CertificateAuthority, tomorrow};

@@ -41,7 +41,7 @@ use std::{fs, thread};
 
 use serde_json::Value;
 use tempfile::TempDir;
-use vipgate::lab::{Host, Lab, Process, reflector};
+use vipgate_lab::{Host, Lab, Process, reflector};
 
 pub use crate::capture::Capture;
 use crate::drop_accounting::DropAccounting;

@@ -1,6 +1,6 @@
 //! MTUs of a testbed's links.
 
-use vipgate::lab::Host;
+use vipgate_lab::Host;
 
 use crate::Testbed;
 

@@ -7,7 +7,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use vipgate::lab::{Host, Process};
+use vipgate_lab::{Host, Process};
 
 use crate::{binary, wait_for};
 

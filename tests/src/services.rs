@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread;
 use std::time::Duration;
 
-use vipgate::lab::Host;
+use vipgate_lab::Host;
 
 use crate::Testbed;
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use vipgate::lab::{Host, reflector};
+use vipgate_lab::{Host, reflector};
 
 use crate::cluster::{ClientConfig, Clients, LINE_PORT, LineServer};
 use crate::{Capture, POD_FILTER, SERVER, Testbed, VIP_A, VIP_B, wait_for};

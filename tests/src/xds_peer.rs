@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use serde_json::{Value, json};
-use vipgate::lab::Host;
+use vipgate_lab::Host;
 
 use crate::Testbed;
 use crate::traffic::script_path;

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use vipgate::lab::{Host, Lab};
+use vipgate_lab::{Host, Lab};
 use vipgate_tests::bgp::{Bird, DEFAULT_PEERING, Frr, PeeringAddresses};
 use vipgate_tests::{SERVER, Testbed, VIP_A, wait_for};
 
@@ -31,7 +31,7 @@ fn route_count(testbed: &Testbed, table: &str) -> usize {
     let routes = |family| {
         let netns = testbed.gateway.netns();
         // The table may not exist yet.
-        vipgate::lab::output(&["ip", "-n", netns, family, "route", "show", "table", table, "proto", "118"])
+        vipgate_lab::output(&["ip", "-n", netns, family, "route", "show", "table", table, "proto", "118"])
     };
     ["-4", "-6"].into_iter().map(|family| routes(family).unwrap_or_default().lines().count()).sum()
 }

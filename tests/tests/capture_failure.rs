@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use aya::maps::{HashMap, Map, MapData, MapInfo};
-use vipgate::lab::reflector::query_udp;
+use vipgate_lab::reflector::query_udp;
 use vipgate_tests::{EXTRA_ENDPOINT, POD_FILTER, SERVER, Testbed, VIP_A, wait_for};
 
 /// Addresses in the steering program's map, as another process sees it.

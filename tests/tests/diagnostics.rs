@@ -6,8 +6,8 @@ use std::fs;
 use std::time::Duration;
 
 use serde_json::Value;
-use vipgate::lab::Process;
-use vipgate::lab::reflector::{query_http, query_udp};
+use vipgate_lab::Process;
+use vipgate_lab::reflector::{query_http, query_udp};
 use vipgate_tests::{EXCLUDED, SERVER, Testbed, VIP_A, VIP_B, binary, wait_for};
 
 fn socket(testbed: &Testbed) -> String {
@@ -194,7 +194,7 @@ fn a_capture_shows_both_sides_with_the_verdict_and_always_ends() {
     assert!(running.wait(Duration::from_secs(5)).is_some_and(|status| status.success()));
     let output = fs::read_to_string(testbed.folder.path().join("capture.log")).unwrap();
     assert!(output.contains("packets captured, stopped"), "{output}");
-    let lines = vipgate::lab::output(&["tcpdump", "-n", "-r", &file]).unwrap();
+    let lines = vipgate_lab::output(&["tcpdump", "-n", "-r", &file]).unwrap();
     let count = |side: &str| lines.matches(side).count();
     for side in ["10.1.0.11 > 198.51.100.10", "203.0.113.10 > 198.51.100.10", "198.51.100.10 > 10.1.0.11"] {
         assert_eq!(count(side), 2, "{side} in\n{lines}");
@@ -249,7 +249,7 @@ fn ports_man_pages_and_completions_work() {
     );
     let pages = testbed.folder.path().join("man").display().to_string();
     assert_eq!(testbed.command(&["man", &pages]).0, 0);
-    let page = vipgate::lab::output(&["head", "-5", &format!("{pages}/vipgate-trace.1")]).unwrap();
+    let page = vipgate_lab::output(&["head", "-5", &format!("{pages}/vipgate-trace.1")]).unwrap();
     assert!(page.contains("vipgate-trace"), "{page}");
     let (code, script, _) = testbed.command(&["completions", "bash"]);
     assert!(code == 0 && script.contains("complete -F _vipgate"), "{script}");

@@ -130,7 +130,7 @@ fn the_first_packet_waits_for_neighbor_resolution() {
             testbed.gateway.ip(&["neigh", "flush", "dev", interface]).unwrap();
         }
         // One datagram, without retransmission.
-        let source = vipgate::lab::reflector::query_udp(&testbed.pods[0], server.parse().unwrap()).unwrap();
+        let source = vipgate_lab::reflector::query_udp(&testbed.pods[0], server.parse().unwrap()).unwrap();
         assert_eq!(source, vip);
     }
     assert_eq!(testbed.query(&["drops"])["no_neighbor"], 0);
@@ -145,7 +145,7 @@ fn a_changed_neighbor_mac_is_used() {
         let _ =
             testbed.gateway.ip(&[family, "neigh", "change", address, "dev", "gw-out", "lladdr", "02:00:00:00:77:01"]);
     }
-    let works = || vipgate::lab::reflector::query_udp(&testbed.pods[0], SERVER[0].parse().unwrap()).is_ok();
+    let works = || vipgate_lab::reflector::query_udp(&testbed.pods[0], SERVER[0].parse().unwrap()).is_ok();
     assert!(wait_for(Duration::from_secs(10), works), "{:?}", testbed.query(&["drops"]));
 }
 
@@ -165,7 +165,7 @@ fn an_interface_flap_loses_no_packet_buffer() {
         thread::sleep(Duration::from_millis(100));
         testbed.gateway.ip(&["link", "set", "gw-in", "up"]).unwrap();
         let works =
-            || vipgate::lab::reflector::query_udp(&testbed.pods[0], server).is_ok_and(|source| source == VIP_A[0]);
+            || vipgate_lab::reflector::query_udp(&testbed.pods[0], server).is_ok_and(|source| source == VIP_A[0]);
         assert!(wait_for(Duration::from_secs(8), works), "{:?}", testbed.query(&["drops"]));
     }
     pinging.wait(Duration::from_secs(8));

@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-use vipgate::lab::reflector::query_udp;
+use vipgate_lab::reflector::query_udp;
 use vipgate_tests::{POD_FILTER, SERVER, Testbed, VIP_A, wait_for};
 
 fn has_program(testbed: &Testbed) -> bool {
-    vipgate::lab::output(&["ip", "-n", testbed.gateway.netns(), "-d", "link", "show", "gw-in"])
+    vipgate_lab::output(&["ip", "-n", testbed.gateway.netns(), "-d", "link", "show", "gw-in"])
         .unwrap()
         .contains("vipgate_steer")
 }
@@ -43,12 +43,12 @@ fn after_sigkill_traffic_is_dropped_until_the_next_start() {
     testbed.check_source_addresses(&testbed.pods[0], SERVER, VIP_A);
     let capture = testbed.capture(POD_FILTER);
     for _ in 0..2 {
-        let pids = vipgate::lab::output(&["pgrep", "-f", &testbed.folder.path().display().to_string()]).unwrap();
+        let pids = vipgate_lab::output(&["pgrep", "-f", &testbed.folder.path().display().to_string()]).unwrap();
         for pid in pids.split_whitespace() {
             // tcpdump uses the same directory, and keeps running.
             let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
             if name.trim() == "vipgate" {
-                vipgate::lab::run(&["kill", "-9", pid]).unwrap();
+                vipgate_lab::run(&["kill", "-9", pid]).unwrap();
             }
         }
         assert!(wait_for(Duration::from_secs(3), || !testbed.is_running()));

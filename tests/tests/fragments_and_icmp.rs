@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
 
-use vipgate::lab::Host;
+use vipgate_lab::Host;
 use vipgate_tests::{POD_FILTER, SERVER, Testbed, VIP_A};
 
 #[test]

@@ -14,7 +14,7 @@ fn rejects(testbed: &Testbed, wrapper: &[&str], extra: &str, code: i32, words: &
         assert!(stderr.contains(word), "{extra}: no \"{word}\" in: {stderr}");
     }
     assert!(!stderr.contains("panicked") && !stderr.contains("RUST_BACKTRACE"), "{stderr}");
-    let link = vipgate::lab::output(&["ip", "-n", testbed.gateway.netns(), "-d", "link", "show", "gw-in"]).unwrap();
+    let link = vipgate_lab::output(&["ip", "-n", testbed.gateway.netns(), "-d", "link", "show", "gw-in"]).unwrap();
     assert!(!link.contains("xdp"), "the host is unchanged: {link}");
     assert!(!testbed.folder.path().join("gateway.sock").exists(), "no socket is left");
 }

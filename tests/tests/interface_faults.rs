@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use vipgate::lab::{Host, run};
+use vipgate_lab::{Host, run};
 use vipgate_tests::traffic::{hold_connections, start_line_server};
 use vipgate_tests::{POD_FILTER, SERVER, Testbed, VIP_A, session_state, wait_for};
 

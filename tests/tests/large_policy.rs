@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use vipgate::lab;
+use vipgate_lab as lab;
 use vipgate_tests::policyd::{Policyd, PolicydConfig};
 use vipgate_tests::{EXTRA_ENDPOINT, Testbed, wait_for};
 

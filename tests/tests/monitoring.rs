@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use serde_json::Value;
-use vipgate::lab::{Process, output};
+use vipgate_lab::{Process, output};
 use vipgate_tests::{EXCLUDED, SERVER, Testbed, VIP_A, VIP_B, binary, wait_for};
 
 const PROMETHEUS: &str = "http://127.0.0.1:9090";

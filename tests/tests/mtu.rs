@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use vipgate::lab::Host;
+use vipgate_lab::Host;
 use vipgate_tests::mtu::set_mtu;
 use vipgate_tests::{SERVER, Testbed, VIP_A, wait_for};
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::Value;
-use vipgate::lab::Process;
+use vipgate_lab::Process;
 use vipgate_tests::{EXTRA_ENDPOINT, SERVER, Testbed, VIP_A, wait_for};
 
 /// nfcapd on the gateway's host.
@@ -35,7 +35,7 @@ impl Collector {
         let files = std::fs::read_dir(&self.folder).unwrap().map(|entry| entry.unwrap().path());
         let mut all = Vec::new();
         for file in files.filter(|file| file.file_name().unwrap().to_string_lossy().starts_with("nfcapd.2")) {
-            let text = vipgate::lab::output(&["nfdump", "-r", &file.display().to_string(), "-o", "json"]).unwrap();
+            let text = vipgate_lab::output(&["nfdump", "-r", &file.display().to_string(), "-o", "json"]).unwrap();
             let Value::Array(records) = serde_json::from_str(&text).unwrap() else { panic!("{text}") };
             all.extend(records);
         }

@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use vipgate::lab::Host;
+use vipgate_lab::Host;
 use vipgate_tests::cluster::Captures;
 use vipgate_tests::frames::{CLASSES, Frame, Macs, PODS, SESSION, Sender, list, number, send};
 use vipgate_tests::verifier::Packet;

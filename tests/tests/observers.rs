@@ -53,7 +53,7 @@ fn check_gateway(testbed: &mut Testbed) {
 
 /// A named pipe, open for both ends.
 fn named_pipe(path: &Path) -> File {
-    vipgate::lab::run(&["mkfifo", &path.display().to_string()]).unwrap();
+    vipgate_lab::run(&["mkfifo", &path.display().to_string()]).unwrap();
     OpenOptions::new().read(true).write(true).open(path).unwrap()
 }
 
@@ -137,7 +137,7 @@ impl Policyd {
 
     /// Stops it with SIGTERM; returns whether it ended without an error.
     fn stop(mut self) -> bool {
-        vipgate::lab::run(&["kill", "-TERM", &self.process.id().to_string()]).unwrap();
+        vipgate_lab::run(&["kill", "-TERM", &self.process.id().to_string()]).unwrap();
         wait_for(TIMEOUT, || matches!(self.process.try_wait(), Ok(Some(_)))) && self.process.wait().unwrap().success()
     }
 }

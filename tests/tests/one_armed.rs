@@ -4,7 +4,7 @@
 use std::fs;
 use std::time::Duration;
 
-use vipgate::lab::{Lab, reflector};
+use vipgate_lab::{Lab, reflector};
 use vipgate_tests::drop_accounting::DropAccounting;
 use vipgate_tests::{binary, wait_for};
 

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use vipgate::lab::Host;
-use vipgate::lab::reflector::{query_http_at, start_at};
+use vipgate_lab::Host;
+use vipgate_lab::reflector::{query_http_at, start_at};
 use vipgate_tests::iperf3;
 use vipgate_tests::{SERVER, Testbed, VIP_B, wait_for};
 

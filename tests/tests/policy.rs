@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use vipgate::lab::reflector::query_udp;
+use vipgate_lab::reflector::query_udp;
 use vipgate_tests::{EXTRA_ENDPOINT, SERVER, Testbed, VIP_A, session_state, tenant_with_pool, wait_for};
 
 #[test]

@@ -59,7 +59,7 @@ fn threads(pid: u32) -> Vec<Thread> {
 /// Process ID of the gateway, which may run behind a wrapper.
 fn gateway(testbed: &Testbed) -> u32 {
     let folder = testbed.folder.path().display().to_string();
-    let pids = vipgate::lab::output(&["pgrep", "-f", &format!("gateway --config {folder}")]).unwrap();
+    let pids = vipgate_lab::output(&["pgrep", "-f", &format!("gateway --config {folder}")]).unwrap();
     let is_vipgate = |pid: &&str| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "vipgate\n");
     pids.lines().find(is_vipgate).expect("a gateway runs").parse().unwrap()
 }
@@ -148,7 +148,7 @@ fn a_gateway_runs_as_non_root() {
     let mut testbed = Testbed::new("noroot");
     let folder = testbed.folder.path().display().to_string();
     testbed.write_config("");
-    vipgate::lab::run(&["chown", "-R", "65534:65534", &folder]).unwrap();
+    vipgate_lab::run(&["chown", "-R", "65534:65534", &folder]).unwrap();
     let capabilities = format!("+{}", NEEDED.replace(',', ",+"));
     let user = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "--inh-caps"];
     testbed.wrapper = [&user[..], &[&capabilities, "--ambient-caps", &capabilities]]

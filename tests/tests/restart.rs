@@ -115,7 +115,7 @@ fn sessions_migrate_with_capacity_for_one_set_of_files() {
     let folder = TempDir::with_prefix("vipgate-test-small-").unwrap();
     let path = folder.path().display().to_string();
     // The old set of files takes 32 MiB, the new one 16: each slab has at least 2.
-    vipgate::lab::run(&["mount", "-t", "tmpfs", "-o", "size=38m", "tmpfs", &path]).unwrap();
+    vipgate_lab::run(&["mount", "-t", "tmpfs", "-o", "size=38m", "tmpfs", &path]).unwrap();
     let mut testbed = Testbed::new("tight");
     testbed.accounting.allow(RING_LOSSES);
     let more = format!("sessions: {{capacity: 4096, state: {path}}}");
@@ -127,7 +127,7 @@ fn sessions_migrate_with_capacity_for_one_set_of_files() {
     let log = testbed.log();
     traffic.end_after_outage();
     testbed.stop("KILL");
-    vipgate::lab::run(&["umount", &path]).unwrap();
+    vipgate_lab::run(&["umount", &path]).unwrap();
     assert!(log.contains("state_no_room") && log.contains("state_migrated") && !log.contains("state_lost"), "{log}");
 }
 
@@ -166,12 +166,12 @@ fn incompatible_session_state_is_reported_and_discarded() {
 fn a_full_state_filesystem_is_reported_and_tolerated() {
     let folder = TempDir::with_prefix("vipgate-test-small-").unwrap();
     let path = folder.path().display().to_string();
-    vipgate::lab::run(&["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", &path]).unwrap();
+    vipgate_lab::run(&["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", &path]).unwrap();
     let mut testbed = Testbed::new("noroom");
     testbed.start(&format!("sessions: {{capacity: 65536, state: {path}}}"));
     let log = testbed.log();
     testbed.stop("KILL");
-    vipgate::lab::run(&["umount", &path]).unwrap();
+    vipgate_lab::run(&["umount", &path]).unwrap();
     assert!(log.contains("state_lost") && log.contains("no space for"), "{log}");
 }
 

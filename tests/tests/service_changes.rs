@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use vipgate::lab::Host;
+use vipgate_lab::Host;
 use vipgate_tests::services::{
     Backend, Connection, EchoReply, EchoService, TCP_PORT, UDP_PORT, VIP, connect, query_tcp, query_udp, ready_backend,
     terminating_backend,

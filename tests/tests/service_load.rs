@@ -8,7 +8,7 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use vipgate::lab::reflector;
+use vipgate_lab::reflector;
 use vipgate_tests::cluster::{ClientConfig, Clients, LineServer};
 use vipgate_tests::drop_accounting::RING_LOSSES;
 use vipgate_tests::services::{BACKEND_PORT, EchoService, TCP_PORT, UDP_PORT, VIP, connect, query_tcp, ready_backend};
@@ -127,7 +127,7 @@ fn a_client_and_a_pod_that_ask_each_other_at_once_get_all() {
     // No datagram arrives before the other end's socket is bound: its host would reply with an ICMP error, whose session
     // the client's first datagram may have replaced.
     let both_bound = Arc::new(Barrier::new(2));
-    let exchange = |host: &vipgate::lab::Host, own: SocketAddr, to: SocketAddr| {
+    let exchange = |host: &vipgate_lab::Host, own: SocketAddr, to: SocketAddr| {
         let both_bound = both_bound.clone();
         host.run(move || {
             let socket = UdpSocket::bind(own);

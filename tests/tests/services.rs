@@ -162,7 +162,7 @@ fn external_traffic_policy_local_uses_node_backends_and_health_checks() {
     let two_nodes =
         [ready_backend("10.1.0.11"), ready_backend("fd00:1::11"), ready_backend("10.1.0.12").on_node("node-2")];
     let testbed = start_testbed("svclocal", &served(&two_nodes), "");
-    let health = |from: &vipgate::lab::Host, at: &str| {
+    let health = |from: &vipgate_lab::Host, at: &str| {
         let at = if at.contains(':') { format!("[{at}]") } else { at.to_owned() };
         let url = format!("http://{at}:{HEALTH_CHECK_PORT}/healthz");
         let text = from.output(&["curl", "-s", "-m", "3", "-i", &url]).unwrap();

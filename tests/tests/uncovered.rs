@@ -5,8 +5,8 @@
 use std::fs;
 use std::time::Duration;
 
-use vipgate::lab::reflector::query_udp;
-use vipgate::lab::{Host, run};
+use vipgate_lab::reflector::query_udp;
+use vipgate_lab::{Host, run};
 use vipgate_tests::{EXCLUDED, POD_FILTER, SERVER, Testbed, VIP_A, VIP_B, wait_for};
 
 /// Pod CIDRs of the testbed; the server's other addresses serve as Service CIDRs.

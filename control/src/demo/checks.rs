@@ -5,13 +5,13 @@ use std::time::Duration;
 use std::{fs, thread};
 
 use serde_json::Value;
+use vipgate_lab::reflector::{query_http, query_http_at, query_udp, query_udp_at};
 
 use super::leaks::LeakDetector;
 use super::report::{ObservedSources, Report, both};
 use super::topology::{DNS, EXCLUDED, HTTP, POD_NETWORKS, Pod, SERVER, Topology};
 use super::wait_for;
 use crate::command_error::CommandError;
-use crate::lab::reflector::{query_http, query_http_at, query_udp, query_udp_at};
 
 /// Duration of a throughput run, seconds.
 const THROUGHPUT_SECONDS: &str = "3";

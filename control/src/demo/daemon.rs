@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use serde_json::Value;
+use vipgate_lab::{self as lab, Host, Process};
 
 use crate::command_error::CommandError;
-use crate::lab::{self, Host, Process};
 
 /// Startup timeout.
 const READY_TIMEOUT: Duration = Duration::from_secs(20);

@@ -3,10 +3,11 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use vipgate_lab::Host;
+use vipgate_lab::download::{Download, Outcome};
+
 use super::report::Report;
 use crate::command_error::CommandError;
-use crate::lab::Host;
-use crate::lab::download::{Download, Outcome};
 
 /// Size of a download in bytes, and bytes per second: long enough to kill a gateway during it.
 pub(super) const BYTES: u64 = 32_000_000;

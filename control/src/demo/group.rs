@@ -6,11 +6,11 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 use tempfile::TempDir;
+use vipgate_lab::{self as lab, Host, Lab, reflector};
 
 use super::daemon::{Daemon, query};
 use super::topology::SERVER;
 use crate::command_error::CommandError;
-use crate::lab::{self, Host, Lab, reflector};
 
 /// The bridge between gateways and outside router, an interface of the router.
 pub(super) const PUBLIC: &str = "public";

@@ -4,6 +4,9 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
+use vipgate_lab::api_server::{ApiServer, ENDPOINT_SLICES};
+use vipgate_lab::reflector::query_udp;
+use vipgate_lab::{Host, Lab};
 use vipgate_policy::manifest::crd;
 
 use super::report::Report;
@@ -12,9 +15,6 @@ use super::{checks, wait_for};
 
 use crate::command_error::CommandError;
 use crate::demo::daemon::Daemon;
-use crate::lab::api_server::{ApiServer, ENDPOINT_SLICES};
-use crate::lab::reflector::query_udp;
-use crate::lab::{Host, Lab};
 
 const POOL: &str = include_str!("../../../conf/demo/kubernetes/pool.yaml");
 /// Addresses of the control plane and of the gateway in the network between them.

@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{fs, thread};
 
+use vipgate_lab::{self as lab, Host, Process};
+
 use super::report::Report;
 use super::wait_for;
 use crate::command_error::CommandError;
-use crate::lab::{self, Host, Process};
 
 /// A running capture.
 #[derive(Debug)]

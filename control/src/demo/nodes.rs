@@ -8,6 +8,7 @@ use std::time::Instant;
 
 pub(super) use network::{NodeTopology, VIPS};
 use network::{POD_NETWORKS, UPLINK};
+use vipgate_lab::download::Download;
 
 use super::checks::probe;
 use super::daemon::Daemon;
@@ -18,7 +19,6 @@ use super::report::{Report, after};
 use super::topology::{Pod, SERVER};
 use super::{connections, downloads, wait_for};
 use crate::command_error::CommandError;
-use crate::lab::download::Download;
 
 /// Runs the scenario; leaves its processes running.
 pub(super) fn run(topology: &mut NodeTopology, report: &mut Report) -> Result<(), CommandError> {

@@ -4,12 +4,11 @@ use std::path::PathBuf;
 use std::{fs, thread};
 
 use tempfile::TempDir;
+use vipgate_lab::{self as lab, Host, Lab, reflector};
 
 use super::report::Report;
 use crate::command_error::CommandError;
 use crate::demo::daemon::{Daemon, query};
-use crate::lab;
-use crate::lab::{Host, Lab, reflector};
 
 /// A pod of the first scenario.
 #[derive(Clone, Debug)]

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use vipgate::kernel::{InterfaceConfig, Network};
-use vipgate::lab::{Host, Lab};
 use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::policy::spec::{HopSpec, NetworkSpec, Role, RouteTarget};
+use vipgate_lab::{Host, Lab};
 
 /// The inside interface.
 pub(crate) const IN: InterfaceId = InterfaceId(0);

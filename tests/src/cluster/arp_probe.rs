@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::Value;
-use vipgate::lab::Process;
+use vipgate_lab::Process;
 
 use super::{Cluster, script_path};
 use crate::wait_for;

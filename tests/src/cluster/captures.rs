@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{fs, thread};
 
-use vipgate::lab::{Host, Process};
+use vipgate_lab::{Host, Process};
 
 use super::Cluster;
 use crate::verifier::Frame;

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use vipgate::lab::{Host, Process};
+use vipgate_lab::{Host, Process};
 
 use super::LINE_PORT;
 use crate::traffic::script_path;

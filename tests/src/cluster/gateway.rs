@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tempfile::TempDir;
-use vipgate::lab::{Host, Lab, Process};
+use vipgate_lab::{Host, Lab, Process};
 
 use super::{PEER_PORT, POLICYD_ADDRESS, unix_time};
 use crate::drop_accounting::DropAccounting;

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::Value;
-use vipgate::lab::Process;
+use vipgate_lab::Process;
 
 use super::Cluster;
 use crate::traffic::script_path;

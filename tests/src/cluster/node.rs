@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value;
-use vipgate::lab::{Host, Lab, Process};
+use vipgate_lab::{Host, Lab, Process};
 
 use super::{Cluster, POLICYD_ADDRESS, connect_to_switch};
 use crate::cluster::Captures;
@@ -227,7 +227,7 @@ impl Node {
     ///
     /// # Errors
     /// It fails.
-    pub fn detach(&self) -> Result<String, vipgate::lab::Error> {
+    pub fn detach(&self) -> Result<String, vipgate_lab::Error> {
         let (program, config) = (binary().display().to_string(), self.folder.join("node.yaml").display().to_string());
         self.host.output(&[&program, "node", "detach", "--config", &config])
     }

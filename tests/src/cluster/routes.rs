@@ -1,6 +1,6 @@
 //! ECMP routes of both routers, which tests change as routers with BGP and BFD would.
 
-use vipgate::lab::Host;
+use vipgate_lab::Host;
 
 use super::{BGP_VIPS, Cluster};
 

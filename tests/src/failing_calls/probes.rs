@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use vipgate::lab::{Host, reflector};
+use vipgate_lab::{Host, reflector};
 
 /// Time between two requests of a flow.
 const INTERVAL: Duration = Duration::from_millis(50);

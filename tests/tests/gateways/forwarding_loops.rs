@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use vipgate::lab::Process;
+use vipgate_lab::Process;
 use vipgate_tests::cluster::{BGP_VIPS, Cluster, script_path, sleep_ms};
 
 #[test]

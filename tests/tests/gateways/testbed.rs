@@ -1,6 +1,6 @@
 //! Self-test of the cluster's links, without gateways: cuts, repairs and impairments.
 
-use vipgate::lab::Host;
+use vipgate_lab::Host;
 use vipgate_tests::cluster::{Cluster, Impairment};
 
 /// Pings: the number of replies, and the median round trip time in milliseconds.

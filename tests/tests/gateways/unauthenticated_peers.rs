@@ -73,7 +73,7 @@ fn forged_tunnel_packets_are_dropped_and_counted() {
     let cluster = Cluster::running("forged", 3);
     let server = Captures::start(cluster.folder.path(), "server", &[(&cluster.server, "eth0".into())], "udp");
     let unknown = |number: usize| cluster.gateways[number].metric("vipgate_drops_total", "reason=\"peer_unknown\"");
-    let send_forged = |host: &vipgate::lab::Host, to: String, first: u32| {
+    let send_forged = |host: &vipgate_lab::Host, to: String, first: u32| {
         let to: SocketAddr = to.parse().unwrap();
         let sending = host.run(move || {
             let socket = UdpSocket::bind("0.0.0.0:0")?;

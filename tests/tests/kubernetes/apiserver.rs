@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use vipgate::lab::{Host, Lab};
+use vipgate_lab::{Host, Lab};
 use vipgate_tests::kubernetes::{ADMIN, ApiServer, POLICYD};
 use vipgate_tests::wait_for;
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use vipgate::lab::reflector::query_udp;
+use vipgate_lab::reflector::query_udp;
 use vipgate_tests::kubernetes::ApiServer;
 use vipgate_tests::policyd::{Policyd, PolicydConfig};
 use vipgate_tests::{SERVER, Testbed, VIP_A, VIP_B, wait_for};

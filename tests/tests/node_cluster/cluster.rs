@@ -13,8 +13,8 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use vipgate::lab::reflector::{self, query_http, query_udp};
-use vipgate::lab::{Host, Process};
+use vipgate_lab::reflector::{self, query_http, query_udp};
+use vipgate_lab::{Host, Process};
 use vipgate_tests::cluster::{Cluster, L2_VIPS, LINE_PORT, Node, SERVER};
 use vipgate_tests::kubernetes::{ADMIN, ApiServer};
 use vipgate_tests::{kubernetes, wait_for};

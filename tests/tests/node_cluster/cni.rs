@@ -5,7 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
-use vipgate::lab::Host;
+use vipgate_lab::Host;
 
 /// Where Debian has the plugins.
 const PLUGINS: &str = "/usr/lib/cni";

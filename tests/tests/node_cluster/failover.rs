@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
-use vipgate::lab::reflector::{query_http, query_udp};
+use vipgate_lab::reflector::{query_http, query_udp};
 use vipgate_tests::cluster::{Cluster, L2_VIPS, LineServer, SERVER, sleep_ms};
 use vipgate_tests::wait_for;
 

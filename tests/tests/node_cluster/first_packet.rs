@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use vipgate::lab::reflector::HTTP;
+use vipgate_lab::reflector::HTTP;
 use vipgate_tests::cluster::{Cluster, SERVER};
 use vipgate_tests::wait_for;
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use vipgate::lab::Host;
+use vipgate_lab::Host;
 use vipgate_tests::cluster::{
     ClientConfig, ClientResults, Clients, Cluster, Gateway, L2_VIPS, LineServer, SERVER, sleep_ms,
 };

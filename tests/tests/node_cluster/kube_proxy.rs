@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
-use vipgate::lab::{Host, Process};
+use vipgate_lab::{Host, Process};
 
 use crate::api_objects::items;
 

@@ -1,6 +1,6 @@
 //! Flannel's masquerading: the rules that flanneld 0.22 writes with `--ip-masq`, in its order.
 
-use vipgate::lab::Host;
+use vipgate_lab::Host;
 
 /// Adds the rules to a node.
 pub(crate) fn add_flannel_rules(node: &Host, number: usize) {

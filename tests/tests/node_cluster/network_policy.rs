@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use vipgate::lab::Host;
+use vipgate_lab::Host;
 use vipgate_tests::cluster::LINE_PORT;
 
 use crate::kube_proxy::load;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use vipgate::lab::reflector::query_udp;
+use vipgate_lab::reflector::query_udp;
 use vipgate_tests::cluster::{L2_VIPS, LineServer, SERVER, sleep_ms, unix_time};
 use vipgate_tests::verifier::Frame;
 use vipgate_tests::wait_for;

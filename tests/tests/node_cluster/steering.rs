@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use vipgate::lab::reflector::{UDP, query_http, query_http_at, query_udp, query_udp_at};
+use vipgate_lab::reflector::{UDP, query_http, query_http_at, query_udp, query_udp_at};
 use vipgate_tests::cluster::{HTTP_PORT, L2_VIPS, LINE_PORT, SERVER};
 use vipgate_tests::wait_for;
 

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use vipgate::lab::reflector::{UDP, query_http, query_udp};
+use vipgate_lab::reflector::{UDP, query_http, query_udp};
 use vipgate_tests::cluster::{L2_VIPS, SERVER, TUNNEL_PORT, sleep_ms};
 use vipgate_tests::wait_for;
 

@@ -2,8 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
-use vipgate::lab::Host;
-use vipgate::lab::reflector::query_http;
+use vipgate_lab::Host;
+use vipgate_lab::reflector::query_http;
 use vipgate_tests::cluster::{Captures, L2_VIPS, SERVER, TUNNEL_PORT};
 
 use crate::scenario::{NODE_ADDRESS, Scenario};

@@ -3,8 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use vipgate::lab::Host;
-use vipgate::lab::reflector::{query_http, query_http_at, start_at};
+use vipgate_lab::Host;
+use vipgate_lab::reflector::{query_http, query_http_at, start_at};
 use vipgate_tests::cluster::{L2_VIPS, LINE_PORT, SERVER};
 use vipgate_tests::wait_for;
 

@@ -5,7 +5,7 @@ use std::fs;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use vipgate::lab::{Host, reflector};
+use vipgate_lab::{Host, reflector};
 use vipgate_tests::cluster::{Captures, Cluster, LINE_PORT, Node, NodePod, SERVER};
 use vipgate_tests::wait_for;
 

@@ -4,8 +4,8 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, bind, setsockopt, socket, sockopt};
-use vipgate::lab::Host;
-use vipgate::lab::reflector::{HTTP, UDP, query_http, query_udp};
+use vipgate_lab::Host;
+use vipgate_lab::reflector::{HTTP, UDP, query_http, query_udp};
 use vipgate_tests::cluster::{Captures, L2_VIPS, SERVER, sleep_ms};
 use vipgate_tests::verifier::{Frame, Packet};
 

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::time::Duration;
-use vipgate::lab::reflector::{query_http, query_http_at, query_udp, start_at};
+use vipgate_lab::reflector::{query_http, query_http_at, query_udp, start_at};
 use vipgate_tests::cluster::{HTTP_PORT, L2_VIPS, LINE_PORT, SERVER};
 use vipgate_tests::wait_for;
 

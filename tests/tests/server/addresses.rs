@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use vipgate::lab::reflector::query_udp;
+use vipgate_lab::reflector::query_udp;
 use vipgate_tests::etcd::Etcd;
 use vipgate_tests::{SERVER, Testbed, tenant_with_pool, wait_for};
 

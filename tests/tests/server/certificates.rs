@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use vipgate::lab::reflector::query_udp;
+use vipgate_lab::reflector::query_udp;
 use vipgate_tests::policyd::{Policyd, PolicydConfig};
 use vipgate_tests::tls::{Certificate, CertificateAuthority, tomorrow};
 use vipgate_tests::traffic::Traffic;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use serde_json::Value;
-use vipgate::lab::reflector::query_udp;
+use vipgate_lab::reflector::query_udp;
 use vipgate_tests::policyd::{Policyd, PolicydConfig};
 use vipgate_tests::traffic::Traffic;
 use vipgate_tests::{EXTRA_ENDPOINT, SERVER, Testbed, VIP_A, VIP_B, session_state, wait_for};

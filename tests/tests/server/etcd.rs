@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde_json::Value;
-use vipgate::lab::reflector::query_udp;
+use vipgate_lab::reflector::query_udp;
 use vipgate_tests::etcd::{ENDPOINT, Etcd};
 use vipgate_tests::policyd::{Policyd, PolicydConfig};
 use vipgate_tests::traffic::Traffic;

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use serde_json::Value;
-use vipgate::lab::reflector::query_udp;
+use vipgate_lab::reflector::query_udp;
 use vipgate_tests::traffic::Traffic;
 use vipgate_tests::{EXCLUDED, EXTRA_ENDPOINT, SERVER, Testbed, VIP_B, wait_for};
 

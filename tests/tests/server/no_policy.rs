@@ -3,7 +3,7 @@
 use std::time::Duration;
 use std::{fs, thread};
 
-use vipgate::lab::reflector::{query_http, query_udp};
+use vipgate_lab::reflector::{query_http, query_udp};
 use vipgate_tests::{POD_FILTER, SERVER, Testbed, VIP_A, VIP_B, wait_for};
 
 /// Asserts that no traffic of pods passes, covered or not.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::Value;
-use vipgate::lab::reflector::query_udp;
+use vipgate_lab::reflector::query_udp;
 use vipgate_tests::{EXTRA_ENDPOINT, SERVER, Testbed, VIP_B, wait_for};
 
 /// The gateway's own address outside.

@@ -5,8 +5,8 @@ use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use vipgate::lab::Host;
-use vipgate::lab::reflector::query_udp;
+use vipgate_lab::Host;
+use vipgate_lab::reflector::query_udp;
 use vipgate_tests::traffic::Traffic;
 use vipgate_tests::xds_peer::{TYPE_URL_PREFIX, XdsPeer};
 use vipgate_tests::{SERVER, Testbed, VIP_A, VIP_B, wait_for};

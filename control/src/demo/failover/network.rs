@@ -1,11 +1,10 @@
 //! Topology of the second scenario: pods behind the inside router of a group of gateways.
 
 use tempfile::TempDir;
+use vipgate_lab::{self as lab, Host, Lab, reflector};
 
 use crate::command_error::CommandError;
 use crate::demo::group::{GATEWAYS, GatewayGroup, GroupConfig, POD_PORT, attach};
-use crate::lab;
-use crate::lab::{Host, Lab, reflector};
 
 /// Tenant C's VIPs, which both gateways announce.
 pub(in crate::demo) const VIPS: [&str; 2] = ["192.0.2.10", "2001:db8:2::10"];

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 use tempfile::TempDir;
+use vipgate_lab::{self as lab, Host, Lab, reflector};
 
 use crate::command_error::CommandError;
 use crate::demo::daemon::{Daemon, query, query_text};
 use crate::demo::group::{GATEWAYS, GatewayGroup, GroupConfig, POD_PORT, POLICYD, attach};
 use crate::demo::topology::Pod;
-use crate::lab::{self, Host, Lab, reflector};
 
 /// Tenant D's VIPs, which both gateways announce.
 pub(in crate::demo) const VIPS: [&str; 2] = ["192.0.2.20", "2001:db8:2:1::20"];

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use super::command::{Error, output, run};
+use crate::command::{Error, output, run};
 
 /// A network namespace as a host.
 #[derive(Clone, Debug)]
@@ -20,7 +20,7 @@ pub struct Host {
 }
 
 impl Host {
-    pub(super) fn new(name: &str, netns: String) -> Self {
+    pub(crate) fn new(name: &str, netns: String) -> Self {
         Self { name: name.to_owned(), netns }
     }
 

@@ -1,7 +1,8 @@
 //! Network labs in namespaces: hosts, links and processes on one machine, removed with the [`Lab`].
 //!
-//! For the demo and for tests. Built with iproute2 and ethtool. Namespace names contain the process id: parallel labs
+//! For the demo, benchmarks and tests. Built with iproute2 and ethtool. Namespace names contain the process id: parallel labs
 //! don't collide, and leftovers of dead processes are found and removed.
+#![forbid(unsafe_code)]
 
 pub mod api_server;
 mod command;

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use ring::digest::{Context, Digest, SHA256};
 
-use super::Host;
-use crate::lab::reflector::join;
+use crate::Host;
+use crate::reflector::join;
 
 /// Timeout of each side.
 const TIMEOUT: Duration = Duration::from_secs(10);

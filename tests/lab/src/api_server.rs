@@ -7,7 +7,7 @@ use std::{env, fs, thread};
 
 use rcgen::KeyPair;
 
-use super::{Error, Host, Process, output};
+use crate::{Error, Host, Process, output};
 
 /// `EndpointSlices` as a custom resource, for a version that lacks them ([`ApiServer::lacks_endpoint_slices`]).
 pub const ENDPOINT_SLICES: &str = include_str!("api_server/endpointslices.yaml");

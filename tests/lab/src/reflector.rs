@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread;
 use std::time::Duration;
 
-use super::Host;
+use crate::Host;
 
 /// Port of the HTTP server.
 pub const HTTP: u16 = 80;
@@ -103,6 +103,6 @@ pub fn query_udp_at(host: &Host, server: SocketAddr) -> io::Result<String> {
 }
 
 /// Joins a thread; a panic is an error.
-pub(super) fn join<T>(thread: thread::JoinHandle<io::Result<T>>) -> io::Result<T> {
+pub(crate) fn join<T>(thread: thread::JoinHandle<io::Result<T>>) -> io::Result<T> {
     thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread of the lab panicked")))
 }
