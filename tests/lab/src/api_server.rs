@@ -2,8 +2,8 @@
 //! controllers run.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
-use std::{env, fs, thread};
+use std::time::Duration;
+use std::{env, fs};
 
 use rcgen::KeyPair;
 
@@ -172,9 +172,7 @@ impl ApiServer {
     /// When it doesn't run.
     pub fn kill(&mut self) -> Result<(), Error> {
         let mut process = self.process.take().ok_or(Error::Removed)?;
-        process.signal("KILL")?;
-        process.wait(Duration::from_secs(5));
-        Ok(())
+        process.stop("KILL", Duration::from_secs(5)).map(drop)
     }
 
     /// Starts the API server again, and waits until it is ready.
@@ -195,9 +193,7 @@ impl ApiServer {
         let command: Vec<&str> = command.iter().map(String::as_str).collect();
         let log = self.directory.join("kube-apiserver.log");
         let mut process = self.host.spawn(&command, &log)?;
-        wait_ready("kube-apiserver", &log, || {
-            process.is_alive().then(|| self.kubectl(&["get", "--raw", "/readyz"]).is_ok())
-        })?;
+        process.wait_ready(START_TIMEOUT, || self.kubectl(&["get", "--raw", "/readyz"]).is_ok())?;
         self.process = Some(process);
         Ok(())
     }
@@ -245,22 +241,8 @@ fn start_etcd(host: &Host, directory: &Path) -> Result<Process, Error> {
     ];
     let mut process = host.spawn(&command, &log)?;
     let health = ["curl", "-sf", "--noproxy", "*", "--max-time", "2", "http://127.0.0.1:2379/health"];
-    wait_ready("etcd", &log, || process.is_alive().then(|| host.output(&health).is_ok()))?;
+    process.wait_ready(START_TIMEOUT, || host.output(&health).is_ok())?;
     Ok(process)
-}
-
-/// Waits until a program is ready. `is_ready` returns `None` once it has exited.
-fn wait_ready(program: &str, log: &Path, mut is_ready: impl FnMut() -> Option<bool>) -> Result<(), Error> {
-    let deadline = Instant::now() + START_TIMEOUT;
-    while Instant::now() < deadline {
-        match is_ready() {
-            Some(true) => return Ok(()),
-            Some(false) => thread::sleep(Duration::from_millis(100)),
-            None => break,
-        }
-    }
-    let log = fs::read_to_string(log).unwrap_or_default();
-    Err(Error::Failed { command: program.to_owned(), output: format!("it isn't ready; its log:\n{}", log.trim()) })
 }
 
 /// The program that an environment variable names, or this one of `PATH`.

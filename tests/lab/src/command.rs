@@ -21,6 +21,9 @@ pub enum Error {
     /// A program failed.
     #[error("`{command}` failed: {output}")]
     Failed { command: String, output: String },
+    /// A program exits, or isn't ready in time.
+    #[error("`{command}` is not ready; its log:\n{log}")]
+    NotReady { command: String, log: String },
     /// There is no Kubernetes API server to start.
     #[error(
         "cannot run `{0}`: put kube-apiserver and kubectl in PATH, name them in VIPGATE_KUBE_APISERVER and \

@@ -1,16 +1,21 @@
-//! Hosts of a lab and their processes.
+//! Hosts of a lab.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::Command;
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::command::{Error, output, run};
+use crate::process::{Process, spawn};
+
+/// MAC address of every bridge: they are on separate networks.
+pub const BRIDGE_MAC: &str = "02:00:00:00:00:fe";
+/// Timeout of [`Host::execute`], in seconds.
+const TIMEOUT: &str = "20";
 
 /// A network namespace as a host.
 #[derive(Clone, Debug)]
@@ -63,6 +68,42 @@ impl Host {
         run(&["ip", "-n", &self.netns, family, "route", "add", prefix, "via", router])
     }
 
+    /// Sets a route via several routers in place of the one that there is. Connections are spread over them by a hash of
+    /// addresses and ports (ECMP); the order of the routers changes it.
+    ///
+    /// # Errors
+    /// When `ip` fails.
+    pub fn replace_route(&self, prefix: &str, routers: &[String]) -> Result<(), Error> {
+        let (family, version) = if prefix.contains(':') { ("-6", "ipv6") } else { ("-4", "ipv4") };
+        self.sysctl(&format!("net.{version}.fib_multipath_hash_policy"), 1)?;
+        let next_hops = routers.iter().flat_map(|router| ["nexthop", "via", router]);
+        self.ip(&[family, "route", "replace", prefix].into_iter().chain(next_hops).collect::<Vec<_>>())
+    }
+
+    /// Adds a bridge, up. By default a bridge takes the lowest MAC address of its ports, and another one when that port is
+    /// removed: hosts couldn't reach it until their neighbor entries are refreshed.
+    ///
+    /// # Errors
+    /// When `ip` fails.
+    pub fn add_bridge(&self, name: &str) -> Result<(), Error> {
+        self.ip(&["link", "add", name, "address", BRIDGE_MAC, "type", "bridge"])?;
+        self.ip(&["link", "set", name, "up"])?;
+        // With br_netfilter loaded, bridges would inspect packets and drop malformed ones. Without it, there is no such
+        // parameter.
+        for family in ["iptables", "ip6tables", "arptables"] {
+            let _ = self.sysctl(&format!("net.bridge.bridge-nf-call-{family}"), 0);
+        }
+        Ok(())
+    }
+
+    /// Lets packets arrive on any interface, also on those that are added later: no reverse path filter.
+    ///
+    /// # Errors
+    /// When there is no such parameter.
+    pub fn disable_rp_filter(&self) -> Result<(), Error> {
+        ["all", "default"].into_iter().try_for_each(|scope| self.sysctl(&format!("net.ipv4.conf.{scope}.rp_filter"), 0))
+    }
+
     /// Sets a kernel parameter.
     ///
     /// # Errors
@@ -79,83 +120,50 @@ impl Host {
         output(&[&["ip", "netns", "exec", &self.netns], command].concat())
     }
 
+    /// Runs a command in the namespace, which may fail, for 20 s at most: its exit code (124 after a timeout, -1 after a
+    /// signal), stdout and stderr.
+    ///
+    /// # Errors
+    /// When it can't be started, or prints no UTF-8.
+    pub fn execute(&self, command: &[&str]) -> Result<(i32, String, String), Error> {
+        let text = command.join(" ");
+        let mut program = Command::new("ip");
+        program.args(["netns", "exec", &self.netns, "timeout", TIMEOUT]).args(command);
+        let output = program.output().map_err(|source| Error::Start { command: text.clone(), source })?;
+        let utf8 = |bytes| {
+            String::from_utf8(bytes).map_err(|error| Error::Failed { command: text.clone(), output: error.to_string() })
+        };
+        Ok((output.status.code().unwrap_or(-1), utf8(output.stdout)?, utf8(output.stderr)?))
+    }
+
     /// Starts a command in the namespace; its output goes to `log`.
     ///
     /// # Errors
     /// When it can't be started.
     pub fn spawn(&self, command: &[&str], log: &Path) -> Result<Process, Error> {
-        let text = command.join(" ");
-        let failed = |source| Error::Start { command: text.clone(), source };
-        let log = File::create(log).map_err(failed)?;
-        let errors = log.try_clone().map_err(failed)?;
-        let child = Command::new("ip")
-            .args(["netns", "exec", &self.netns])
-            .args(command)
-            .stdin(Stdio::null())
-            .stdout(log)
-            .stderr(errors)
-            .spawn()
-            .map_err(failed)?;
-        Ok(Process { child })
+        // `ip netns exec` becomes the command by execve(2), so the process ID is the command's.
+        spawn(&[&["ip", "netns", "exec", &self.netns], command].concat(), log)
     }
 
-    /// Runs a function in a new thread in the namespace: sockets it creates belong to the host.
+    /// Moves this thread into the namespace: sockets it creates belong to the host.
+    ///
+    /// # Errors
+    /// When the host is removed.
+    pub fn enter(&self) -> io::Result<()> {
+        let namespace = File::open(format!("/run/netns/{}", self.netns))?;
+        Ok(move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?)
+    }
+
+    /// Runs a function in a new thread in the namespace.
     pub fn run<T: Send + 'static>(
         &self,
         function: impl FnOnce() -> io::Result<T> + Send + 'static,
     ) -> JoinHandle<io::Result<T>> {
-        let path = format!("/run/netns/{}", self.netns);
+        let host = self.clone();
         thread::spawn(move || {
-            let namespace = File::open(path)?;
             // Only this thread changes its namespace; it ends with the function.
-            move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
+            host.enter()?;
             function()
         })
-    }
-}
-
-/// A process on a host, killed on drop.
-#[derive(Debug)]
-pub struct Process {
-    child: Child,
-}
-
-impl Process {
-    /// Process id.
-    pub fn id(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// Whether it is running.
-    pub fn is_alive(&mut self) -> bool {
-        matches!(self.child.try_wait(), Ok(None))
-    }
-
-    /// Sends a signal by name.
-    ///
-    /// # Errors
-    /// When the process has ended.
-    pub fn signal(&self, signal: &str) -> Result<(), Error> {
-        run(&["kill", &format!("-{signal}"), &self.id().to_string()])
-    }
-
-    /// Waits for its exit; `None` on timeout.
-    pub fn wait(&mut self, timeout: Duration) -> Option<ExitStatus> {
-        let deadline = Instant::now() + timeout;
-        loop {
-            match self.child.try_wait() {
-                Ok(Some(status)) => return Some(status),
-                Ok(None) if Instant::now() < deadline => thread::sleep(Duration::from_millis(10)),
-                Ok(None) | Err(_) => return None,
-            }
-        }
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }

@@ -1,24 +1,50 @@
 //! Network labs in namespaces: hosts, links and processes on one machine, removed with the [`Lab`].
 //!
-//! For the demo, benchmarks and tests. Built with iproute2 and ethtool. Namespace names contain the process id: parallel labs
-//! don't collide, and leftovers of dead processes are found and removed.
+//! For the demo, benchmarks and tests. Built with iproute2 and ethtool. Namespace names contain the process id: parallel
+//! labs don't collide, and leftovers of dead processes are found and removed. So are temporary directories.
 #![forbid(unsafe_code)]
 
 pub mod api_server;
+mod capture;
+mod cleanup;
 mod command;
 pub mod download;
 mod host;
+pub mod networks;
+mod process;
 pub mod reflector;
 
-use std::path::Path;
-use std::process;
 use std::sync::Mutex;
 
+pub use capture::{Capture, IMMEDIATE};
+pub use cleanup::{directory, memory_directory, on_signals, remove_own};
 pub use command::{Error, output, run};
-pub use host::{Host, Process};
+pub use host::{BRIDGE_MAC, Host};
+pub use process::{Process, READY, spawn, wait_for};
 
-/// Prefix of the namespace names; the process id follows.
-const PREFIX: &str = "vipgate-";
+use crate::cleanup::{own_prefix, remove_leftovers, remove_namespace};
+
+/// Next hop of routed pods, as with Calico.
+const POD_ROUTER: &str = "169.254.1.1";
+
+/// Properties of a link.
+#[derive(Clone, Copy, Debug)]
+pub struct LinkConfig<'a> {
+    /// Receive queues of each end, and as many transmit queues.
+    pub queues: u32,
+    /// MTU of both ends.
+    pub mtu: u16,
+    /// MAC addresses of both ends; without one, a random one.
+    pub macs: [Option<&'a str>; 2],
+    /// Whether offloads keep their defaults: partial checksums, and segments larger than the MTU.
+    pub offloads: bool,
+}
+
+impl Default for LinkConfig<'_> {
+    fn default() -> Self {
+        Self { queues: 1, mtu: 1500, macs: [None; 2], offloads: false }
+    }
+}
 
 /// A network of namespaces, removed on drop.
 #[derive(Debug)]
@@ -38,7 +64,7 @@ impl Lab {
             return Err(Error::NotRoot);
         }
         remove_leftovers()?;
-        Ok(Self { prefix: format!("{PREFIX}{}-{tag}-", process::id()), hosts: Mutex::new(Some(Vec::new())) })
+        Ok(Self { prefix: format!("{}{tag}-", own_prefix()), hosts: Mutex::new(Some(Vec::new())) })
     }
 
     /// Adds a host with loopback up, and with IP forwarding if `forwards`.
@@ -69,21 +95,61 @@ impl Lab {
     ///
     /// # Errors
     /// When a command fails.
-    pub fn link(&self, (one, name): (&Host, &str), (other, peer): (&Host, &str), queues: u32) -> Result<(), Error> {
-        let count = queues.to_string();
-        let queues = ["numtxqueues", &count, "numrxqueues", &count];
-        let mut command = vec!["ip", "link", "add", name, "netns", one.netns()];
-        command.extend(queues);
-        command.extend(["type", "veth", "peer", "name", peer, "netns", other.netns()]);
-        command.extend(queues);
-        run(&command)?;
-        for (host, interface) in [(one, name), (other, peer)] {
-            host.output(&[
-                "ethtool", "-K", interface, "tx", "off", "rx", "off", "tso", "off", "gso", "off", "gro", "off",
-            ])?;
+    pub fn link(&self, one: (&Host, &str), other: (&Host, &str), queues: u32) -> Result<(), Error> {
+        self.link_with(one, other, LinkConfig { queues, ..LinkConfig::default() })
+    }
+
+    /// The same with more properties.
+    ///
+    /// # Errors
+    /// When a command fails.
+    pub fn link_with(&self, one: (&Host, &str), other: (&Host, &str), config: LinkConfig<'_>) -> Result<(), Error> {
+        let (queues, mtu) = (config.queues.to_string(), config.mtu.to_string());
+        let device = |(host, interface): (&Host, &str), mac: Option<&str>| {
+            let mac = mac.map(|mac| format!("address {mac} ")).unwrap_or_default();
+            let netns = host.netns();
+            format!("name {interface} netns {netns} {mac}mtu {mtu} numtxqueues {queues} numrxqueues {queues}")
+        };
+        let [one_mac, other_mac] = config.macs;
+        let command = format!("ip link add {} type veth peer {}", device(one, one_mac), device(other, other_mac));
+        run(&command.split(' ').collect::<Vec<_>>())?;
+        for (host, interface) in [one, other] {
+            if !config.offloads {
+                let off = ["rx", "off", "tx", "off", "sg", "off", "tso", "off", "gso", "off", "gro", "off"];
+                host.output(&[&["ethtool", "-K", interface][..], &off].concat())?;
+            }
             host.ip(&["link", "set", interface, "up"])?;
         }
         Ok(())
+    }
+
+    /// Connects a host's interface to a bridge of another host, as this port there.
+    ///
+    /// # Errors
+    /// When a command fails.
+    pub fn attach(&self, end: (&Host, &str), (switch, port): (&Host, &str), bridge: &str) -> Result<(), Error> {
+        self.link((switch, port), end, 1)?;
+        switch.ip(&["link", "set", port, "master", bridge])
+    }
+
+    /// Adds a pod with these addresses to a node, at this interface of it, as the runtime and a CNI plugin like Calico's
+    /// would: routed, without a network of its own.
+    ///
+    /// # Errors
+    /// When a command fails.
+    pub fn routed_pod(&self, name: &str, (node, port): (&Host, &str), [v4, v6]: [&str; 2]) -> Result<Host, Error> {
+        let pod = self.host(name, false)?;
+        self.link((node, port), (&pod, "eth0"), 1)?;
+        // The next hop of pods, for which the node answers.
+        node.sysctl(&format!("net.ipv4.conf.{port}.proxy_arp"), 1)?;
+        node.ip(&["address", "add", "fe80::1", "dev", port, "nodad"])?;
+        node.ip(&["route", "add", v4, "dev", port])?;
+        node.ip(&["-6", "route", "add", v6, "dev", port])?;
+        pod.addresses("eth0", &[&format!("{v4}/32"), &format!("{v6}/128")])?;
+        pod.ip(&["route", "add", POD_ROUTER, "dev", "eth0"])?;
+        pod.route("default", POD_ROUTER)?;
+        pod.ip(&["-6", "route", "add", "default", "via", "fe80::1", "dev", "eth0"])?;
+        Ok(pod)
     }
 
     /// Kills the processes of a host and removes its namespace, with its links once the kernel gets to it. A host of the
@@ -94,14 +160,14 @@ impl Lab {
         {
             hosts.retain(|netns| netns != host.netns());
         }
-        remove(host.netns());
+        remove_namespace(host.netns());
     }
 
     /// Kills every process in the lab and removes its namespaces; no hosts can be added afterwards. Called on drop.
     pub fn remove(&self) {
         let hosts = self.hosts.lock().ok().and_then(|mut hosts| hosts.take());
         for netns in hosts.into_iter().flatten() {
-            remove(&netns);
+            remove_namespace(&netns);
         }
     }
 }
@@ -110,28 +176,4 @@ impl Drop for Lab {
     fn drop(&mut self) {
         self.remove();
     }
-}
-
-/// Kills the processes in a namespace and removes it. It may be removed already.
-fn remove(netns: &str) {
-    if let Ok(pids) = output(&["ip", "netns", "pids", netns]) {
-        let own = process::id().to_string();
-        for pid in pids.split_whitespace().filter(|pid| *pid != own) {
-            let _ = run(&["kill", "-9", pid]);
-        }
-    }
-    let _ = run(&["ip", "netns", "del", netns]);
-}
-
-/// Removes namespaces of dead processes.
-fn remove_leftovers() -> Result<(), Error> {
-    for line in output(&["ip", "netns", "list"])?.lines() {
-        let Some(name) = line.split_whitespace().next() else { continue };
-        let owner =
-            name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()).and_then(|pid| pid.parse::<u32>().ok());
-        if owner.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
-            remove(name);
-        }
-    }
-    Ok(())
 }
