@@ -24,7 +24,6 @@ use std::thread;
 use std::time::Duration;
 
 use report::Report;
-use tokio::signal::unix::{SignalKind, signal};
 use topology::Topology;
 use vipgate_lab::Lab;
 
@@ -32,6 +31,9 @@ use self::failover::FailoverTopology;
 use self::nodes::NodeTopology;
 use crate::command_error::CommandError;
 use crate::output;
+
+/// Limit of the time until something has started, or is as it should be.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Runs all scenarios, reports, cleans up. With `keep`, their topologies stay until the user presses Enter.
 ///
@@ -123,40 +125,21 @@ fn remove(labs: &[Arc<Lab>]) {
     }
 }
 
-/// Removes the labs on SIGINT and SIGTERM. Whatever the demo waits for ends with them.
+/// Removes the labs on a signal. Whatever the demo waits for ends with them.
 fn clean_up_on_signals(labs: Vec<Arc<Lab>>, interrupted: Arc<AtomicBool>) -> Result<(), CommandError> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(CommandError::runtime)?;
-    let (mut interrupt, mut terminate) = {
-        let _context = runtime.enter();
-        (
-            signal(SignalKind::interrupt()).map_err(CommandError::runtime)?,
-            signal(SignalKind::terminate()).map_err(CommandError::runtime)?,
-        )
-    };
-    thread::spawn(move || {
-        runtime.block_on(async {
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-            }
-        });
+    let clean_up = move || {
         interrupted.store(true, Ordering::Relaxed);
         remove(&labs);
         // The main thread fails soon without its labs; if it hangs, this thread exits.
         thread::sleep(Duration::from_secs(3));
+        vipgate_lab::remove_own();
         output::print_error("vipgate: interrupted; everything is cleaned up");
         std::process::exit(1);
-    });
-    Ok(())
+    };
+    vipgate_lab::on_signals(clean_up).map_err(CommandError::runtime)
 }
 
-/// Polls a condition for up to 5 s.
-fn wait_for(mut condition: impl FnMut() -> bool, what: &str) -> Result<(), CommandError> {
-    for _ in 0..250 {
-        if condition() {
-            return Ok(());
-        }
-        thread::sleep(Duration::from_millis(20));
-    }
-    Err(CommandError::runtime(format!("{what} did not start")))
+/// Polls a condition; false on timeout.
+fn wait_for(condition: impl FnMut() -> bool) -> bool {
+    vipgate_lab::wait_for(TIMEOUT, condition)
 }

@@ -1,16 +1,17 @@
 //! Checks of the first scenario: translation, load balancing, throughput, counters.
 
 use std::net::IpAddr;
+use std::thread;
 use std::time::Duration;
-use std::{fs, thread};
 
 use serde_json::Value;
+use vipgate_lab::networks::{EXCLUDED, SERVER};
 use vipgate_lab::reflector::{query_http, query_http_at, query_udp, query_udp_at};
 
+use super::TIMEOUT;
 use super::leaks::LeakDetector;
 use super::report::{ObservedSources, Report, both};
-use super::topology::{DNS, EXCLUDED, HTTP, POD_NETWORKS, Pod, SERVER, Topology};
-use super::wait_for;
+use super::topology::{DNS, HTTP, POD_NETWORKS, Pod, Topology};
 use crate::command_error::CommandError;
 
 /// Duration of a throughput run, seconds.
@@ -21,7 +22,7 @@ pub(super) fn run(topology: &Topology, report: &mut Report) -> Result<(), Comman
     let [pods4, pods6] = POD_NETWORKS;
     let [excluded4, excluded6] = EXCLUDED;
     let filter = format!("(net {pods4} or net {pods6}) and not host {excluded4} and not host {excluded6}");
-    let leaks = LeakDetector::start(&topology.router, "to-gateway", &filter, topology.directory.path())?;
+    let leaks = LeakDetector::start(&topology.router, "to-gw", &filter, topology.directory.path())?;
 
     Report::section("Egress: source addresses at the server");
     for pod in &topology.pods {
@@ -76,8 +77,9 @@ fn throughput(topology: &Topology, report: &mut Report) -> Result<(), CommandErr
     for (what, reverse) in [("upload", None), ("download", Some("-R"))] {
         // A new server for each run: the previous one may still be busy.
         let log = topology.directory.path().join(format!("iperf3-{what}.log"));
-        let _server = topology.server.spawn(&["iperf3", "-s", "--forceflush"], &log).map_err(CommandError::runtime)?;
-        wait_for(|| fs::read_to_string(&log).is_ok_and(|log| log.contains("listening")), "iperf3")?;
+        let mut server =
+            topology.server.spawn(&["iperf3", "-s", "--forceflush"], &log).map_err(CommandError::runtime)?;
+        server.wait_for_log("listening", TIMEOUT).map_err(CommandError::runtime)?;
         let mut command = vec!["iperf3", "-J", "-c", SERVER[0], "-t", THROUGHPUT_SECONDS];
         command.extend(reverse);
         let measured = pod.host.output(&command).map_err(|error| error.to_string());

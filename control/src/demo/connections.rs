@@ -4,10 +4,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::thread;
 
 use vipgate_lab::Host;
+use vipgate_lab::networks::SERVER;
 use vipgate_lab::reflector::query_http_at;
 
 use super::report::Report;
-use super::topology::{HTTP, SERVER};
+use super::topology::HTTP;
 
 /// Connections of each client to each address: enough for ECMP to use each gateway.
 const PER_PAIR: usize = 8;

@@ -8,12 +8,12 @@ use std::time::Instant;
 
 pub(super) use network::{FailoverTopology, VIPS};
 use network::{POD_NETWORKS, PODS};
+use vipgate_lab::networks::SERVER;
 
 use super::downloads::{DETECTION_TIME, KILL_AFTER};
 use super::group::PUBLIC;
 use super::leaks::LeakDetector;
 use super::report::{Report, after};
-use super::topology::SERVER;
 use super::{connections, downloads, wait_for};
 use crate::command_error::CommandError;
 use crate::demo::daemon::Daemon;
@@ -22,14 +22,14 @@ use crate::demo::daemon::Daemon;
 pub(super) fn run(topology: &mut FailoverTopology, report: &mut Report) -> Result<(), CommandError> {
     let [pods4, pods6] = POD_NETWORKS;
     let filter = format!("net {pods4} or net {pods6}");
-    let leaks = LeakDetector::start(&topology.group.outside, PUBLIC, &filter, topology.group.directory.path())?;
+    let leaks = LeakDetector::start(&topology.group.network.outside, PUBLIC, &filter, topology.group.directory.path())?;
 
     Report::section("Two active gateways, one VIP");
     let started = Instant::now();
     topology.start()?;
-    let in_sync = wait_for(|| topology.group.is_in_sync(), "the group of gateways");
+    let in_sync = wait_for(|| topology.group.is_in_sync());
     let [one, two] = topology.group.gateways.each_ref().map(|gateway| gateway.name);
-    report.check(&format!("{one} and {two} are active and in sync"), in_sync.is_ok(), &after(started, "their start"));
+    report.check(&format!("{one} and {two} are active and in sync"), in_sync, &after(started, "their start"));
     check_connections(topology, report, "new connections via both gateways");
 
     Report::section("kill -9 of a gateway during a download");
@@ -47,14 +47,14 @@ pub(super) fn stop(topology: &mut FailoverTopology, report: &mut Report) -> Resu
 }
 
 fn check_connections(topology: &FailoverTopology, report: &mut Report, what: &str) {
-    connections::check(&topology.pods, &topology.group.server, VIPS, report, what);
+    connections::check(&topology.pods, &topology.group.network.server, VIPS, report, what);
 }
 
 /// Kills the gateway of a running download; returns its index.
 fn kill_during_download(topology: &mut FailoverTopology, report: &mut Report) -> Result<usize, CommandError> {
     let (_, [address, _]) = PODS[0];
     let group = &mut topology.group;
-    let download = downloads::start(&group.server, SERVER[0], &topology.pods[0], VIPS[0], report)?;
+    let download = downloads::start(&group.network.server, SERVER[0], &topology.pods[0], VIPS[0], report)?;
     let seen = download.client_address();
 
     thread::sleep(KILL_AFTER.saturating_sub(download.started().elapsed()));
@@ -81,12 +81,12 @@ fn kill_during_download(topology: &mut FailoverTopology, report: &mut Report) ->
     report.check(&format!("kill -9 {dead}"), was_running, &progress);
 
     let survivor = &topology.group.gateways[1 - killed];
-    let failover = wait_for(|| survivor.owner(address).is_ok_and(|owner| owner == standby), standby);
-    report.check(&format!("{standby} owns {dead}'s shard, too"), failover.is_ok(), &after(killed_at, "the kill"));
+    let failover = wait_for(|| survivor.owner(address).is_ok_and(|owner| owner == standby));
+    report.check(&format!("{standby} owns {dead}'s shard, too"), failover, &after(killed_at, "the kill"));
     // A standby session becomes active with its first packet.
-    let activated = wait_for(|| survivor.has_session(&session).is_ok_and(|has| has), standby);
+    let activated = wait_for(|| survivor.has_session(&session).is_ok_and(|has| has));
     let active = format!("{standby} has activated its standby session");
-    report.check(&active, activated.is_ok(), &format!("same VIP port {}", seen.port()));
+    report.check(&active, activated, &format!("same VIP port {}", seen.port()));
     check_connections(topology, report, &format!("new connections via {standby} alone"));
     downloads::report(download, "download", report);
     Ok(killed)
@@ -101,8 +101,8 @@ fn restart(topology: &mut FailoverTopology, killed: usize, report: &mut Report) 
     if let Some(program) = &mut gateway.daemon {
         program.wait_ready()?;
     }
-    let in_sync = wait_for(|| topology.group.is_in_sync(), name);
-    report.check(&format!("{name} owns its shard again"), in_sync.is_ok(), &after(started, "its start"));
+    let in_sync = wait_for(|| topology.group.is_in_sync());
+    report.check(&format!("{name} owns its shard again"), in_sync, &after(started, "its start"));
     topology.route_via(&[0, 1])?;
     check_connections(topology, report, "new connections via both gateways");
     Ok(())

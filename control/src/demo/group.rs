@@ -6,10 +6,10 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 use tempfile::TempDir;
-use vipgate_lab::{self as lab, Host, Lab, reflector};
+use vipgate_lab::networks::{self, GroupNetwork};
+use vipgate_lab::{self as lab, Host, Lab};
 
 use super::daemon::{Daemon, query};
-use super::topology::SERVER;
 use crate::command_error::CommandError;
 
 /// The bridge between gateways and outside router, an interface of the router.
@@ -42,12 +42,8 @@ pub(super) struct GroupConfig {
 /// Hosts and processes of a group.
 #[derive(Debug)]
 pub(super) struct GatewayGroup {
-    pub(super) server: Host,
+    pub(super) network: GroupNetwork,
     pub(super) gateways: [Gateway; 2],
-    pub(super) inside: Host,
-    pub(super) outside: Host,
-    /// The host of the policy server, with the bridge `mgmt`.
-    pub(super) policy: Host,
     pub(super) directory: TempDir,
     config: GroupConfig,
     policyd: Option<Daemon>,
@@ -66,44 +62,14 @@ pub(super) struct Gateway {
 impl GatewayGroup {
     /// Creates hosts, links, addresses, and the server; no pods, and no routes to the gateways.
     pub(super) fn build(lab: &Lab, config: GroupConfig, directory: TempDir) -> Result<Self, lab::Error> {
-        let (inside, outside) = (router(lab, "inside")?, router(lab, "outside")?);
-        let (between, policy) = (lab.host("peers", false)?, lab.host("policy", false)?);
-        for (host, switch) in [(&inside, "pods"), (&outside, PUBLIC), (&between, "peers"), (&policy, "mgmt")] {
-            host.ip(&["link", "add", switch, "type", "bridge"])?;
-            host.ip(&["link", "set", switch, "up"])?;
-        }
-        outside.addresses(PUBLIC, &["203.0.113.254/24", "2001:db8:113::fe/64"])?;
-        policy.addresses("mgmt", &["10.3.0.254/24"])?;
-
+        let network = GroupNetwork::build(lab)?;
         let gateway = |number: usize, name: &'static str| {
-            let host = router(lab, name)?;
-            let port = format!("to-{name}");
-            lab.link((&inside, &port), (&host, "gw-in"), 1)?;
-            inside.addresses(&port, &[&format!("10.4.{number}.254/24"), &format!("fd00:4:{number}::fe/64")])?;
-            attach(lab, (&host, "gw-out"), (&outside, name), PUBLIC)?;
-            attach(lab, (&host, "gw-peer"), (&between, name), "peers")?;
-            attach(lab, (&host, "gw-mgmt"), (&policy, name), "mgmt")?;
-            host.addresses("gw-in", &[&format!("10.4.{number}.1/24"), &format!("fd00:4:{number}::1/64")])?;
-            host.addresses("gw-out", &[&format!("203.0.113.{number}/24"), &format!("2001:db8:113::{number}/64")])?;
-            host.addresses("gw-peer", &[&format!("10.2.0.{number}/24")])?;
-            host.addresses("gw-mgmt", &[&format!("10.3.0.{number}/24")])?;
-            host.route(config.inside_networks[0], &format!("10.4.{number}.254"))?;
-            host.route(config.inside_networks[1], &format!("fd00:4:{number}::fe"))?;
-            host.route("default", "203.0.113.254")?;
-            host.route("default", "2001:db8:113::fe")?;
+            let host = network.add_gateway(lab, number, config.inside_networks)?;
             let socket = directory.path().join(format!("{name}.sock"));
             Ok::<_, lab::Error>(Gateway { name, daemon: None, socket, host })
         };
         let gateways = [gateway(1, "gw-1")?, gateway(2, "gw-2")?];
-
-        let server = lab.host("server", false)?;
-        lab.link((&outside, "to-server"), (&server, "eth0"), 1)?;
-        outside.addresses("to-server", &["198.51.100.254/24", "2001:db8:51::fe/64"])?;
-        server.addresses("eth0", &[&format!("{}/24", SERVER[0]), &format!("{}/64", SERVER[1])])?;
-        server.route("default", "198.51.100.254")?;
-        server.route("default", "2001:db8:51::fe")?;
-        reflector::start(&server, &SERVER);
-        Ok(Self { server, gateways, inside, outside, policy, directory, config, policyd: None })
+        Ok(Self { network, gateways, directory, config, policyd: None })
     }
 
     /// Starts the policy server and both gateways.
@@ -122,7 +88,7 @@ impl GatewayGroup {
             manifests.display(),
             self.config.policyd,
         );
-        let policyd = Daemon::start(&self.policy, "policyd", &config, self.directory.path())?;
+        let policyd = Daemon::start(&self.network.management, "policyd", &config, self.directory.path())?;
         self.policyd.insert(policyd).wait_ready()?;
         for index in [0, 1] {
             self.start_gateway(index)?;
@@ -164,14 +130,12 @@ impl GatewayGroup {
 
     /// Sets ECMP routes to these gateways on the inside router, in place of BGP.
     pub(super) fn route_inside_via(&self, gateways: &[usize]) -> Result<(), CommandError> {
-        let next_hops: [fn(usize) -> String; 2] = [|n| format!("10.4.{n}.1"), |n| format!("fd00:4:{n}::1")];
-        ecmp_routes(&self.inside, ["0.0.0.0/0", "::/0"], next_hops, gateways)
+        networks::route_inside_via(&self.network.inside, gateways).map_err(CommandError::runtime)
     }
 
     /// The same for VIPs on the outside router.
     pub(super) fn route_outside_via(&self, vips: [&str; 2], gateways: &[usize]) -> Result<(), CommandError> {
-        let next_hops: [fn(usize) -> String; 2] = [|n| format!("203.0.113.{n}"), |n| format!("2001:db8:113::{n}")];
-        ecmp_routes(&self.outside, vips, next_hops, gateways)
+        networks::route_outside_via(&self.network.outside, vips, gateways).map_err(CommandError::runtime)
     }
 
     /// Whether both gateways are active, linked, and in sync.
@@ -220,43 +184,4 @@ impl Gateway {
         let reply = self.query(&["sessions"])?;
         Ok(reply["sessions"].as_array().into_iter().flatten().any(|session| session["vip"] == vip))
     }
-}
-
-fn ecmp_routes(
-    router: &Host,
-    prefixes: [&str; 2],
-    next_hops: [fn(usize) -> String; 2],
-    gateways: &[usize],
-) -> Result<(), CommandError> {
-    for ((family, prefix), next_hop) in ["-4", "-6"].into_iter().zip(prefixes).zip(next_hops) {
-        let next_hops: Vec<String> = gateways.iter().map(|index| next_hop(index + 1)).collect();
-        let next_hops = next_hops.iter().flat_map(|next_hop| ["nexthop", "via", next_hop]);
-        let command: Vec<&str> = [family, "route", "replace", prefix].into_iter().chain(next_hops).collect();
-        router.ip(&command).map_err(CommandError::runtime)?;
-    }
-    Ok(())
-}
-
-/// Connects a host to a bridge.
-pub(super) fn attach(
-    lab: &Lab,
-    end: (&Host, &str),
-    (host, port): (&Host, &str),
-    switch: &str,
-) -> Result<(), lab::Error> {
-    lab.link((host, port), end, 1)?;
-    host.ip(&["link", "set", port, "master", switch])
-}
-
-/// A router with ECMP by 5-tuple and without reverse path filtering: routing via the gateways may be asymmetric.
-fn router(lab: &Lab, name: &str) -> Result<Host, lab::Error> {
-    let host = lab.host(name, true)?;
-    for family in ["ipv4", "ipv6"] {
-        host.sysctl(&format!("net.{family}.fib_multipath_hash_policy"), 1)?;
-    }
-    // Before interfaces are created: they inherit the default.
-    for scope in ["all", "default"] {
-        host.sysctl(&format!("net.ipv4.conf.{scope}.rp_filter"), 0)?;
-    }
-    Ok(host)
 }

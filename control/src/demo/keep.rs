@@ -1,8 +1,10 @@
 //! `--keep`: commands for inspecting the topologies from another terminal.
 
+use vipgate_lab::networks::SERVER;
+
 use super::failover::{FailoverTopology, VIPS};
 use super::nodes::NodeTopology;
-use super::topology::{SERVER, Topology};
+use super::topology::Topology;
 use crate::output::progress;
 
 /// Prints commands for inspecting the kept topologies.
@@ -17,7 +19,7 @@ pub(super) fn print_commands(topology: &Topology, failover: &FailoverTopology, n
     }
     progress!("\n  # Scenario 2: the same, and the group of gateways");
     progress!("  ip netns exec {} curl http://{}/", failover.pods[0].netns(), SERVER[0]);
-    progress!("  ip netns exec {} curl http://{}/", failover.group.server.netns(), VIPS[0]);
+    progress!("  ip netns exec {} curl http://{}/", failover.group.network.server.netns(), VIPS[0]);
     for (gateway, command) in failover.group.gateways.iter().zip(["peers", "endpoints"]) {
         progress!("  vipgate {command} --socket {}", gateway.socket.display());
     }

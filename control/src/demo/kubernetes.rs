@@ -5,12 +5,13 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use vipgate_lab::api_server::{ApiServer, ENDPOINT_SLICES};
+use vipgate_lab::networks::SERVER;
 use vipgate_lab::reflector::query_udp;
 use vipgate_lab::{Host, Lab};
 use vipgate_policy::manifest::crd;
 
 use super::report::Report;
-use super::topology::{POLICY, SERVER, Topology};
+use super::topology::{POLICY, Topology};
 use super::{checks, wait_for};
 
 use crate::command_error::CommandError;
@@ -93,7 +94,7 @@ impl ControlPlane {
                 addresses = get();
                 vips.iter().all(|vip| addresses.split(' ').any(|address| address == *vip))
             };
-            let has_all = wait_for(has_all, "address management").is_ok();
+            let has_all = wait_for(has_all);
             let what = format!("Service {namespace}/{service} has its addresses");
             report.check(&what, has_all, &format!("{addresses}, {}", after(started)));
         }
@@ -115,7 +116,7 @@ impl ControlPlane {
         let seen_as = |expected: &'static str| {
             let server = SERVER[0].parse().map_err(CommandError::runtime)?;
             let is_seen = || query_udp(&pod.host, server).is_ok_and(|source| source == expected);
-            Ok::<_, CommandError>(wait_for(is_seen, "the change").is_ok())
+            Ok::<_, CommandError>(wait_for(is_seen))
         };
         let holds = seen_as(pod.addresses[0])? && deleted.elapsed() < MAX_DELAY;
         report.check("delete egresspolicy web: pod-b1 has no VIP", holds, &after(deleted));

@@ -9,6 +9,7 @@ use std::time::Instant;
 pub(super) use network::{NodeTopology, VIPS};
 use network::{POD_NETWORKS, UPLINK};
 use vipgate_lab::download::Download;
+use vipgate_lab::networks::SERVER;
 
 use super::checks::probe;
 use super::daemon::Daemon;
@@ -16,7 +17,7 @@ use super::downloads::{DETECTION_TIME, KILL_AFTER};
 use super::group::PUBLIC;
 use super::leaks::LeakDetector;
 use super::report::{Report, after};
-use super::topology::{Pod, SERVER};
+use super::topology::Pod;
 use super::{connections, downloads, wait_for};
 use crate::command_error::CommandError;
 
@@ -29,14 +30,14 @@ pub(super) fn run(topology: &mut NodeTopology, report: &mut Report) -> Result<()
     let of_server = format!("host {server4} or host {server6}");
     let group = &topology.group;
     let folder = group.directory.path();
-    let uplink = LeakDetector::start(&group.inside, UPLINK, &format!("{of_pods} or {of_server}"), folder)?;
-    let outside = LeakDetector::start(&group.outside, PUBLIC, &of_pods, folder)?;
+    let uplink = LeakDetector::start(&group.network.inside, UPLINK, &format!("{of_pods} or {of_server}"), folder)?;
+    let outside = LeakDetector::start(&group.network.outside, PUBLIC, &of_pods, folder)?;
 
     Report::section("Two gateways, and the agent of a node");
     let started = Instant::now();
     topology.start_group()?;
-    let in_sync = wait_for(|| topology.group.is_in_sync(), "the group of gateways");
-    report.check("gw-1 and gw-2 are active and in sync", in_sync.is_ok(), &after(started, "their start"));
+    let in_sync = wait_for(|| topology.group.is_in_sync());
+    report.check("gw-1 and gw-2 are active and in sync", in_sync, &after(started, "their start"));
     start_agent(topology, report)?;
     for pod in covered(topology) {
         report.check_sources(pod, SERVER, &SERVER.map(|server| probe(pod, server)), &pod.vips);
@@ -81,14 +82,14 @@ fn start_agent(topology: &mut NodeTopology, report: &mut Report) -> Result<(), C
         let target = |address: &&str| topology.target(address).is_ok_and(|target| target.starts_with("gw-"));
         pod.addresses.iter().all(target)
     };
-    let steered = wait_for(|| covered(topology).all(is_steered), "the agent");
-    report.check("the agent steers tenant D's pods", steered.is_ok(), &after(started, "its start"));
+    let steered = wait_for(|| covered(topology).all(is_steered));
+    report.check("the agent steers tenant D's pods", steered, &after(started, "its start"));
     Ok(())
 }
 
 fn check_connections(topology: &NodeTopology, report: &mut Report, what: &str) {
     let pods: Vec<_> = covered(topology).map(|pod| pod.host.clone()).collect();
-    connections::check(&pods, &topology.group.server, VIPS, report, what);
+    connections::check(&pods, &topology.group.network.server, VIPS, report, what);
 }
 
 /// Kills the gateway of a pod's running downloads, one of each family.
@@ -96,7 +97,7 @@ fn kill_during_downloads(topology: &mut NodeTopology, report: &mut Report) -> Re
     let Pod { host, addresses, .. } = topology.pods[0].clone();
     let mut downloads = Vec::new();
     for (family, vip) in VIPS.into_iter().enumerate() {
-        downloads.push(downloads::start(&topology.group.server, SERVER[family], &host, vip, report)?);
+        downloads.push(downloads::start(&topology.group.network.server, SERVER[family], &host, vip, report)?);
     }
     let first = &downloads[0];
     thread::sleep(KILL_AFTER.saturating_sub(first.started().elapsed()));
@@ -113,15 +114,15 @@ fn kill_during_downloads(topology: &mut NodeTopology, report: &mut Report) -> Re
         &downloads::progress(received, killed_at - first.started()),
     );
     let is_moved = |address: &&str| topology.target(address).is_ok_and(|target| target == standby);
-    let moved = wait_for(|| addresses.iter().all(is_moved), standby);
-    report.check(&format!("the agent steers to {standby}"), moved.is_ok(), &after(killed_at, "the kill"));
+    let moved = wait_for(|| addresses.iter().all(is_moved));
+    report.check(&format!("the agent steers to {standby}"), moved, &after(killed_at, "the kill"));
     thread::sleep(DETECTION_TIME.saturating_sub(killed_at.elapsed()));
     topology.route_replies_via(&[1 - killed])?;
 
     let survivor = &topology.group.gateways[1 - killed];
     let is_owned = |address: &&str| survivor.owner(address).is_ok_and(|owner| owner == standby);
-    let owned = wait_for(|| addresses.iter().all(is_owned), standby);
-    report.check(&format!("{standby} owns {dead}'s shards, too"), owned.is_ok(), &after(killed_at, "the kill"));
+    let owned = wait_for(|| addresses.iter().all(is_owned));
+    report.check(&format!("{standby} owns {dead}'s shards, too"), owned, &after(killed_at, "the kill"));
     check_connections(topology, report, &format!("new connections via {standby} alone"));
     for (download, name) in downloads.into_iter().zip(["IPv4 download", "IPv6 download"]) {
         downloads::report(download, name, report);

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::{fs, thread};
 
 use tempfile::TempDir;
+use vipgate_lab::networks::SingleGateway;
 use vipgate_lab::{self as lab, Host, Lab, reflector};
 
 use super::report::Report;
@@ -20,10 +21,6 @@ pub(super) struct Pod {
     pub(super) vips: [&'static str; 2],
 }
 
-/// The server's addresses.
-pub(super) const SERVER: [&str; 2] = ["198.51.100.10", "2001:db8:51::10"];
-/// Addresses of the same server that tenant B's policy excludes.
-pub(super) const EXCLUDED: [&str; 2] = ["10.9.0.200", "fd00:9::200"];
 /// Listening port of the pods, and the ports of tenant A's Service.
 const POD_PORT: u16 = 8080;
 pub(super) const HTTP: u16 = 80;
@@ -52,23 +49,13 @@ pub(super) struct Topology {
 impl Topology {
     /// Creates hosts, links, addresses, routes, servers.
     pub(super) fn build(lab: &Lab) -> Result<Self, CommandError> {
-        let folder = TempDir::with_prefix("vipgate-demo-").map_err(CommandError::runtime)?;
+        let folder = lab::directory().map_err(CommandError::runtime)?;
         let workers = thread::available_parallelism().map_or(1, usize::from).min(2);
         Self::network(lab, folder, workers).map_err(CommandError::runtime)
     }
 
     fn network(lab: &Lab, folder: TempDir, workers: usize) -> Result<Self, lab::Error> {
-        let queues = if workers > 1 { 2 } else { 1 };
-        let switch = lab.host("switch", false)?;
-        let gateway = lab.host("gateway", true)?;
-        let router = lab.host("router", true)?;
-        let server = lab.host("server", false)?;
-        switch.ip(&["link", "add", "pods", "type", "bridge"])?;
-        switch.ip(&["link", "set", "pods", "up"])?;
-        lab.link((&switch, "to-gateway"), (&gateway, "gw-in"), queues)?;
-        switch.ip(&["link", "set", "to-gateway", "master", "pods"])?;
-        gateway.addresses("gw-in", &["10.1.0.1/24", "fd00:1::1/64"])?;
-
+        let network = SingleGateway::build(lab, workers as u32)?;
         let specs = [
             ("pod-a1", "A", ["10.1.0.11", "fd00:1::11"], ["203.0.113.10", "2001:db8:113::10"]),
             ("pod-a2", "A", ["10.1.0.12", "fd00:1::12"], ["203.0.113.10", "2001:db8:113::10"]),
@@ -76,35 +63,11 @@ impl Topology {
         ];
         let mut pods = Vec::new();
         for (name, tenant, addresses, vips) in specs {
-            let host = lab.host(name, false)?;
-            lab.link((&switch, name), (&host, "eth0"), 1)?;
-            switch.ip(&["link", "set", name, "master", "pods"])?;
-            host.addresses("eth0", &[&format!("{}/24", addresses[0]), &format!("{}/64", addresses[1])])?;
-            host.route("default", "10.1.0.1")?;
-            host.route("default", "fd00:1::1")?;
+            let host = network.add_pod(lab, name, addresses)?;
             reflector::start_at(&host, &addresses, POD_PORT);
             pods.push(Pod { host, tenant, addresses, vips });
         }
-
-        lab.link((&gateway, "gw-out"), (&router, "to-gateway"), queues)?;
-        gateway.addresses("gw-out", &["203.0.113.1/24", "2001:db8:113::1/64"])?;
-        router.addresses("to-gateway", &["203.0.113.254/24", "2001:db8:113::fe/64"])?;
-        gateway.route("default", "203.0.113.254")?;
-        gateway.route("default", "2001:db8:113::fe")?;
-        // Return routes for untranslated packets.
-        router.route(POD_NETWORKS[0], "203.0.113.1")?;
-        router.route(POD_NETWORKS[1], "2001:db8:113::1")?;
-
-        lab.link((&router, "to-server"), (&server, "eth0"), 1)?;
-        router
-            .addresses("to-server", &["198.51.100.254/24", "2001:db8:51::fe/64", "10.9.0.254/24", "fd00:9::fe/64"])?;
-        server.addresses(
-            "eth0",
-            &["198.51.100.10/24", "2001:db8:51::10/64", &format!("{}/24", EXCLUDED[0]), &format!("{}/64", EXCLUDED[1])],
-        )?;
-        server.route("default", "198.51.100.254")?;
-        server.route("default", "2001:db8:51::fe")?;
-        reflector::start(&server, &[SERVER, EXCLUDED].concat());
+        let SingleGateway { gateway, router, server, .. } = network;
         Ok(Self { pods, gateway, router, server, directory: folder, workers, process: None })
     }
 

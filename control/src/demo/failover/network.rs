@@ -4,7 +4,7 @@ use tempfile::TempDir;
 use vipgate_lab::{self as lab, Host, Lab, reflector};
 
 use crate::command_error::CommandError;
-use crate::demo::group::{GATEWAYS, GatewayGroup, GroupConfig, POD_PORT, attach};
+use crate::demo::group::{GATEWAYS, GatewayGroup, GroupConfig, POD_PORT};
 
 /// Tenant C's VIPs, which both gateways announce.
 pub(in crate::demo) const VIPS: [&str; 2] = ["192.0.2.10", "2001:db8:2::10"];
@@ -35,17 +35,17 @@ pub(in crate::demo) struct FailoverTopology {
 impl FailoverTopology {
     /// Creates hosts, links, addresses, routes, servers.
     pub(in crate::demo) fn build(lab: &Lab) -> Result<Self, CommandError> {
-        let folder = TempDir::with_prefix("vipgate-demo-").map_err(CommandError::runtime)?;
+        let folder = lab::directory().map_err(CommandError::runtime)?;
         Self::network(lab, folder).map_err(CommandError::runtime)
     }
 
     fn network(lab: &Lab, folder: TempDir) -> Result<Self, lab::Error> {
         let group = GatewayGroup::build(lab, CONFIG, folder)?;
-        let inside = &group.inside;
+        let inside = &group.network.inside;
         inside.addresses("pods", &["10.1.0.1/24", "fd00:1::1/64"])?;
         let pod = |(name, [four, six]): (&str, [&str; 2])| {
             let host = lab.host(name, false)?;
-            attach(lab, (&host, "eth0"), (inside, name), "pods")?;
+            lab.attach((&host, "eth0"), (inside, name), "pods")?;
             host.addresses("eth0", &[&format!("{four}/24"), &format!("{six}/64")])?;
             host.route("default", "10.1.0.1")?;
             host.route("default", "fd00:1::1")?;

@@ -5,11 +5,12 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 use tempfile::TempDir;
+use vipgate_lab::networks::GroupNetwork;
 use vipgate_lab::{self as lab, Host, Lab, reflector};
 
 use crate::command_error::CommandError;
 use crate::demo::daemon::{Daemon, query, query_text};
-use crate::demo::group::{GATEWAYS, GatewayGroup, GroupConfig, POD_PORT, POLICYD, attach};
+use crate::demo::group::{GATEWAYS, GatewayGroup, GroupConfig, POD_PORT, POLICYD};
 use crate::demo::topology::Pod;
 
 /// Tenant D's VIPs, which both gateways announce.
@@ -28,8 +29,6 @@ const NODE: [&str; 2] = ["10.5.1.1", "fd00:5:1::1"];
 const NODE_NETWORK: [&str; 2] = ["10.5.1.0/24", "fd00:5:1::/64"];
 /// The inside router's interface to the node.
 pub(super) const UPLINK: &str = "to-node-1";
-/// Next hop of pods, for which the node answers ARP, as with Calico.
-const POD_ROUTER: &str = "169.254.1.1";
 
 const CONFIG: GroupConfig = GroupConfig {
     policy: &[GATEWAYS, ("tenants.yaml", include_str!("tenants.yaml")), ("node-1.yaml", include_str!("node-1.yaml"))],
@@ -53,13 +52,13 @@ pub(in crate::demo) struct NodeTopology {
 impl NodeTopology {
     /// Creates hosts, links, addresses, routes, servers.
     pub(in crate::demo) fn build(lab: &Lab) -> Result<Self, CommandError> {
-        let folder = TempDir::with_prefix("vipgate-demo-").map_err(CommandError::runtime)?;
+        let folder = lab::directory().map_err(CommandError::runtime)?;
         Self::network(lab, folder).map_err(CommandError::runtime)
     }
 
     fn network(lab: &Lab, folder: TempDir) -> Result<Self, lab::Error> {
         let group = GatewayGroup::build(lab, CONFIG, folder)?;
-        let GatewayGroup { inside, outside, policy, .. } = &group;
+        let GroupNetwork { inside, outside, management, .. } = &group.network;
         lab.link((inside, "to-outside"), (outside, "to-inside"), 1)?;
         inside.addresses("to-outside", &["10.7.0.1/24", "fd00:7::1/64"])?;
         outside.addresses("to-inside", &["10.7.0.2/24", "fd00:7::2/64"])?;
@@ -68,7 +67,7 @@ impl NodeTopology {
         lab.link((inside, UPLINK), (&node, "eth0"), 1)?;
         inside.addresses(UPLINK, &["10.5.1.254/24", "fd00:5:1::fe/64"])?;
         node.addresses("eth0", &[&format!("{}/24", NODE[0]), &format!("{}/64", NODE[1])])?;
-        attach(lab, (&node, "mgmt"), (policy, "node-1"), "mgmt")?;
+        lab.attach((&node, "mgmt"), (management, "node-1"), "mgmt")?;
         node.addresses("mgmt", &["10.3.0.101/24"])?;
         for (router, prefixes, next_hops) in [
             (&node, ["default"; 2], ["10.5.1.254", "fd00:5:1::fe"]),
@@ -156,23 +155,13 @@ fn add_masquerading(node: &Host) -> Result<(), lab::Error> {
     Ok(())
 }
 
-/// Adds a pod to the node, as the runtime and a CNI plugin like Calico's would.
+/// Adds a pod to the node.
 fn add_pod(
     lab: &Lab,
     node: &Host,
     (name, tenant, addresses, vips): (&'static str, &'static str, [&'static str; 2], [&'static str; 2]),
 ) -> Result<Pod, lab::Error> {
-    let host = lab.host(name, false)?;
-    let [four, six] = addresses;
-    lab.link((node, name), (&host, "eth0"), 1)?;
-    node.sysctl(&format!("net.ipv4.conf.{name}.proxy_arp"), 1)?;
-    node.ip(&["address", "add", "fe80::1", "dev", name, "nodad"])?;
-    node.ip(&["route", "add", four, "dev", name])?;
-    node.ip(&["-6", "route", "add", six, "dev", name])?;
-    host.addresses("eth0", &[&format!("{four}/32"), &format!("{six}/128")])?;
-    host.ip(&["route", "add", POD_ROUTER, "dev", "eth0"])?;
-    host.route("default", POD_ROUTER)?;
-    host.ip(&["-6", "route", "add", "default", "via", "fe80::1", "dev", "eth0"])?;
+    let host = lab.routed_pod(name, (node, name), addresses)?;
     reflector::start_at(&host, &addresses, POD_PORT);
     Ok(Pod { host, tenant, addresses, vips })
 }
