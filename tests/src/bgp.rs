@@ -39,8 +39,8 @@ pub const DEFAULT_PEERING: PeeringAddresses<'static> =
 pub struct Bird {
     host: Host,
     socket: PathBuf,
-    folder: TempDir,
-    _process: Process,
+    process: Process,
+    _folder: TempDir,
 }
 
 impl Bird {
@@ -83,34 +83,24 @@ impl Bird {
     }
 
     fn start(host: &Host, text: &str) -> Self {
-        let folder = TempDir::with_prefix("vipgate-bird-").unwrap();
+        let folder = vipgate_lab::directory().unwrap();
         let path = |name: &str| folder.path().join(name);
         let (config, socket, log) = (path("bird.conf"), path("bird.ctl"), path("bird.log"));
         fs::write(&config, text).unwrap();
         let command = ["bird", "-f", "-c", &config.display().to_string(), "-s", &socket.display().to_string()];
-        let process = host.spawn(&command, &log).unwrap();
-        let bird = Self { host: host.clone(), socket, folder, _process: process };
-        assert!(
-            wait_for(BGP_TIMEOUT, || bird.try_birdc("show status").is_some()),
-            "BIRD does not start: {}",
-            bird.log()
-        );
-        bird
+        let mut process = host.spawn(&command, &log).unwrap();
+        let answers = || try_birdc(&socket, "show status").is_some();
+        process.wait_ready(BGP_TIMEOUT, answers).unwrap_or_else(|error| panic!("{error}"));
+        Self { host: host.clone(), socket, _folder: folder, process }
     }
 
     /// Runs `birdc`; its output.
     pub fn birdc(&self, command: &str) -> String {
-        self.try_birdc(command).unwrap_or_else(|| panic!("birdc {command} failed; BIRD's log: {}", self.log()))
-    }
-
-    fn try_birdc(&self, command: &str) -> Option<String> {
-        let socket = self.socket.display().to_string();
-        let words = [&["birdc", "-r", "-s", &socket][..], &command.split(' ').collect::<Vec<_>>()].concat();
-        output(&words).ok()
+        try_birdc(&self.socket, command).unwrap_or_else(|| panic!("birdc {command} failed; BIRD's log: {}", self.log()))
     }
 
     pub fn log(&self) -> String {
-        fs::read_to_string(self.folder.path().join("bird.log")).unwrap_or_default()
+        self.process.log()
     }
 
     /// Number of established BGP sessions.
@@ -147,6 +137,12 @@ impl Bird {
     }
 }
 
+fn try_birdc(socket: &Path, command: &str) -> Option<String> {
+    let socket = socket.display().to_string();
+    let words = [&["birdc", "-r", "-s", &socket][..], &command.split(' ').collect::<Vec<_>>()].concat();
+    output(&words).ok()
+}
+
 /// FRR beside a gateway: zebra and bgpd with `conf/bgp/frr.conf`, at the addresses of [`DEFAULT_PEERING`].
 #[derive(Debug)]
 pub struct Frr {
@@ -157,7 +153,7 @@ pub struct Frr {
 impl Frr {
     /// Starts both daemons.
     pub fn gateway(host: &Host) -> Self {
-        let folder = TempDir::with_prefix("vipgate-frr-").unwrap();
+        let folder = vipgate_lab::directory().unwrap();
         let path = |name: &str| folder.path().join(name).display().to_string();
         // FRR's daemons drop root.
         output(&["chown", "frr:frr", &folder.path().display().to_string()]).unwrap();
@@ -168,9 +164,9 @@ impl Frr {
             fs::write(&config, "").unwrap();
             let common =
                 [&program, "-f", &config, "-i", &pid, "-z", &zebra, "--vty_socket", &sockets, "--log", "stdout"];
-            let process = host.spawn(&[&common[..], &["-A", "127.0.0.1"], options].concat(), &log).unwrap();
+            let mut process = host.spawn(&[&common[..], &["-A", "127.0.0.1"], options].concat(), &log).unwrap();
             let socket_exists = || folder.path().join(socket).exists();
-            assert!(wait_for(BGP_TIMEOUT, socket_exists), "{name}: {}", fs::read_to_string(&log).unwrap_or_default());
+            process.wait_ready(BGP_TIMEOUT, socket_exists).unwrap_or_else(|error| panic!("{error}"));
             process
         };
         let zebra = start("zebra", "zserv.api", &["-P", "0"]);

@@ -37,6 +37,9 @@ pub use gateway::Gateway;
 pub use manifests::{BULK_PODS_A, BULK_PODS_B, sources_a, sources_b};
 pub use node::{Node, NodePod, TUNNEL_PORT};
 use tempfile::TempDir;
+pub use vipgate_lab::BRIDGE_MAC;
+use vipgate_lab::networks::GroupNetwork;
+pub use vipgate_lab::networks::SERVER;
 use vipgate_lab::{Host, Lab, reflector};
 
 pub use crate::cluster::arp_probe::{ArpProbe, ArpReply, responder_macs};
@@ -45,14 +48,12 @@ pub use crate::cluster::monitor::{Monitor, check_unique_tuples};
 use crate::drop_accounting::{DropAccounting, RING_LOSSES};
 use crate::policyd::{Policyd, PolicydConfig};
 pub use crate::traffic::script_path;
-use crate::{bypass_bridge_netfilter, wait_for};
+use crate::wait_for;
 
 /// VIPs of tenant A, announced by BGP and shared by all gateways.
 pub const BGP_VIPS: [&str; 2] = ["192.0.2.10", "2001:db8:2::10"];
 /// VIPs of tenant B, announced by L2: each is owned by one gateway.
 pub const L2_VIPS: [&str; 2] = ["203.0.113.20", "2001:db8:113::20"];
-/// The server's addresses.
-pub const SERVER: [&str; 2] = ["198.51.100.10", "2001:db8:51::10"];
 /// Addresses of the server behind the low-MTU link.
 pub const LOW_MTU_SERVER: [&str; 2] = ["198.51.101.10", "2001:db8:52::10"];
 /// pcap filter that matches packets with a pod's address.
@@ -73,8 +74,6 @@ const ALWAYS_ALLOWED: [&str; 2] = [
     // A starting gateway connects to peers whose membership view may not contain it yet, and retries.
     "peer_refused",
 ];
-/// MAC address of every bridge; they are on separate networks.
-pub const BRIDGE_MAC: &str = "02:00:00:00:00:fe";
 
 /// Several gateways with their network. Everything is removed on drop.
 #[derive(Debug)]
@@ -112,29 +111,22 @@ impl Cluster {
     /// Builds the network with `count` gateways. None of them runs yet.
     pub fn new(tag: &str, count: usize) -> Self {
         let lab = Lab::new(tag).unwrap();
-        let host = |name: &str, forwards| lab.host(name, forwards).unwrap();
-        let (inside, outside) = (host("inside", true), host("outside", true));
-        // Traffic is asymmetric: egress via one gateway, replies via another.
-        for router in [&inside, &outside] {
-            disable_rp_filter(router);
-        }
-        let (peers, management) = (host("peers", false), host("mgmt", false));
-        let (server, low_mtu_server) = (host("server", false), host("low-mtu", false));
-        let unauthenticated_peer = host("intruder", false);
-        add_switches([&inside, &outside, &peers, &management]);
+        let network = GroupNetwork::build(&lab).unwrap();
+        let host = |name: &str| lab.host(name, false).unwrap();
+        let (low_mtu_server, unauthenticated_peer) = (host("low-mtu"), host("intruder"));
+        network.inside.addresses("pods", &["10.1.255.254/16", "fd00:1::fe/48"]).unwrap();
         let pods = [("p1", 11), ("p2", 12), ("p3", 21), ("p4", 31)].map(|(name, number)| {
-            let pod = host(name, false);
-            connect_to_switch(&lab, &pod, "eth0", (&inside, name), "pods");
+            let pod = host(name);
+            lab.attach((&pod, "eth0"), (&network.inside, name), "pods").unwrap();
             pod.addresses("eth0", &[&format!("10.1.0.{number}/16"), &format!("fd00:1::{number}/48")]).unwrap();
             add_pod_routes(&pod);
             pod
         });
-        let folder = TempDir::with_prefix("vipgate-test-").unwrap();
-        let bulk_pods = host("bulk", false);
-        connect_bulk_pods(&lab, &bulk_pods, &inside, folder.path());
-        connect_server(&lab, &server, &outside);
-        connect_low_mtu_server(&lab, &low_mtu_server, &outside);
-        connect_to_switch(&lab, &unauthenticated_peer, "eth0", (&peers, "intruder"), "peers");
+        let folder = vipgate_lab::directory().unwrap();
+        let bulk_pods = host("bulk");
+        connect_bulk_pods(&lab, &bulk_pods, &network.inside, folder.path());
+        connect_low_mtu_server(&lab, &low_mtu_server, &network.outside);
+        lab.attach((&unauthenticated_peer, "eth0"), (&network.peers, "intruder"), "peers").unwrap();
         unauthenticated_peer.addresses("eth0", &["10.2.0.99/24"]).unwrap();
 
         let drop_accounting = Arc::<DropAccounting>::default();
@@ -144,12 +136,11 @@ impl Cluster {
         drop_accounting.allow(RING_LOSSES);
         let gateways = (1..=count)
             .map(|number| {
-                let gateway = Gateway::new(&lab, number, folder.path(), drop_accounting.clone());
-                connect_gateway(&lab, &gateway, number, [&inside, &outside, &peers, &management]);
-                gateway
+                let host = network.add_gateway(&lab, number, ["10.1.0.0/16", "fd00:1::/48"]).unwrap();
+                Gateway::new(host, number, folder.path(), drop_accounting.clone())
             })
             .collect();
-        reflector::start(&server, &SERVER);
+        let GroupNetwork { inside, outside, peers, management, server } = network;
         reflector::start(&low_mtu_server, &LOW_MTU_SERVER);
         fs::create_dir(folder.path().join("policy")).unwrap();
         let cluster = Self {
@@ -305,37 +296,6 @@ pub fn test_seconds(default: u64) -> u64 {
     std::env::var("VIPGATE_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// Disables the reverse path filter: packets may arrive on any interface.
-fn disable_rp_filter(host: &Host) {
-    for scope in ["all", "default"] {
-        host.sysctl(&format!("net.ipv4.conf.{scope}.rp_filter"), 0).unwrap();
-    }
-}
-
-fn add_bridge(switch: &Host, name: &str) {
-    // By default a bridge takes the lowest MAC address of its ports, and another one when that port is removed: hosts
-    // couldn't reach it until their neighbor entries are refreshed.
-    switch.ip(&["link", "add", name, "address", BRIDGE_MAC, "type", "bridge"]).unwrap();
-    switch.ip(&["link", "set", name, "up"]).unwrap();
-    bypass_bridge_netfilter(switch);
-}
-
-/// Adds the bridges of the routers and of the two networks between gateways, with the addresses of those that have any.
-fn add_switches([inside, outside, peers, management]: [&Host; 4]) {
-    for (switch, name) in [(inside, "pods"), (outside, "public"), (peers, "peers"), (management, "mgmt")] {
-        add_bridge(switch, name);
-    }
-    inside.addresses("pods", &["10.1.255.254/16", "fd00:1::fe/48"]).unwrap();
-    outside.addresses("public", &["203.0.113.254/24", "2001:db8:113::fe/64"]).unwrap();
-    management.addresses("mgmt", &["10.3.0.254/24"]).unwrap();
-}
-
-/// Connects a host's interface to a bridge.
-fn connect_to_switch(lab: &Lab, host: &Host, interface: &str, (switch, port): (&Host, &str), bridge: &str) {
-    lab.link((switch, port), (host, interface), 1).unwrap();
-    switch.ip(&["link", "set", port, "master", bridge]).unwrap();
-}
-
 fn add_pod_routes(pod: &Host) {
     pod.route("default", "10.1.255.254").unwrap();
     pod.route("default", "fd00:1::fe").unwrap();
@@ -343,7 +303,7 @@ fn add_pod_routes(pod: &Host) {
 
 /// Connects the host of the bulk pods, with the addresses of all of them. `folder` takes its batch file.
 fn connect_bulk_pods(lab: &Lab, host: &Host, inside: &Host, folder: &Path) {
-    connect_to_switch(lab, host, "eth0", (inside, "bulk"), "pods");
+    lab.attach((host, "eth0"), (inside, "bulk"), "pods").unwrap();
     let add = |address: String| {
         format!("address add {address} dev eth0 {}", ["", "nodad"][usize::from(address.contains(':'))])
     };
@@ -353,14 +313,6 @@ fn connect_bulk_pods(lab: &Lab, host: &Host, inside: &Host, folder: &Path) {
     fs::write(&file, batch.join("\n")).unwrap();
     host.ip(&["-batch", &file.display().to_string()]).unwrap();
     add_pod_routes(host);
-}
-
-fn connect_server(lab: &Lab, server: &Host, outside: &Host) {
-    lab.link((outside, "to-server"), (server, "eth0"), 1).unwrap();
-    outside.addresses("to-server", &["198.51.100.254/24", "2001:db8:51::fe/64"]).unwrap();
-    server.addresses("eth0", &[&format!("{}/24", SERVER[0]), &format!("{}/64", SERVER[1])]).unwrap();
-    server.route("default", "198.51.100.254").unwrap();
-    server.route("default", "2001:db8:51::fe").unwrap();
 }
 
 /// Connects the server whose link has an MTU of 1280, while it advertises a larger MSS.
@@ -375,19 +327,4 @@ fn connect_low_mtu_server(lab: &Lab, server: &Host, outside: &Host) {
     server.ip(&["link", "set", "eth0", "mtu", "1280"]).unwrap();
     server.ip(&["-4", "route", "change", "default", "via", "198.51.101.254", "advmss", "1460"]).unwrap();
     server.ip(&["-6", "route", "change", "default", "via", "2001:db8:52::fe", "advmss", "1440"]).unwrap();
-}
-
-fn connect_gateway(lab: &Lab, gateway: &Gateway, number: usize, [inside, outside, peers, management]: [&Host; 4]) {
-    let host = &gateway.host;
-    disable_rp_filter(host);
-    let to_gateway = format!("to-gw{number}");
-    lab.link((inside, &to_gateway), (host, "gw-in"), 1).unwrap();
-    let addresses = [format!("10.4.{number}.254/24"), format!("fd00:4:{number}::fe/64")];
-    inside.addresses(&to_gateway, &addresses.each_ref().map(String::as_str)).unwrap();
-    for (interface, switch, bridge) in
-        [("gw-out", outside, "public"), ("gw-peer", peers, "peers"), ("gw-mgmt", management, "mgmt")]
-    {
-        connect_to_switch(lab, host, interface, (switch, &format!("gw{number}")), bridge);
-    }
-    gateway.connect();
 }

@@ -7,8 +7,6 @@ use std::time::Duration;
 use tempfile::TempDir;
 use vipgate_lab::{Host, Process};
 
-use crate::wait_for;
-
 /// Client URL.
 pub const ENDPOINT: &str = "http://127.0.0.1:2379";
 /// Port of `ENDPOINT`.
@@ -38,7 +36,7 @@ impl Etcd {
             endpoint: format!("http://127.0.0.1:{port}"),
             peer: format!("http://127.0.0.1:{}", port + 1),
             flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
-            data: TempDir::with_prefix("vipgate-etcd-").unwrap(),
+            data: vipgate_lab::directory().unwrap(),
             process: None,
         };
         etcd.restart();
@@ -76,17 +74,16 @@ impl Etcd {
             "warn",
         ];
         command.extend(self.flags.iter().map(String::as_str));
-        let log = self.data.path().join("log");
-        self.process = Some(self.host.spawn(&command, &log).unwrap());
-        let healthy = wait_for(Duration::from_secs(30), || self.try_etcdctl(&["endpoint", "health"]).is_ok());
-        assert!(healthy, "etcd is not healthy: {}", fs::read_to_string(log).unwrap());
+        let mut process = self.host.spawn(&command, &self.data.path().join("log")).unwrap();
+        let is_healthy = || self.try_etcdctl(&["endpoint", "health"]).is_ok();
+        process.wait_ready(Duration::from_secs(30), is_healthy).unwrap_or_else(|error| panic!("{error}"));
+        self.process = Some(process);
     }
 
     /// Sends SIGKILL and waits for its exit.
     pub fn kill(&mut self) {
         let mut process = self.process.take().expect("etcd runs");
-        process.signal("KILL").unwrap();
-        process.wait(Duration::from_secs(5)).expect("etcd exits");
+        process.stop("KILL", Duration::from_secs(5)).unwrap().expect("etcd exits");
     }
 
     fn try_etcdctl(&self, arguments: &[&str]) -> Result<String, vipgate_lab::Error> {

@@ -1,20 +1,17 @@
 //! TCP streams by iperf3 from a pod to the server.
 
-use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
 use vipgate_lab::{Host, Process};
 
 use crate::drop_accounting::RING_LOSSES;
-use crate::{SERVER, Testbed, wait_for};
+use crate::{SERVER, Testbed};
 
 /// Starts a server on a host, with its log in a folder; it listens when this returns.
 pub fn start_server(host: &Host, folder: &Path) -> Process {
-    let log = folder.join("iperf3.log");
-    let server = host.spawn(&["iperf3", "-s", "--forceflush"], &log).unwrap();
-    let is_listening = || fs::read_to_string(&log).is_ok_and(|log| log.contains("listening"));
-    assert!(wait_for(Duration::from_secs(5), is_listening));
+    let mut server = host.spawn(&["iperf3", "-s", "--forceflush"], &folder.join("iperf3.log")).unwrap();
+    server.wait_for_log("listening", Duration::from_secs(5)).unwrap();
     server
 }
 

@@ -16,7 +16,6 @@ use vipgate_lab::{self as lab, Host, Process};
 
 use crate::etcd::Etcd;
 use crate::tls::{Certificate, CertificateAuthority, tomorrow};
-use crate::wait_for;
 
 /// URL on the host's loopback.
 pub const URL: &str = "https://127.0.0.1:6443";
@@ -52,7 +51,7 @@ impl ApiServer {
 
     /// The same with additional flags of kube-apiserver.
     pub fn with_flags(host: &Host, flags: &[&str]) -> Self {
-        let folder = TempDir::with_prefix("vipgate-kubernetes-").unwrap();
+        let folder = vipgate_lab::directory().unwrap();
         let ca = CertificateAuthority::new(folder.path(), "kubernetes");
         let names = ["127.0.0.1", "localhost", "kubernetes.default.svc"];
         let mut server = Self {
@@ -99,17 +98,15 @@ impl ApiServer {
         command.extend(flags.to_arguments());
         command.extend(self.flags.iter().cloned());
         let command: Vec<&str> = command.iter().map(String::as_str).collect();
-        self.process = Some(self.host.spawn(&command, &self.log_path()).unwrap());
-        let ready_or_exited = || self.is_ready() || !self.is_running();
-        let started_or_exited = wait_for(Duration::from_mins(1), ready_or_exited);
-        assert!(started_or_exited && self.is_running(), "the API server is not ready; log:\n{}", self.log());
+        let mut process = self.host.spawn(&command, &self.log_path()).unwrap();
+        process.wait_ready(Duration::from_mins(1), || self.is_ready()).unwrap_or_else(|error| panic!("{error}"));
+        self.process = Some(process);
     }
 
     /// Sends SIGKILL and waits for its exit. etcd goes on.
     pub fn stop(&mut self) {
         let mut process = self.process.take().expect("the API server runs");
-        process.signal("KILL").unwrap();
-        process.wait(Duration::from_secs(5)).expect("the API server exits");
+        process.stop("KILL", Duration::from_secs(5)).unwrap().expect("the API server exits");
     }
 
     /// Kills and starts it. Its watch cache is empty afterwards: watches from an older resourceVersion get 410 Gone.
@@ -136,10 +133,6 @@ impl ApiServer {
 
     pub fn process(&self) -> &Process {
         self.process.as_ref().expect("the API server runs")
-    }
-
-    fn is_running(&mut self) -> bool {
-        self.process.as_mut().is_some_and(Process::is_alive)
     }
 
     fn is_ready(&self) -> bool {

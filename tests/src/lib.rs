@@ -35,22 +35,20 @@ pub mod xds_peer;
 use std::fmt::Write as _;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
-use std::time::{Duration, Instant, SystemTime};
+use std::process::ExitStatus;
+use std::time::{Duration, SystemTime};
 use std::{fs, thread};
 
 use serde_json::Value;
 use tempfile::TempDir;
-use vipgate_lab::{Host, Lab, Process, reflector};
+use vipgate_lab::networks::SingleGateway;
+pub use vipgate_lab::networks::{EXCLUDED, SERVER};
+pub use vipgate_lab::{Capture, wait_for};
+use vipgate_lab::{Host, Lab, Process, READY, reflector};
 
-pub use crate::capture::Capture;
 use crate::drop_accounting::DropAccounting;
 use crate::policyd::{Policyd, PolicydConfig};
 
-/// The server's addresses.
-pub const SERVER: [&str; 2] = ["198.51.100.10", "2001:db8:51::10"];
-/// Addresses of the server that tenant B's policy excludes.
-pub const EXCLUDED: [&str; 2] = ["10.9.0.200", "fd00:9::200"];
 /// VIPs of tenant A.
 pub const VIP_A: [&str; 2] = ["203.0.113.10", "2001:db8:113::10"];
 /// VIPs of tenant B.
@@ -143,63 +141,18 @@ fn built_program(name: &str) -> PathBuf {
     if first.is_file() { first } else { candidates.next().unwrap() }
 }
 
-/// Adds the bridge that connects the pods.
-fn add_pod_bridge(switch: &Host) {
-    switch.ip(&["link", "add", "pods", "type", "bridge"]).unwrap();
-    switch.ip(&["link", "set", "pods", "up"]).unwrap();
-    bypass_bridge_netfilter(switch);
-}
-
-/// With br_netfilter loaded, bridges would inspect packets and drop malformed ones before a gateway sees them.
-fn bypass_bridge_netfilter(switch: &Host) {
-    for family in ["iptables", "ip6tables", "arptables"] {
-        let _ = switch.sysctl(&format!("net.bridge.bridge-nf-call-{family}"), 0);
-    }
-}
-
-fn connect_server(lab: &Lab, server: &Host, router: &Host) {
-    lab.link((router, "to-server"), (server, "eth0"), 1).unwrap();
-    let router_addresses = ["198.51.100.254/24", "2001:db8:51::fe/64", "10.9.0.254/24", "fd00:9::fe/64"];
-    router.addresses("to-server", &router_addresses).unwrap();
-    let server_addresses = ["198.51.100.10/24", "2001:db8:51::10/64", "10.9.0.200/24", "fd00:9::200/64"];
-    server.addresses("eth0", &server_addresses).unwrap();
-    server.route("default", "198.51.100.254").unwrap();
-    server.route("default", "2001:db8:51::fe").unwrap();
-}
-
 impl Testbed {
     /// Builds the network, with two queues on each of the gateway's interfaces. No gateway runs yet.
     pub fn new(tag: &str) -> Self {
         let lab = Lab::new(tag).unwrap();
-        let switch = lab.host("switch", false).unwrap();
-        let gateway = lab.host("gw", true).unwrap();
-        let router = lab.host("router", true).unwrap();
-        let server = lab.host("server", false).unwrap();
-        add_pod_bridge(&switch);
-        lab.link((&switch, "to-gw"), (&gateway, "gw-in"), 2).unwrap();
-        switch.ip(&["link", "set", "to-gw", "master", "pods"]).unwrap();
-        gateway.addresses("gw-in", &["10.1.0.1/24", "fd00:1::1/64"]).unwrap();
+        let network = SingleGateway::build(&lab, 2).unwrap();
         let pods = [("p1", 11), ("p2", 12), ("p3", 21), ("p4", 31)].map(|(name, number)| {
-            let pod = lab.host(name, false).unwrap();
-            lab.link((&switch, name), (&pod, "eth0"), 1).unwrap();
-            switch.ip(&["link", "set", name, "master", "pods"]).unwrap();
-            pod.addresses("eth0", &[&format!("10.1.0.{number}/24"), &format!("fd00:1::{number}/64")]).unwrap();
-            pod.route("default", "10.1.0.1").unwrap();
-            pod.route("default", "fd00:1::1").unwrap();
-            pod
+            network.add_pod(&lab, name, [&format!("10.1.0.{number}"), &format!("fd00:1::{number}")]).unwrap()
         });
-        lab.link((&gateway, "gw-out"), (&router, "to-gw"), 2).unwrap();
-        gateway.addresses("gw-out", &["203.0.113.1/24", "2001:db8:113::1/64"]).unwrap();
-        router.addresses("to-gw", &["203.0.113.254/24", "2001:db8:113::fe/64"]).unwrap();
-        gateway.route("default", "203.0.113.254").unwrap();
-        gateway.route("default", "2001:db8:113::fe").unwrap();
-        router.route("10.1.0.0/24", "203.0.113.1").unwrap();
-        router.route("fd00:1::/64", "2001:db8:113::1").unwrap();
-        connect_server(&lab, &server, &router);
-        reflector::start(&server, &[SERVER, EXCLUDED].concat());
+        let SingleGateway { switch, gateway, router, server } = network;
         traffic::start_udp_echo(&server);
 
-        let folder = TempDir::with_prefix("vipgate-test-").unwrap();
+        let folder = vipgate_lab::directory().unwrap();
         fs::create_dir(folder.path().join("policy")).unwrap();
         let testbed = Self {
             pods,
@@ -293,8 +246,8 @@ impl Testbed {
     /// Starts only the gateway and waits until it is ready.
     pub fn start_gateway(&mut self, extra: &str) {
         self.spawn_gateway(extra);
-        let started_or_exited = wait_for(Duration::from_secs(20), || self.is_ready() || !self.is_running());
-        assert!(started_or_exited && self.is_running(), "the gateway is not ready; log:\n{}", self.log());
+        let process = self.process.as_mut().expect("it was started");
+        process.wait_for_log(READY, Duration::from_secs(20)).unwrap_or_else(|error| panic!("{error}"));
     }
 
     /// Starts the gateway's process without waiting.
@@ -320,7 +273,7 @@ impl Testbed {
 
     /// Whether the gateway has logged `ready` since its last start.
     pub fn is_ready(&self) -> bool {
-        self.log().contains("\"event\":\"ready\"")
+        self.log().contains(READY)
     }
 
     /// Sends a signal to the gateway and waits for its exit.
@@ -353,15 +306,8 @@ impl Testbed {
 
     /// The same with a command prefix, such as `setpriv`.
     pub fn command_with_wrapper(&self, wrapper: &[&str], arguments: &[&str]) -> (i32, String, String) {
-        let output = Command::new("ip")
-            .args(["netns", "exec", self.gateway.netns(), "timeout", "20"])
-            .args(wrapper)
-            .arg(binary())
-            .args(arguments)
-            .output()
-            .unwrap();
-        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-        (output.status.code().unwrap_or(-1), text(output.stdout), text(output.stderr))
+        let program = binary().display().to_string();
+        self.gateway.execute(&[wrapper, &[program.as_str()], arguments].concat()).unwrap()
     }
 
     fn log_path(&self) -> PathBuf {
@@ -485,23 +431,9 @@ impl Drop for Testbed {
     }
 }
 
-/// Polls a condition; false on timeout.
-pub fn wait_for(timeout: Duration, mut condition: impl FnMut() -> bool) -> bool {
-    let deadline = Instant::now() + timeout;
-    loop {
-        if condition() {
-            return true;
-        }
-        if Instant::now() > deadline {
-            return false;
-        }
-        thread::sleep(Duration::from_millis(20));
-    }
-}
-
 /// Temporary directory for session state in shared memory, and the configuration that names it.
 pub fn session_state() -> (TempDir, String) {
-    let folder = TempDir::with_prefix_in("vipgate-test-", "/dev/shm").unwrap();
+    let folder = vipgate_lab::memory_directory().unwrap();
     let extra = format!("sessions: {{capacity: 65536, state: {}}}", folder.path().display());
     (folder, extra)
 }

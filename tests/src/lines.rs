@@ -41,8 +41,8 @@ pub fn run_clients(config: &Path, result: &Path) -> io::Result<()> {
     fs::write(result, serde_json::to_vec(&clients)?)
 }
 
-/// Runs the server until SIGTERM: lines over TCP and UDP on `port`; over TCP on the next one, a request `N` returns N
-/// bytes. Prints `listening`. `record` gets a list of [`crate::cluster::ServerRecord`], as JSON.
+/// Runs the server until SIGTERM: lines over TCP and UDP on `port`. Prints `listening`. `record` gets a list of
+/// [`crate::cluster::ServerRecord`], as JSON.
 ///
 /// # Errors
 /// When a port is in use, or the record can't be written.

@@ -4,10 +4,10 @@ use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
-use vipgate_lab::{Host, Process};
+use vipgate_lab::{Host, Process, READY};
 
 use crate::{binary, wait_for};
 
@@ -35,7 +35,6 @@ impl Default for PolicydConfig<'_> {
 pub struct Policyd {
     process: Process,
     host: Host,
-    log: PathBuf,
     metrics: u16,
 }
 
@@ -48,10 +47,7 @@ impl Policyd {
     /// The same with a command prefix, such as `env` with variables.
     pub fn start_with_wrapper(wrapper: &[String], host: &Host, folder: &Path, settings: PolicydConfig<'_>) -> Self {
         let mut server = Self::spawn_with_wrapper(wrapper, host, folder, settings);
-        let ready_or_exited = || server.log().contains("\"event\":\"ready\"") || !server.process.is_alive();
-        let started_or_exited = wait_for(Duration::from_secs(20), ready_or_exited);
-        let log = server.log();
-        assert!(started_or_exited && server.process.is_alive(), "the policy server is not ready; log:\n{log}");
+        server.process.wait_for_log(READY, Duration::from_secs(20)).unwrap_or_else(|error| panic!("{error}"));
         server
     }
 
@@ -76,7 +72,7 @@ impl Policyd {
         let wrapper = wrapper.iter().map(String::as_str);
         let command: Vec<&str> = wrapper.chain([program.as_str(), "policyd", "--config", &config]).collect();
         let process = host.spawn(&command, &log).unwrap();
-        Self { process, host: host.clone(), log, metrics }
+        Self { process, host: host.clone(), metrics }
     }
 
     pub fn process(&mut self) -> &mut Process {
@@ -85,12 +81,11 @@ impl Policyd {
 
     /// Sends SIGKILL and waits for its exit.
     pub fn kill(mut self) {
-        self.process.signal("KILL").unwrap();
-        self.process.wait(Duration::from_secs(5)).expect("the policy server exits");
+        self.process.stop("KILL", Duration::from_secs(5)).unwrap().expect("the policy server exits");
     }
 
     pub fn log(&self) -> String {
-        fs::read_to_string(&self.log).unwrap_or_default()
+        self.process.log()
     }
 
     /// Waits for a log line that contains all of these words: longer than a server waits that goes on with the record of

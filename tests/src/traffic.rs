@@ -119,7 +119,7 @@ impl Traffic {
         self.connections.end().check_all_succeeded();
         let records = self.lines.end();
         assert!(records.iter().all(|record| record.errors == 0), "{records:?}");
-        assert_eq!(self.capture.end(), Vec::<String>::new(), "a pod's address leaked");
+        assert_eq!(self.capture.end().unwrap(), Vec::<String>::new(), "a pod's address leaked");
     }
 }
 

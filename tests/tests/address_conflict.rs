@@ -55,7 +55,7 @@ fn an_address_conflict_is_reported_and_the_vip_defended() {
     std::thread::sleep(Duration::from_secs(2));
     let log_lines = testbed.log().lines().filter(|line| line.contains("\"event\":\"vip_conflict\"")).count();
     assert_eq!(log_lines, 2, "one for each VIP: {}", testbed.log());
-    let announcements = capture.end();
+    let announcements = capture.end().unwrap();
     let count =
         |vip: &str, what: &str| announcements.iter().filter(|line| line.contains(what) && line.contains(vip)).count();
     assert_eq!(count(VIP_A[0], "Request who-has"), 1, "{announcements:#?}");

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use vipgate_cloud_testkit::aws::{ACCESS_KEY, FakeAws};
-use vipgate_tests::cluster::{Captures, Cluster, Download, LineServer, SERVER, sleep_ms};
+use vipgate_tests::cluster::{Captures, Cluster, Download, SERVER, sleep_ms};
 use vipgate_tests::fake_cloud::FakeCloud;
 use vipgate_tests::verifier::Packet;
 use vipgate_tests::wait_for;
@@ -110,10 +110,9 @@ fn a_download_goes_on_when_the_cloud_moves_the_vip_of_a_killed_gateway() {
     // Both gateways have a private address for it, so that the failover is one request.
     assert!(wait_for(Duration::from_secs(10), || cloud.with(|cloud| cloud.prepared(VIP.parse().unwrap())) == 2));
     sleep_ms(1_000);
-    let _server = LineServer::start(cluster.folder.path(), &cluster.server);
     let place = (&cluster.server, "eth0".to_owned());
     let capture = Captures::start(cluster.folder.path(), "server", &[place], "ip and tcp");
-    let download = Download::start(cluster.folder.path(), &cluster.pods[3], SERVER[0], 20_000_000, 4_000_000);
+    let download = Download::start(&cluster.server, SERVER[0], &cluster.pods[3], 20_000_000, 4_000_000);
     sleep_ms(1_500);
     cloud.take_actions();
     let killed = Instant::now();
@@ -122,7 +121,7 @@ fn a_download_goes_on_when_the_cloud_moves_the_vip_of_a_killed_gateway() {
     wait_home(&cloud, |number| number != first);
     println!("moved after {:?}", killed.elapsed());
     let actions = cloud.take_actions();
-    let gap = download.end(Duration::from_secs(40));
+    let gap = download.end();
     println!("longest gap {gap} s; requests: {actions:?}");
     assert!(gap < 4.0, "{gap}");
     let changes = actions.iter().filter(|action| !action.starts_with("Describe"));
@@ -140,8 +139,8 @@ fn a_download_goes_on_when_the_cloud_moves_the_vip_of_a_killed_gateway() {
 fn addresses_of_download(cluster: &Cluster) -> BTreeSet<String> {
     let place = (&cluster.server, "eth0".to_owned());
     let capture = Captures::start(cluster.folder.path(), "server", &[place], "ip and tcp");
-    let download = Download::start(cluster.folder.path(), &cluster.pods[3], SERVER[0], 100_000, 1_000_000);
-    download.end(Duration::from_secs(20));
+    let download = Download::start(&cluster.server, SERVER[0], &cluster.pods[3], 100_000, 1_000_000);
+    download.end();
     let frames = capture.end();
     let sources = frames.iter().filter_map(|frame| Some(Packet::in_frame(&frame.bytes)?.addresses[0].to_string()));
     sources.collect()
@@ -152,7 +151,6 @@ fn a_vip_can_have_the_address_of_the_nic_itself() {
     let (mut cluster, cloud) = start_with("instance", &[VIP], &pool("associate: instance"), &tenant());
     let first = wait_home(&cloud, |_| true);
     sleep_ms(1_000);
-    let _server = LineServer::start(cluster.folder.path(), &cluster.server);
     let expected: BTreeSet<String> = [VIP, SERVER[0]].map(str::to_owned).into();
     cluster.route_via(&[first]);
     assert_eq!(addresses_of_download(&cluster), expected);
@@ -177,11 +175,9 @@ fn an_address_is_allocated_for_a_policy_that_lacks_one_up_to_the_limit() {
         |state: &str| policyd.metric("vipgate_cloud_addresses", &format!("pool=\"public\",state=\"{state}\""));
     assert!(wait_for(Duration::from_secs(20), || addresses("attached") > 0.0), "{}", policyd.log());
     sleep_ms(1_000);
-    let _server = LineServer::start(cluster.folder.path(), &cluster.server);
     let place = (&cluster.server, "eth0".to_owned());
     let capture = Captures::start(cluster.folder.path(), "server", &[place], "ip and tcp");
-    Download::start(cluster.folder.path(), &cluster.pods[3], SERVER[0], 100_000, 1_000_000)
-        .end(Duration::from_secs(20));
+    Download::start(&cluster.server, SERVER[0], &cluster.pods[3], 100_000, 1_000_000).end();
     let frames = capture.end();
     let sources = frames.iter().filter_map(|frame| Some(Packet::in_frame(&frame.bytes)?.addresses[0].to_string()));
     assert_eq!(sources.collect::<BTreeSet<_>>(), [ALLOCATED.to_owned(), SERVER[0].to_owned()].into());

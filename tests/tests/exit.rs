@@ -33,7 +33,7 @@ fn link_local_lookalikes_do_not_leak() {
     std::fs::write(&script, ESCAPES).unwrap();
     testbed.accounting.expect_exactly([("not_ours", 5), ("martian", 2)]);
     testbed.pods[0].output(&["python3", &script.display().to_string()]).unwrap();
-    assert_eq!(capture.end(), Vec::<String>::new(), "a pod's address leaked");
+    assert_eq!(capture.end().unwrap(), Vec::<String>::new(), "a pod's address leaked");
     assert!(testbed.forwarded("egress") >= 1.0, "permitted packets are forwarded");
 }
 
@@ -59,7 +59,7 @@ fn after_sigkill_traffic_is_dropped_until_the_next_start() {
         testbed.start("");
         testbed.check_source_addresses(&testbed.pods[0], SERVER, VIP_A);
     }
-    assert_eq!(capture.end(), Vec::<String>::new(), "a pod's address leaked");
+    assert_eq!(capture.end().unwrap(), Vec::<String>::new(), "a pod's address leaked");
 }
 
 #[test]

@@ -20,7 +20,7 @@ fn fragmented_pings_and_datagrams_pass() {
             assert!(pings.contains("2 received"), "{size} bytes to {server}: {pings}");
         }
     }
-    assert_eq!(capture.end(), Vec::<String>::new(), "a pod's address leaked");
+    assert_eq!(capture.end().unwrap(), Vec::<String>::new(), "a pod's address leaked");
     assert!(testbed.query(&["drops"])["fragment"].as_u64() == Some(0));
     testbed.check_frames();
 }

@@ -93,7 +93,7 @@ fn a_detached_xdp_program_leaks_nothing_and_is_reattached() {
     }
     println!("detached for {longest:?} at most, as shown by iproute2");
     testbed.check_source_addresses(&testbed.pods[0], SERVER, VIP_A);
-    assert_eq!(capture.end(), Vec::<String>::new(), "a pod's address leaked");
+    assert_eq!(capture.end().unwrap(), Vec::<String>::new(), "a pod's address leaked");
 }
 
 /// The tc guard is removed with `detach`, and doesn't exist with `on_exit: pass`.
@@ -188,7 +188,7 @@ fn a_removed_tc_guard_is_put_back() {
     testbed.process().signal("CONT").unwrap();
     assert!(wait_for(Duration::from_secs(2), || has_xdp(&testbed, "gw-in")), "{}", testbed.log());
     testbed.check_source_addresses(&testbed.pods[0], SERVER, VIP_A);
-    assert_eq!(capture.end(), Vec::<String>::new(), "a pod's address leaked");
+    assert_eq!(capture.end().unwrap(), Vec::<String>::new(), "a pod's address leaked");
 }
 
 /// Another program is replaced; if it is attached repeatedly, the gateway drops, reports it, and retries with
@@ -227,7 +227,7 @@ fn a_foreign_xdp_program_is_replaced_with_backoff() {
     assert!(wait_for(Duration::from_secs(5), || state() == "attached"), "{}\n{}", state(), testbed.log());
     wait_ready(&testbed, "after");
     testbed.check_source_addresses(&testbed.pods[0], SERVER, VIP_A);
-    assert_eq!(capture.end(), Vec::<String>::new(), "a pod's address leaked");
+    assert_eq!(capture.end().unwrap(), Vec::<String>::new(), "a pod's address leaked");
 }
 
 #[test]
@@ -339,7 +339,7 @@ fn a_recreated_interface_is_reattached_with_its_sessions() {
     testbed.check_source_addresses(&testbed.pods[0], SERVER, VIP_A);
     wait_ready(&testbed, "after");
     testbed.check_frames();
-    assert_eq!(capture.end(), Vec::<String>::new(), "a pod's address leaked");
+    assert_eq!(capture.end().unwrap(), Vec::<String>::new(), "a pod's address leaked");
 }
 
 /// A queue that is added has no socket. The gateway exits; restarted, as by systemd, it polls all queues and restores
@@ -383,5 +383,5 @@ fn added_queues_are_polled_after_a_restart_with_its_sessions() {
     testbed.check_source_addresses(&testbed.pods[0], SERVER, VIP_A);
     wait_ready(&testbed, "after");
     testbed.check_frames();
-    assert_eq!(capture.end(), Vec::<String>::new(), "a pod's address leaked");
+    assert_eq!(capture.end().unwrap(), Vec::<String>::new(), "a pod's address leaked");
 }

@@ -5,8 +5,8 @@ use std::fs;
 use std::time::Duration;
 
 use vipgate_lab::{Lab, reflector};
+use vipgate_tests::binary;
 use vipgate_tests::drop_accounting::DropAccounting;
-use vipgate_tests::{binary, wait_for};
 
 const POLICY: &str = r#"
 apiVersion: v1
@@ -37,11 +37,9 @@ fn a_single_interface_carries_both_sides() {
     let lab = Lab::new("arm").unwrap();
     let [switch, gateway, pod, router] =
         [("switch", false), ("gw", true), ("pod", false), ("router", true)].map(|(name, f)| lab.host(name, f).unwrap());
-    switch.ip(&["link", "add", "net", "type", "bridge"]).unwrap();
-    switch.ip(&["link", "set", "net", "up"]).unwrap();
+    switch.add_bridge("net").unwrap();
     for (host, number) in [(&gateway, 1), (&pod, 11), (&router, 254)] {
-        lab.link((&switch, host.name()), (host, "eth0"), 1).unwrap();
-        switch.ip(&["link", "set", host.name(), "master", "net"]).unwrap();
+        lab.attach((host, "eth0"), (&switch, host.name()), "net").unwrap();
         host.addresses("eth0", &[&format!("10.1.0.{number}/24"), &format!("fd00:1::{number}/64")]).unwrap();
     }
     for (host, via) in [(&pod, ["10.1.0.1", "fd00:1::1"]), (&gateway, ["10.1.0.254", "fd00:1::254"])] {
@@ -64,12 +62,7 @@ fn a_single_interface_carries_both_sides() {
     fs::write(path("gateway.yaml"), config).unwrap();
     let command = [&binary().display().to_string(), "gateway", "--config", &path("gateway.yaml").display().to_string()];
     let mut process = gateway.spawn(&command, &path("log")).unwrap();
-    let ready = || fs::read_to_string(path("log")).is_ok_and(|log| log.contains("event=\"ready\""));
-    assert!(
-        wait_for(Duration::from_secs(10), || ready() || !process.is_alive()) && ready(),
-        "{}",
-        fs::read_to_string(path("log")).unwrap()
-    );
+    process.wait_for_log("event=\"ready\"", Duration::from_secs(10)).unwrap_or_else(|error| panic!("{error}"));
 
     for (server, vip) in [("198.51.100.10", "10.1.0.100"), ("2001:db8:51::10", "fd00:1::100")] {
         assert_eq!(reflector::query_http(&pod, server.parse().unwrap()).unwrap(), vip);
@@ -80,7 +73,6 @@ fn a_single_interface_carries_both_sides() {
         let page = router.output(&["curl", "-s", "-m", "3", "--interface", server, &url]).unwrap();
         assert_eq!(page, server, "the backend sees the client's own address");
     }
-    DropAccounting::default().record("arm", &gateway, || fs::read_to_string(path("log")).unwrap());
-    process.signal("TERM").unwrap();
-    assert!(process.wait(Duration::from_secs(5)).is_some_and(|status| status.success()));
+    DropAccounting::default().record("arm", &gateway, || process.log());
+    assert!(process.stop("TERM", Duration::from_secs(5)).unwrap().is_some_and(|status| status.success()));
 }

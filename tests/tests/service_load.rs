@@ -106,7 +106,7 @@ fn concurrent_egress_and_inbound_sessions_never_mix() {
     stop.store(true, Relaxed);
     let counts: Vec<u64> = clients.into_iter().map(|client| client.join().unwrap()).collect();
     assert!(counts.iter().all(|count| *count > 20), "{counts:?}");
-    assert_eq!(capture.end(), Vec::<String>::new(), "a pod's address leaked");
+    assert_eq!(capture.end().unwrap(), Vec::<String>::new(), "a pod's address leaked");
     let drops = testbed.query(&["drops"]);
     for reason in ["no_service", "spoofed_source", "tuple_in_use", "malformed", "bad_checksum"] {
         assert_eq!(drops[reason], 0, "{drops}");

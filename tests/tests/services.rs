@@ -42,7 +42,7 @@ fn backends_see_the_client_address_and_clients_the_vip() {
         }
         assert_eq!(names, ["p1", "p2", "p4"].map(str::to_owned).into());
     }
-    assert_eq!(capture.end(), Vec::<String>::new(), "a pod's address leaked");
+    assert_eq!(capture.end().unwrap(), Vec::<String>::new(), "a pod's address leaked");
     assert!(testbed.forwarded("inbound") >= 200.0 && testbed.forwarded("service_reply") >= 200.0);
     assert!(
         testbed.service_status()["opened"].as_u64().unwrap() == 80

@@ -60,7 +60,7 @@ fn check_uncovered(testbed: &mut Testbed, extra: &str) {
     // Without a running gateway.
     testbed.stop("KILL");
     check_unreachable(testbed, &[0, 3]);
-    assert_eq!(capture.end(), Vec::<String>::new(), "a pod's address leaked");
+    assert_eq!(capture.end().unwrap(), Vec::<String>::new(), "a pod's address leaked");
     testbed.write_policy("tenant-a.yaml", &original);
 }
 
@@ -103,7 +103,7 @@ fn a_policy_server_distributes_pod_cidrs() {
     // Packets wait in the rings until there is a policy: then those of p4 are dropped.
     testbed.accounting.expect_exactly([("no_policy", 2)]);
     check_unreachable(&testbed, &[0, 3]);
-    assert_eq!(capture.end(), Vec::<String>::new(), "a pod's address leaked");
+    assert_eq!(capture.end().unwrap(), Vec::<String>::new(), "a pod's address leaked");
     testbed.start_policyd(CLUSTER);
     assert!(wait_for(Duration::from_secs(20), || testbed.is_ready()), "{}", testbed.log());
     check_cluster_traffic(&testbed);
@@ -163,7 +163,7 @@ fn check_priority_tags(testbed: &mut Testbed, mode: &str, link_mode: &str) {
     check_unreachable(testbed, &[0, 1, 2, 3]);
     testbed.process().signal("CONT").unwrap();
     assert!(testbed.metric("vipgate_steered_packets_total", "outcome=\"guarded\"") >= 8.0);
-    assert_eq!(capture.end(), Vec::<String>::new(), "a pod's address leaked");
+    assert_eq!(capture.end().unwrap(), Vec::<String>::new(), "a pod's address leaked");
     testbed.check_frames();
 }
 

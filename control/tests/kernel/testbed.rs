@@ -37,8 +37,6 @@ impl Testbed {
     pub(crate) fn new(tag: &str) -> Self {
         let lab = Lab::new(tag).unwrap();
         let [gateway, pods, external] = ["gw", "pods", "external"].map(|name| lab.host(name, false).unwrap());
-        // Link-local addresses are usable at once, so that nothing changes later by itself.
-        gateway.sysctl("net.ipv6.conf.default.accept_dad", 0).unwrap();
         lab.link((&gateway, "gw-in"), (&pods, "eth0"), 1).unwrap();
         lab.link((&gateway, "gw-out"), (&external, "eth0"), 1).unwrap();
         gateway.addresses("gw-in", &["10.0.0.1/24", "2001:db8:a::1/64"]).unwrap();

@@ -9,7 +9,6 @@ use serde_json::Value;
 use vipgate_lab::Process;
 
 use super::{Cluster, script_path};
-use crate::wait_for;
 
 /// Running ARP requests, one a millisecond.
 #[derive(Debug)]
@@ -32,11 +31,10 @@ impl Cluster {
     /// Starts ARP requests for an address.
     pub fn start_arp_probe(&self, address: &str) -> ArpProbe {
         let record = self.folder_path().join("who-has.json");
-        let log = record.with_extension("log");
         let (script, path) = (script_path("cluster/who_has.py"), record.display().to_string());
-        let process = self.outside.spawn(&["python3", &script, "public", address, &path], &log).unwrap();
-        let is_sending = || fs::read_to_string(&log).is_ok_and(|log| log.contains("sending"));
-        assert!(wait_for(Duration::from_secs(5), is_sending), "{}", fs::read_to_string(&log).unwrap_or_default());
+        let command = ["python3", &script, "public", address, &path];
+        let mut process = self.outside.spawn(&command, &record.with_extension("log")).unwrap();
+        process.wait_for_log("sending", Duration::from_secs(5)).unwrap_or_else(|error| panic!("{error}"));
         ArpProbe { process, record }
     }
 }
@@ -44,8 +42,7 @@ impl Cluster {
 impl ArpProbe {
     /// Stops the probe. The number of requests, and the replies in the order of arrival.
     pub fn end(mut self) -> (u64, Vec<ArpReply>) {
-        self.process.signal("TERM").unwrap();
-        self.process.wait(Duration::from_secs(5)).expect("the probe exits");
+        self.process.stop("TERM", Duration::from_secs(5)).unwrap().expect("the probe exits");
         let result: Value = serde_json::from_str(&fs::read_to_string(&self.record).unwrap()).unwrap();
         let reply = |row: &Value| ArpReply {
             request: row[0].as_u64().unwrap(),

@@ -1,43 +1,30 @@
 //! Captures on several interfaces at once, merged by time.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 use std::{fs, thread};
 
-use vipgate_lab::{Host, Process};
+use vipgate_lab::{Capture, Host};
 
 use super::Cluster;
 use crate::verifier::Frame;
-use crate::wait_for;
 
 /// Enough of a tunnel packet to include the inner payload's identity.
 const SNAPLEN: &str = "192";
 
-/// Running tcpdump processes, one for each interface.
+/// Running captures, one for each interface.
 #[derive(Debug)]
-pub struct Captures {
-    running: Vec<(Process, PathBuf, PathBuf)>,
-}
+pub struct Captures(Vec<Capture>);
 
 impl Captures {
     /// Starts captures on interfaces of hosts.
     pub fn start(folder: &Path, name: &str, places: &[(&Host, String)], filter: &str) -> Self {
+        let options = ["--time-stamp-precision=nano", "-s", SNAPLEN, "-B", "32768"];
         let start = |(index, (host, interface)): (usize, &(&Host, String))| {
             let file = folder.join(format!("{name}-{index}.pcap"));
-            let log = file.with_extension("log");
-            let path = file.display().to_string();
-            let precision = "--time-stamp-precision=nano";
-            let mut command = vec!["tcpdump", "-n", "-i", interface, precision, "-s", SNAPLEN, "-B", "32768"];
-            command.extend(["-w", &path]);
-            command.extend((!filter.is_empty()).then_some(filter));
-            (host.spawn(&command, &log).unwrap(), file, log)
+            Capture::start(host, interface, &options, filter, &file).unwrap()
         };
-        let running: Vec<_> = places.iter().enumerate().map(start).collect();
-        for (_, _, log) in &running {
-            let is_listening = || fs::read_to_string(log).is_ok_and(|log| log.contains("listening on"));
-            assert!(wait_for(Duration::from_secs(5), is_listening), "{}", fs::read_to_string(log).unwrap());
-        }
-        Self { running }
+        Self(places.iter().enumerate().map(start).collect())
     }
 
     /// Stops the captures. The frames of all interfaces in the order of time.
@@ -59,17 +46,12 @@ impl Captures {
     }
 
     /// Stops the captures, also incomplete ones: the frames, and the number that the kernel dropped.
-    pub fn end_counted(mut self) -> (Vec<Frame>, u64) {
-        for (process, _, _) in &self.running {
-            process.signal("INT").unwrap();
-        }
+    pub fn end_counted(self) -> (Vec<Frame>, u64) {
+        self.0.iter().for_each(|capture| capture.interrupt().unwrap());
         let (mut frames, mut lost) = (Vec::new(), 0);
-        for (index, (process, file, log)) in self.running.iter_mut().enumerate() {
-            process.wait(Duration::from_secs(10)).expect("tcpdump exits");
-            let output = fs::read_to_string(&log).unwrap();
-            let dropped =
-                output.lines().find_map(|line| line.strip_suffix(" packets dropped by kernel")?.parse::<u64>().ok());
-            lost += dropped.unwrap_or_else(|| panic!("the capture failed: {output}"));
+        for (index, capture) in self.0.into_iter().enumerate() {
+            let (file, dropped) = capture.finish().unwrap_or_else(|error| panic!("{error}"));
+            lost += dropped;
             frames.extend(crate::verifier::read_pcap(&fs::read(file).unwrap(), index));
         }
         frames.sort_by_key(|frame| frame.time);

@@ -1,15 +1,14 @@
 //! Line clients and their server: traffic whose payloads identify the client, and the results of each client.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
-use vipgate_lab::{Host, Process};
+use vipgate_lab::{Host, Process, download};
 
 use super::LINE_PORT;
-use crate::traffic::script_path;
 use crate::{built_program, wait_for};
 
 /// Configuration of a set of line clients.
@@ -354,16 +353,14 @@ impl LineServer {
         let file = |extension: &str| folder.join(format!("lines-{}.{extension}", host.name()));
         let (log, record) = (file("log"), file("json"));
         let (port, output) = (port.to_string(), record.display().to_string());
-        let process = host.spawn(&[&line_traffic(), "server", &port, &output], &log).unwrap();
-        let is_listening = || fs::read_to_string(&log).is_ok_and(|log| log.contains("listening"));
-        assert!(wait_for(Duration::from_secs(10), is_listening), "{}", fs::read_to_string(&log).unwrap());
+        let mut process = host.spawn(&[&line_traffic(), "server", &port, &output], &log).unwrap();
+        process.wait_for_log("listening", Duration::from_secs(10)).unwrap_or_else(|error| panic!("{error}"));
         Self { process, record }
     }
 
     /// Stops the server; the clients that it has seen.
     pub fn end(mut self) -> Vec<ServerRecord> {
-        self.process.signal("TERM").unwrap();
-        self.process.wait(Duration::from_secs(20)).expect("the server exits");
+        self.process.stop("TERM", Duration::from_secs(20)).unwrap().expect("the server exits");
         serde_json::from_str(&fs::read_to_string(&self.record).unwrap()).unwrap()
     }
 }
@@ -377,32 +374,20 @@ fn line_traffic() -> String {
 
 /// A download with verified content.
 #[derive(Debug)]
-pub struct Download {
-    process: Process,
-    log: PathBuf,
-}
+pub struct Download(download::Download);
 
 impl Download {
-    /// Starts a download of `bytes` at `rate` bytes per second, and waits until it is connected.
-    pub fn start(folder: &Path, host: &Host, server: &str, bytes: u64, rate: u64) -> Self {
-        let log = folder.join(format!("download-{}-{}.log", host.name(), server.replace(':', "-")));
-        let port = (LINE_PORT + 1).to_string();
-        let (bytes, rate) = (bytes.to_string(), rate.to_string());
-        let command = ["python3", &script_path("cluster/download.py"), server, &port, &bytes, &rate];
-        let process = host.spawn(&command, &log).unwrap();
-        let connected = || fs::read_to_string(&log).is_ok_and(|log| log.contains("open 1"));
-        assert!(wait_for(Duration::from_secs(10), connected), "{}", fs::read_to_string(&log).unwrap());
-        Self { process, log }
+    /// Starts a download of `bytes` from an address of a server, at most `rate` bytes per second.
+    pub fn start(server: &Host, address: &str, client: &Host, bytes: u64, rate: u64) -> Self {
+        let at = SocketAddr::new(address.parse().unwrap(), LINE_PORT + 1);
+        Self(download::Download::start(server, at, client, bytes, rate).unwrap())
     }
 
     /// Waits for its end. Asserts that all content was right; returns the longest time in seconds without data.
-    pub fn end(mut self, timeout: Duration) -> f64 {
-        let exited = self.process.wait(timeout);
-        let output = fs::read_to_string(&self.log).unwrap();
-        assert!(exited.is_some(), "the download doesn't finish: {output}");
-        let result: Value = serde_json::from_str(output.lines().last().unwrap()).unwrap();
-        assert!(result["intact"] == true && result["error"] == "", "{result}");
-        result["longest_gap"].as_f64().unwrap()
+    pub fn end(self) -> f64 {
+        let outcome = self.0.finish().unwrap();
+        assert!(outcome.is_intact, "{outcome:?}");
+        outcome.longest_gap.as_secs_f64()
     }
 }
 

@@ -2,13 +2,12 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
 use tempfile::TempDir;
-use vipgate_lab::{Host, Lab, Process};
+use vipgate_lab::{Host, Process, READY};
 
 use super::{PEER_PORT, POLICYD_ADDRESS, unix_time};
 use crate::drop_accounting::DropAccounting;
@@ -34,12 +33,12 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    pub(super) fn new(lab: &Lab, number: usize, folder: &Path, drop_accounting: Arc<DropAccounting>) -> Self {
-        let name = format!("gw-{number}");
+    pub(super) fn new(host: Host, number: usize, folder: &Path, drop_accounting: Arc<DropAccounting>) -> Self {
+        let name = host.name().to_owned();
         let folder = folder.join(&name);
         fs::create_dir(&folder).unwrap();
         Self {
-            host: lab.host(&name, true).unwrap(),
+            host,
             name,
             peer_address: format!("10.2.0.{number}"),
             wrapper: Vec::new(),
@@ -47,23 +46,10 @@ impl Gateway {
             process: None,
             number,
             folder,
-            state: TempDir::with_prefix_in("vipgate-test-", "/dev/shm").unwrap(),
+            state: vipgate_lab::memory_directory().unwrap(),
             start_count: 0,
             suspended: false,
         }
-    }
-
-    /// Configures its addresses and routes.
-    pub(super) fn connect(&self) {
-        let Self { host, number, .. } = self;
-        host.addresses("gw-in", &[&format!("10.4.{number}.1/24"), &format!("fd00:4:{number}::1/64")]).unwrap();
-        host.addresses("gw-out", &[&format!("203.0.113.{number}/24"), &format!("2001:db8:113::{number}/64")]).unwrap();
-        host.addresses("gw-peer", &[&format!("{}/24", self.peer_address)]).unwrap();
-        host.addresses("gw-mgmt", &[&format!("10.3.0.{number}/24")]).unwrap();
-        host.route("10.1.0.0/16", &format!("10.4.{number}.254")).unwrap();
-        host.route("fd00:1::/48", &format!("fd00:4:{number}::fe")).unwrap();
-        host.route("default", "203.0.113.254").unwrap();
-        host.route("default", "2001:db8:113::fe").unwrap();
     }
 
     /// Writes its configuration with `extra` YAML appended, whose fields replace those of the same name; returns its
@@ -108,10 +94,8 @@ impl Gateway {
 
     /// Waits until it has logged `ready`.
     pub fn wait_ready(&mut self) {
-        let ready = |gateway: &Self| gateway.log().contains("\"event\":\"ready\"");
-        let exited = |gateway: &mut Self| !gateway.process.as_mut().is_some_and(Process::is_alive);
-        wait_for(Duration::from_secs(20), || ready(self) || exited(self));
-        assert!(ready(self) && !exited(self), "{} is not ready; log:\n{}", self.name, self.log());
+        let process = self.process.as_mut().expect("the gateway was started");
+        process.wait_for_log(READY, Duration::from_secs(20)).unwrap_or_else(|error| panic!("{error}"));
     }
 
     /// Starts it and waits until it is ready.
@@ -131,8 +115,7 @@ impl Gateway {
         self.record_counters();
         let mut process = self.process.take().expect("the gateway runs");
         let signal_time = unix_time();
-        process.signal(signal).unwrap();
-        process.wait(Duration::from_secs(10)).expect("the gateway exits");
+        process.stop(signal, Duration::from_secs(10)).unwrap().expect("the gateway exits");
         signal_time
     }
 
@@ -140,7 +123,7 @@ impl Gateway {
     #[track_caller]
     pub(super) fn record_counters(&mut self) {
         let can_be_queried = self.process.as_mut().is_some_and(Process::is_alive) && !self.suspended;
-        if can_be_queried && self.log().contains("\"event\":\"ready\"") {
+        if can_be_queried && self.log().contains(READY) {
             self.drop_accounting.record(&self.name, &self.host, || self.command(&["drops"]).1);
         }
     }
@@ -190,17 +173,8 @@ impl Gateway {
 
     /// Runs `vipgate` on its host: exit code, stdout and stderr.
     pub fn command(&self, arguments: &[&str]) -> (i32, String, String) {
-        let socket = self.folder.join("gateway.sock");
-        let output = Command::new("ip")
-            .args(["netns", "exec", self.host.netns(), "timeout", "20"])
-            .arg(binary())
-            .args(arguments)
-            .arg("--socket")
-            .arg(socket)
-            .output()
-            .unwrap();
-        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-        (output.status.code().unwrap_or(-1), text(output.stdout), text(output.stderr))
+        let [program, socket] = [binary(), self.folder.join("gateway.sock")].map(|path| path.display().to_string());
+        self.host.execute(&[&[program.as_str()], arguments, &["--socket", &socket]].concat()).unwrap()
     }
 
     /// Runs a query command with `-o json`; the parsed output.

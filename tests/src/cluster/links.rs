@@ -3,8 +3,6 @@
 //! A cut keeps the carrier: the port leaves its bridge, as when a switch in between fails. Loss, delay and reordering
 //! come from a switch in user space, since not every kernel has netem.
 
-use std::fs;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -12,7 +10,6 @@ use vipgate_lab::Process;
 
 use super::Cluster;
 use crate::traffic::script_path;
-use crate::wait_for;
 
 /// Impairment of frames between gateways.
 #[derive(Clone, Copy, Debug)]
@@ -29,22 +26,18 @@ pub struct Impairment {
 
 /// The impaired switch that replaces the peer bridge.
 #[derive(Debug)]
-pub struct ImpairedSwitch {
-    process: Process,
-    log: PathBuf,
-}
+pub struct ImpairedSwitch(Process);
 
 impl ImpairedSwitch {
     /// Forwards all frames without impairment from now on.
     pub fn stop_impairment(&self) {
-        self.process.signal("USR1").unwrap();
+        self.0.signal("USR1").unwrap();
     }
 
     /// Stops the switch; returns the numbers of frames seen and lost.
     pub fn end(mut self) -> [u64; 2] {
-        self.process.signal("TERM").unwrap();
-        self.process.wait(Duration::from_secs(5)).expect("the switch exits");
-        let output = fs::read_to_string(&self.log).unwrap();
+        self.0.stop("TERM", Duration::from_secs(5)).unwrap().expect("the switch exits");
+        let output = self.0.log();
         let counts: Value = serde_json::from_str(output.lines().last().unwrap()).unwrap();
         ["frames", "lost"].map(|name| counts[name].as_u64().unwrap())
     }
@@ -106,11 +99,9 @@ impl Cluster {
         command.extend(numbers.iter().map(String::as_str));
         command.push(&seed);
         command.extend(ports.iter().map(String::as_str));
-        let log = self.folder_path().join("impaired.log");
-        let process = self.peers.spawn(&command, &log).unwrap();
-        let is_listening = || fs::read_to_string(&log).is_ok_and(|log| log.contains("listening"));
-        assert!(wait_for(Duration::from_secs(5), is_listening), "{}", fs::read_to_string(&log).unwrap());
-        ImpairedSwitch { process, log }
+        let mut process = self.peers.spawn(&command, &self.folder_path().join("impaired.log")).unwrap();
+        process.wait_for_log("listening", Duration::from_secs(5)).unwrap_or_else(|error| panic!("{error}"));
+        ImpairedSwitch(process)
     }
 
     /// Restores the peer bridge; returns the numbers of frames seen and lost.

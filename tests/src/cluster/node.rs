@@ -12,14 +12,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value;
-use vipgate_lab::{Host, Lab, Process};
+use vipgate_lab::{Host, Process, READY};
 
-use super::{Cluster, POLICYD_ADDRESS, connect_to_switch};
+use super::{Cluster, POLICYD_ADDRESS};
 use crate::cluster::Captures;
 use crate::{binary, policyd, wait_for};
 
-/// Next hop of pods, for which the node answers ARP, as with Calico.
-const POD_ROUTER: &str = "169.254.1.1";
 /// UDP port of the tunnels.
 pub const TUNNEL_PORT: u16 = 8473;
 /// Port of an agent's metrics, on its node's loopback.
@@ -76,7 +74,7 @@ impl Cluster {
         // The strictest setting that a distribution has.
         host.sysctl("net.ipv4.conf.all.rp_filter", 1).unwrap();
         host.sysctl("net.ipv4.conf.default.rp_filter", 1).unwrap();
-        connect_to_switch(&self.lab, &host, "mgmt", (&self.management, &name), "mgmt");
+        self.lab.attach((&host, "mgmt"), (&self.management, &name), "mgmt").unwrap();
         host.addresses("mgmt", &[&format!("10.3.0.{}/24", 100 + number)]).unwrap();
         for family in [0, 1] {
             let prefix = [format!("10.244.{number}.0/24"), format!("fd00:244:{number}::/64")];
@@ -117,7 +115,11 @@ impl Cluster {
     /// Adds a pod to a node, as the runtime and a CNI plugin like Calico's would; no manifest names it yet.
     pub fn add_pod(&self, node: &mut Node) -> NodePod {
         let number = node.pods.len() + 5;
-        let pod = add_pod(&self.lab, node, number);
+        let addresses = [format!("10.244.{}.{number}", node.number), format!("fd00:244:{}::{number}", node.number)];
+        let (name, port) = (format!("{}-p{number}", node.name), format!("cali{number}"));
+        let both = addresses.each_ref().map(String::as_str);
+        let host = self.lab.routed_pod(&name, (&node.host, &port), both).unwrap();
+        let pod = NodePod { host, addresses };
         node.pods.push(pod.clone());
         pod
     }
@@ -149,22 +151,6 @@ impl Cluster {
     pub fn uplink(&self, node: &Node) -> (&Host, String) {
         (&self.inside, format!("to-node{}", node.number))
     }
-}
-
-fn add_pod(lab: &Lab, node: &Node, number: usize) -> NodePod {
-    let name = format!("{}-p{number}", node.name);
-    let (host, interface) = (lab.host(&name, false).unwrap(), format!("cali{number}"));
-    let addresses = [format!("10.244.{}.{number}", node.number), format!("fd00:244:{}::{number}", node.number)];
-    lab.link((&node.host, &interface), (&host, "eth0"), 1).unwrap();
-    node.host.sysctl(&format!("net.ipv4.conf.{interface}.proxy_arp"), 1).unwrap();
-    node.host.ip(&["address", "add", "fe80::1", "dev", &interface, "nodad"]).unwrap();
-    node.host.ip(&["route", "add", &addresses[0], "dev", &interface]).unwrap();
-    node.host.ip(&["-6", "route", "add", &addresses[1], "dev", &interface]).unwrap();
-    host.addresses("eth0", &[&format!("{}/32", addresses[0]), &format!("{}/128", addresses[1])]).unwrap();
-    host.ip(&["route", "add", POD_ROUTER, "dev", "eth0"]).unwrap();
-    host.route("default", POD_ROUTER).unwrap();
-    host.ip(&["-6", "route", "add", "default", "via", "fe80::1", "dev", "eth0"]).unwrap();
-    NodePod { host, addresses }
 }
 
 impl Node {
@@ -217,10 +203,8 @@ impl Node {
 
     /// Waits until its agent has steered the pods.
     pub fn wait_ready(&mut self) {
-        let ready = |node: &Self| node.log().contains("\"event\":\"ready\"");
-        let exited = |node: &mut Self| !node.agent.as_mut().is_some_and(Process::is_alive);
-        wait_for(Duration::from_secs(20), || ready(self) || exited(self));
-        assert!(ready(self) && !exited(self), "{} is not ready; log:\n{}", self.name, self.log());
+        let agent = self.agent.as_mut().expect("the agent was started");
+        agent.wait_for_log(READY, Duration::from_secs(20)).unwrap_or_else(|error| panic!("{error}"));
     }
 
     /// `vipgate node detach`.
@@ -244,8 +228,7 @@ impl Node {
     /// Sends a signal to its agent and waits for its exit.
     pub fn stop(&mut self, signal: &str) {
         let mut agent = self.agent.take().expect("the agent runs");
-        agent.signal(signal).unwrap();
-        agent.wait(Duration::from_secs(10)).expect("the agent exits");
+        agent.stop(signal, Duration::from_secs(10)).unwrap().expect("the agent exits");
     }
 
     /// The log of its agent's last start.

@@ -25,8 +25,6 @@ const DATAGRAM_BUFFER: usize = 8 << 20;
 const READ_SIZE: usize = 2048;
 /// The largest datagram.
 const MAX_DATAGRAM: usize = 65_536;
-/// The bytes of a block are their offset modulo this.
-const BLOCK_PERIOD: usize = 251;
 
 /// Datagrams of UDP flows, by the client's address, the address that it called, and its identity.
 type Flows = BTreeMap<(SocketAddr, IpAddr, String), u64>;
@@ -37,7 +35,6 @@ type Connections = Arc<Mutex<Vec<ServerRecord>>>;
 #[derive(Debug)]
 pub(super) struct Server {
     lines: TcpListener,
-    blocks: TcpListener,
     datagrams: [UdpSocket; 2],
 }
 
@@ -46,7 +43,6 @@ impl Server {
     pub(super) fn bind(port: u16) -> io::Result<Self> {
         Ok(Self {
             lines: listen(port)?,
-            blocks: listen(port + 1)?,
             datagrams: [
                 datagram_socket((Ipv4Addr::UNSPECIFIED, port).into())?,
                 datagram_socket((Ipv6Addr::UNSPECIFIED, port).into())?,
@@ -61,7 +57,6 @@ impl Server {
         let serve = async {
             tokio::try_join!(
                 accept_lines(&self.lines, &connections),
-                accept_requests(&self.blocks),
                 echo_datagrams(ipv4, ipv4_flows),
                 echo_datagrams(ipv6, ipv6_flows),
             )
@@ -161,29 +156,6 @@ pub(super) fn count_line(record: &mut ServerRecord, expected: &mut Option<(u32, 
 /// The identity at the start of a payload, whatever it is.
 fn identity(payload: &[u8]) -> String {
     String::from_utf8_lossy(&payload[..payload.len().min(8)]).into_owned()
-}
-
-async fn accept_requests(listener: &TcpListener) -> io::Result<()> {
-    loop {
-        let (stream, _) = listener.accept().await?;
-        tokio::spawn(send_block(stream));
-    }
-}
-
-/// Sends the requested number of bytes.
-async fn send_block(mut stream: TcpStream) -> io::Result<()> {
-    let mut request = [0; 64];
-    let length = stream.read(&mut request).await?;
-    let text = std::str::from_utf8(&request[..length]).map_err(io::Error::other)?;
-    let size: usize = text.parse().map_err(io::Error::other)?;
-    let block: Vec<u8> = (0..BLOCK_PERIOD as u8).cycle().take(BLOCK_PERIOD * BLOCK_PERIOD).collect();
-    let mut sent = 0;
-    while sent < size {
-        let start = sent % BLOCK_PERIOD;
-        let end = block.len().min(start + size - sent);
-        sent += stream.write(&block[start..end]).await?;
-    }
-    Ok(())
 }
 
 /// Returns each datagram from the address to which it was sent.

@@ -97,7 +97,7 @@ fn downloads_survive_successive_gateway_kills() {
     let mut downloads = Vec::new();
     for pod in [0, 1, 2] {
         for server in SERVER {
-            downloads.push(Download::start(cluster.folder.path(), &cluster.pods[pod], server, BYTES, RATE));
+            downloads.push(Download::start(&cluster.server, server, &cluster.pods[pod], BYTES, RATE));
         }
     }
     for number in [0, 1] {
@@ -106,8 +106,7 @@ fn downloads_survive_successive_gateway_kills() {
         sleep_ms(1_500);
         restart_gateway(&mut cluster, number);
     }
-    let longest = downloads.into_iter().map(|download| download.end(Duration::from_secs(40)));
-    let longest: Vec<f64> = longest.collect();
+    let longest: Vec<f64> = downloads.into_iter().map(Download::end).collect();
     println!("longest gaps in seconds: {longest:?}");
     // TCP's exponential backoff: what is lost at the end of an outage is retransmitted after as long again.
     assert!(longest.iter().all(|gap| *gap <= 2.0 * MAX_OUTAGE + 0.5), "{longest:?}");

@@ -24,7 +24,7 @@ fn check_closed(testbed: &Testbed) {
     for probe in probes {
         probe.join().unwrap();
     }
-    assert_eq!(capture.end(), Vec::<String>::new(), "a pod's address leaked");
+    assert_eq!(capture.end().unwrap(), Vec::<String>::new(), "a pod's address leaked");
     // Inbound traffic is dropped, too.
     assert!(testbed.router.output(&["ping", "-c", "1", "-W", "1", "10.1.0.31"]).is_err());
 }
