@@ -13,6 +13,7 @@ use vipgate_tests::cluster::{
     ClientConfig, ClientResults, Clients, Cluster, LineServer, SERVER, sleep_ms, sources_a, unix_time,
 };
 
+use crate::machine::clean_up_on_signals;
 use crate::path::{median, round2};
 
 /// UDP probe flows that measure the outage, one datagram every 25 ms each.
@@ -91,6 +92,7 @@ struct Round {
 
 /// Runs the benchmark and prints the report.
 pub(crate) fn run(options: &Options) -> Result<()> {
+    clean_up_on_signals()?;
     let mut cluster = Cluster::new("failover", options.gateways as usize);
     cluster.start_policyd(&format!("leases: {{ttl: {}ms}}", options.ttl));
     cluster.start_gateways("");

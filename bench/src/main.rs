@@ -6,7 +6,7 @@
 mod baseline;
 mod failover;
 mod load;
-mod netns;
+mod machine;
 mod open;
 mod packet_order;
 mod packets;
@@ -14,10 +14,8 @@ mod path;
 mod peer_gateway;
 mod plot;
 mod policy;
-mod process;
 mod rig;
 mod usage;
-mod veth;
 mod wire;
 
 use std::process::ExitCode;

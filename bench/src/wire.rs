@@ -35,7 +35,7 @@ use sink::Expectation;
 use trial::{STEP_DURATION, Trial};
 use xdp::Forwarder;
 
-use crate::netns;
+use crate::machine::clean_up_on_signals;
 use crate::wire::system_under_test::{RunningSut, SutConfig, SystemUnderTest};
 use crate::wire::testbed::Testbed;
 
@@ -140,7 +140,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let config = SutConfig { placement: options.nft_core, ..SutConfig::on_core(gateway, cores[1]) };
     let mut systems = vec![SystemUnderTest::Vipgate];
     systems.extend(&options.against);
-    netns::prepare()?;
+    clean_up_on_signals()?;
     for system in &systems {
         system.check(&options.flows)?;
     }

@@ -1,7 +1,7 @@
 //! False positives of failure detection: how often live gateways lose their lease, or are failed over, while other
 //! processes load all cores.
 
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
@@ -28,22 +28,6 @@ struct Report {
     view_changes: i64,
 }
 
-/// A process that uses all of a core; killed on drop.
-struct Load(Child);
-
-impl Load {
-    fn start() -> Result<Self> {
-        Ok(Self(Command::new("sh").args(["-c", "while :; do :; done"]).stdin(Stdio::null()).spawn()?))
-    }
-}
-
-impl Drop for Load {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// Runs the benchmark on a converged cluster and prints the report.
 pub(super) fn run(cluster: &Cluster, options: &Options, minutes: u32) -> Result<()> {
     let counts = || {
@@ -52,7 +36,8 @@ pub(super) fn run(cluster: &Cluster, options: &Options, minutes: u32) -> Result<
     };
     let before = counts();
     let cores = thread::available_parallelism().map_or(1, usize::from);
-    let load = (0..cores * PROCESSES_PER_CORE).map(|_| Load::start()).collect::<Result<Vec<_>>>()?;
+    let spin = |_| vipgate_lab::spawn(&["sh", "-c", "while :; do :; done"], Path::new("/dev/null"));
+    let load = (0..cores * PROCESSES_PER_CORE).map(spin).collect::<Result<Vec<_>, _>>()?;
     thread::sleep(Duration::from_secs(60 * u64::from(minutes)));
     let load_processes = load.len();
     drop(load);

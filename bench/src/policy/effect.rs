@@ -15,16 +15,14 @@ use clap::Args;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 use serde_json::Value;
-use tempfile::TempDir;
 use tokio::sync::oneshot;
 
 use super::churn::Churn;
 use super::noise::Noise;
 use super::{PolicySize, print_result};
-use crate::netns;
+use crate::machine::{clean_up_on_signals, pin_to_core, run_on};
 use crate::path::round2;
 use crate::policy::effect::policy_server::{RunResult, Workload};
-use crate::process::Process;
 use crate::wire::HostOptions;
 use crate::wire::system_under_test::SutConfig;
 use crate::wire::testbed::Testbed;
@@ -83,7 +81,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
     let cores = options.machine.cores()?;
     let gateway = options.machine.gateway_binary()?;
     let config = SutConfig::on_core(gateway, cores[1]);
-    netns::prepare()?;
+    clean_up_on_signals()?;
     let (report, rejection) = measure(options, &config, cores[0])?;
     print_result(&report, options.json)?;
     report.noise.warn();
@@ -94,9 +92,8 @@ pub(super) fn run(options: &Options) -> Result<()> {
 /// Returns the report, and the reason of a rejection by the gateway.
 fn measure(options: &Options, config: &SutConfig, core: usize) -> Result<(Report, Option<String>)> {
     let testbed = Testbed::build()?;
-    let directory =
-        TempDir::with_prefix(netns::run_name("")).context("cannot create a directory for the configuration")?;
-    let listener = testbed.gateway.run(core, || Ok(TcpListener::bind("127.0.0.1:0")?))?;
+    let directory = vipgate_lab::directory().context("cannot create a directory for the configuration")?;
+    let listener = run_on(&testbed.gateway, core, || Ok(TcpListener::bind("127.0.0.1:0")?))?;
     let policy = PolicySource::Server(format!("http://{}", listener.local_addr()?));
     let gateway = Vipgate::configure(config, SESSIONS, None, &policy, directory.path())?;
     let workload = Workload {
@@ -107,14 +104,14 @@ fn measure(options: &Options, config: &SutConfig, core: usize) -> Result<(Report
     let (ready_sender, ready) = oneshot::channel();
     let (process, result) = thread::scope(|scope| {
         let server = scope.spawn(|| {
-            netns::pin_to_core(None, core)?;
+            pin_to_core(None, core)?;
             policy_server::run(listener, workload, ready)
         });
         // If the gateway doesn't start, dropping the channel stops the server.
-        let process = gateway.start(&testbed.gateway).map(Process::from);
+        let process = gateway.start(&testbed.gateway);
         if let Ok(process) = &process {
             // If the server has stopped, its own error is reported below.
-            let _ = ready_sender.send(process.pid());
+            let _ = ready_sender.send(process.id());
         } else {
             drop(ready_sender);
         }

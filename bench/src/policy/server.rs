@@ -11,16 +11,16 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use hdrhistogram::Histogram;
 use serde::Serialize;
-use tempfile::TempDir;
 
 use self::policyd::Policyd;
 use super::manifests::Manifests;
 use super::noise::{Noise, NoiseMonitor};
 use super::{PolicySize, print_result};
+use crate::machine::clean_up_on_signals;
 use crate::path::round2;
 use crate::policy::server::subscribers::Gateways;
+use crate::usage;
 use crate::wire::binary_path;
-use crate::{netns, usage};
 
 /// Timeout of the server's startup, of the initial sync, and of the distribution of a change.
 const TIMEOUT: Duration = Duration::from_mins(5);
@@ -100,9 +100,9 @@ struct Percentiles {
 /// Runs the benchmark and prints the report.
 pub(super) fn run(options: &Options) -> Result<()> {
     let binary = binary_path(options.program.as_deref(), "--program")?;
-    netns::prepare_directories()?;
+    clean_up_on_signals()?;
     policyd::raise_file_limit(u64::from(options.gateways))?;
-    let directory = TempDir::with_prefix(netns::run_name("")).context("cannot create a directory for manifests")?;
+    let directory = vipgate_lab::directory().context("cannot create a directory for manifests")?;
     let size = PolicySize { vips: options.services, endpoints: options.endpoints };
     let mut manifests = Manifests::write(directory.path(), size, options.gateway_manifests)?;
     let start = Instant::now();

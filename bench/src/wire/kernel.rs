@@ -9,7 +9,7 @@ use rustix::process::Pid;
 use serde::Serialize;
 
 use super::system_under_test::SutConfig;
-use crate::netns;
+use crate::machine::pin_to_core;
 use crate::wire::testbed::Testbed;
 
 /// Maximum number of connections tracked by the kernel.
@@ -29,7 +29,7 @@ pub(crate) enum Placement {
 
 /// Checks that nft is installed and that the kernel tracks as many connections as there are flows.
 pub(super) fn check_nft(flows: &[u32]) -> Result<()> {
-    netns::run_command(&["nft", "--version"]).context("nft is needed: install nftables")?;
+    vipgate_lab::run(&["nft", "--version"]).context("nft is needed: install nftables")?;
     let limit = fs::read_to_string(CONNTRACK_MAX).ok().and_then(|text| text.trim().parse::<u32>().ok());
     if let (Some(limit), Some(&required)) = (limit, flows.iter().max()) {
         ensure!(
@@ -46,7 +46,7 @@ pub(super) fn check_nft(flows: &[u32]) -> Result<()> {
 pub(super) fn add_snat(testbed: &Testbed, directory: &Path) -> Result<()> {
     let rules = directory.join("rules.nft");
     fs::write(&rules, SNAT_RULES)?;
-    testbed.gateway.exec(&["nft", "-f", &rules.display().to_string()])?;
+    testbed.gateway.output(&["nft", "-f", &rules.display().to_string()])?;
     Ok(())
 }
 
@@ -55,7 +55,7 @@ pub(super) fn add_snat(testbed: &Testbed, directory: &Path) -> Result<()> {
 pub(super) fn enable_napi(testbed: &Testbed, config: &SutConfig) -> Result<()> {
     if config.gro {
         for interface in ["gw-in", "gw-out"] {
-            testbed.gateway.exec(&["ethtool", "-K", interface, "gro", "on"])?;
+            testbed.gateway.output(&["ethtool", "-K", interface, "gro", "on"])?;
         }
     }
     place(testbed, config)
@@ -65,9 +65,9 @@ pub(super) fn enable_napi(testbed: &Testbed, config: &SutConfig) -> Result<()> {
 pub(super) fn place(testbed: &Testbed, config: &SutConfig) -> Result<()> {
     if config.placement == Placement::Gateway {
         let threaded = "echo 1 > /sys/class/net/gw-in/threaded";
-        testbed.gateway.exec(&["sh", "-c", threaded]).context("--nft-core gateway needs Linux 5.12")?;
+        testbed.gateway.output(&["sh", "-c", threaded]).context("--nft-core gateway needs Linux 5.12")?;
         let thread = find_thread("napi/gw-in-").context("the kernel started no NAPI thread for gw-in")?;
-        netns::pin_to_core(Some(thread), config.cores.first().copied().context("the gateway has no core")?)?;
+        pin_to_core(Some(thread), config.cores.first().copied().context("the gateway has no core")?)?;
     }
     Ok(())
 }

@@ -5,15 +5,12 @@
 
 use std::fs;
 use std::path::Path;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
+use vipgate_lab::{Host, Process, output, run};
 
-use crate::netns::{self, Namespace};
-use crate::process::Process;
-use crate::veth::format_mac;
-use crate::wire::testbed::{INSIDE_MAC, OUTSIDE_MAC, SINK_MAC, SOURCE_MAC};
+use crate::wire::testbed::{INSIDE_MAC, OUTSIDE_MAC, SINK_MAC, SOURCE_MAC, format_mac};
 
 /// What is missing without the packages; libxdp1 has the XDP programs that AF_XDP ports load.
 const INSTALL: &str = "install openvswitch-switch (and libxdp1, which has the XDP programs of its AF_XDP ports)";
@@ -35,8 +32,7 @@ impl OpenVswitch {
     /// Checks that it is installed.
     pub(super) fn check() -> Result<()> {
         for program in ["ovs-vswitchd", "ovsdb-server", "ovs-vsctl", "ovs-ofctl", "ovsdb-tool"] {
-            netns::run_command(&[program, "--version"])
-                .with_context(|| format!("Open vSwitch isn't installed: {INSTALL}"))?;
+            run(&[program, "--version"]).with_context(|| format!("Open vSwitch isn't installed: {INSTALL}"))?;
         }
         let configured = std::env::var_os("LIBXDP_OBJECT_PATH").map(Into::into);
         let installed = format!("/usr/lib/{}-linux-gnu/bpf", std::env::consts::ARCH).into();
@@ -49,18 +45,18 @@ impl OpenVswitch {
     }
 
     /// Starts it with a thread per core that polls, and waits until its ports forward.
-    pub(super) fn start(host: &Namespace, cores: &[usize], directory: &Path) -> Result<Self> {
+    pub(super) fn start(host: &Host, cores: &[usize], directory: &Path) -> Result<Self> {
         let path = |name: &str| directory.join(name).display().to_string();
         let (database, socket, management) = (path("conf.db"), path("db.sock"), path("br0.mgmt"));
-        netns::run_command(&["ovsdb-tool", "create", &database, SCHEMA])?;
+        run(&["ovsdb-tool", "create", &database, SCHEMA])?;
         let server = ["ovsdb-server", &database, &format!("--remote=punix:{socket}")];
-        let server = spawn(host, &server, directory, "database")?;
-        wait_for_file(&socket).with_context(|| log_of(directory, "database"))?;
+        let mut server = spawn(host, &server, directory, "database")?;
+        server.wait_ready(TIMEOUT, || Path::new(&socket).exists())?;
 
         let mask = cores.iter().fold(0_u64, |mask, core| mask | 1 << core);
         let control = |arguments: &[&str]| {
             let client = ["ovs-vsctl".to_owned(), format!("--db=unix:{socket}"), timeout_option()];
-            netns::run_command(&client.iter().map(String::as_str).chain(arguments.iter().copied()).collect::<Vec<_>>())
+            output(&client.iter().map(String::as_str).chain(arguments.iter().copied()).collect::<Vec<_>>())
         };
         control(&[
             "--no-wait",
@@ -85,35 +81,23 @@ impl OpenVswitch {
         }
         let flows = path("flows");
         fs::write(&flows, snat_flows())?;
-        netns::run_command(&["ovs-ofctl", &timeout_option(), "add-flows", &format!("unix:{management}"), &flows])?;
+        run(&["ovs-ofctl", &timeout_option(), "add-flows", &format!("unix:{management}"), &flows])?;
         Ok(Self { switch, _database: server })
     }
 
     /// Process ID of the switch.
     pub(super) fn pid(&self) -> u32 {
-        self.switch.pid()
+        self.switch.id()
     }
 }
 
 /// Starts a daemon in the gateway's namespace, with its control socket in `directory`.
-fn spawn(host: &Namespace, command: &[&str], directory: &Path, name: &str) -> Result<Process> {
+fn spawn(host: &Host, command: &[&str], directory: &Path, name: &str) -> Result<Process> {
     let file = |extension: &str| directory.join(format!("{name}.{extension}"));
     let variables = ["OVS_RUNDIR", "OVS_DBDIR", "OVS_LOGDIR"].map(|name| format!("{name}={}", directory.display()));
     let variables: Vec<&str> = variables.iter().map(String::as_str).collect();
     let control = format!("--unixctl={}", file("ctl").display());
-    let process = host.spawn(&[&["env"], &variables[..], command, &[&control]].concat(), &file("log"))?;
-    Ok(Process::from(process))
-}
-
-fn wait_for_file(path: &str) -> Result<()> {
-    let deadline = Instant::now() + TIMEOUT;
-    while !Path::new(path).exists() {
-        if Instant::now() > deadline {
-            bail!("Open vSwitch's database did not start");
-        }
-        thread::sleep(Duration::from_millis(20));
-    }
-    Ok(())
+    Ok(host.spawn(&[&["env"], &variables[..], command, &[&control]].concat(), &file("log"))?)
 }
 
 fn timeout_option() -> String {

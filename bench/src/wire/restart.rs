@@ -9,7 +9,6 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use rustix::time::ClockId;
 use serde::Serialize;
-use tempfile::TempDir;
 
 use super::HostOptions;
 use super::report::median;
@@ -17,7 +16,7 @@ use super::sink::{Expectation, MAX_SAMPLES, Sink};
 use super::source::clock_ns;
 use super::trial::{DRAIN_TIME, Trial};
 use super::vipgate::{PolicySource, Vipgate};
-use crate::netns;
+use crate::machine::{clean_up_on_signals, run_on};
 use crate::packets::VIP;
 use crate::path::round2;
 use crate::wire::system_under_test::SutConfig;
@@ -85,7 +84,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let cores = options.machine.cores()?;
     let gateway = options.machine.gateway_binary()?;
     let config = SutConfig::on_core(gateway, cores[1]);
-    netns::prepare()?;
+    clean_up_on_signals()?;
     for &sessions in &options.sessions {
         let kills = measure(&config, cores, sessions, options.kills).with_context(|| format!("{sessions} sessions"))?;
         let all = |value: fn(&Kill) -> f64| kills.iter().map(value).collect::<Vec<_>>();
@@ -108,12 +107,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 fn measure(config: &SutConfig, cores: [usize; 2], sessions: u32, kills: u32) -> Result<Vec<Kill>> {
     let testbed = Testbed::build()?;
-    testbed.source.exec(&["ip", "address", "add", &format!("{POD}/16"), "dev", "eth0"])?;
-    testbed.source.exec(&["ip", "route", "add", "default", "via", "10.1.0.1"])?;
-    let directory =
-        TempDir::with_prefix(netns::run_name("")).context("cannot create a directory for the configuration")?;
-    let state = TempDir::with_prefix_in(netns::run_name(""), netns::TMPFS_DIR)
-        .context("cannot create a directory for session state")?;
+    testbed.source.addresses("eth0", &[&format!("{POD}/16")])?;
+    testbed.source.route("default", "10.1.0.1")?;
+    let directory = vipgate_lab::directory().context("cannot create a directory for the configuration")?;
+    let state = vipgate_lab::memory_directory().context("cannot create a directory for session state")?;
     // One more for the sending pod.
     let capacity = sessions + sessions / 5 + 1;
     let vipgate = Vipgate::configure(config, capacity, Some(state.path()), &PolicySource::File, directory.path())?;
@@ -126,11 +123,10 @@ fn measure(config: &SutConfig, cores: [usize; 2], sessions: u32, kills: u32) -> 
     for _ in 0..kills {
         let sink = Sink::open(&testbed, cores[0], expectation, MAX_SAMPLES)?;
         let (killed_at, started_at) = thread::scope(|scope| {
-            let sender = scope.spawn(|| testbed.source.run(cores[0], send));
+            let sender = scope.spawn(|| run_on(&testbed.source, cores[0], send));
             thread::sleep(KILL_DELAY);
             let killed_at = clock_ns(ClockId::Monotonic);
-            process.kill()?;
-            process.wait()?;
+            process.kill();
             let started_at = clock_ns(ClockId::Monotonic);
             process = vipgate.start(&testbed.gateway)?;
             sender.join().ok().context("the sender has panicked")??;
@@ -152,8 +148,7 @@ fn measure(config: &SutConfig, cores: [usize; 2], sessions: u32, kills: u32) -> 
             torn: field("torn")?,
         });
     }
-    process.kill()?;
-    process.wait()?;
+    process.kill();
     Ok(results)
 }
 

@@ -8,6 +8,7 @@ use aya::{Ebpf, EbpfLoader};
 use hdrhistogram::Histogram;
 
 use super::take_map;
+use crate::machine::run_on;
 use crate::packets::has_valid_checksums;
 use crate::wire::testbed::Testbed;
 
@@ -56,7 +57,7 @@ pub(super) struct Received {
 impl Sink {
     /// Starts counting. The sampling rate is derived from `packets`, the maximum number of packets.
     pub(super) fn open(testbed: &Testbed, core: usize, expectation: Expectation, packets: u64) -> Result<Self> {
-        let program = testbed.sink.run(core, || {
+        let program = run_on(&testbed.sink, core, || {
             // Needed by kernels before 6.6, which have no TCX links.
             let _ = tc::qdisc_add_clsact("eth0");
             let mut object = EbpfLoader::new().load(OBJECT).context("cannot load the sink's BPF object")?;

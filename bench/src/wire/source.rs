@@ -11,6 +11,7 @@ use rustix::time::{ClockId, clock_gettime};
 use vipgate_dataplane::wire::ethernet::Mac;
 
 use super::take_map;
+use crate::machine::run_on;
 use crate::wire::testbed::{INSIDE_MAC, SOURCE_MAC, Testbed};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/source.bpf.o"));
@@ -50,7 +51,7 @@ pub(super) struct Sent {
 
 /// Sends from the source's namespace, on this core. Calls `on_start` right before the first packet.
 pub(super) fn send(testbed: &Testbed, core: usize, load: OfferedLoad, on_start: impl FnOnce() + Send) -> Result<Sent> {
-    testbed.source.run(core, || run(load, on_start))
+    run_on(&testbed.source, core, || run(load, on_start))
 }
 
 fn run(load: OfferedLoad, on_start: impl FnOnce()) -> Result<Sent> {

@@ -6,15 +6,14 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 use serde::Serialize;
 use tempfile::TempDir;
+use vipgate_lab::Process;
 
 use super::kernel::{self, Placement};
 use super::ovs::OpenVswitch;
 use super::sink::Expectation;
 use super::vipgate::{PolicySource, Vipgate};
 use super::xdp::Forwarder;
-use crate::netns;
 use crate::packets::VIP;
-use crate::process::Process;
 use crate::wire::testbed::Testbed;
 
 /// A system under test.
@@ -74,7 +73,7 @@ impl RunningSut {
     /// Process ID of the gateway; `None` for the kernel.
     pub(super) fn pid(&self) -> Option<u32> {
         match &self.forwarding {
-            Forwarding::Vipgate(process, _) => Some(process.pid()),
+            Forwarding::Vipgate(process, _) => Some(process.id()),
             Forwarding::Ovs(switch) => Some(switch.pid()),
             Forwarding::Kernel | Forwarding::Xdp { .. } => None,
         }
@@ -101,13 +100,12 @@ impl SystemUnderTest {
 
     /// Starts the system and waits until it forwards.
     pub(super) fn start(self, testbed: &Testbed, config: &SutConfig, flows: u32) -> Result<RunningSut> {
-        let directory =
-            TempDir::with_prefix(netns::run_name("")).context("cannot create a directory for the configuration")?;
+        let directory = vipgate_lab::directory().context("cannot create a directory for the configuration")?;
         let forwarding = match self {
             Self::Vipgate => {
                 let capacity = (flows * 2).max(65_536);
                 let vipgate = Vipgate::configure(config, capacity, None, &PolicySource::File, directory.path())?;
-                Forwarding::Vipgate(Process::from(vipgate.start(&testbed.gateway)?), vipgate)
+                Forwarding::Vipgate(vipgate.start(&testbed.gateway)?, vipgate)
             }
             Self::Ovs => Forwarding::Ovs(OpenVswitch::start(&testbed.gateway, &config.cores, directory.path())?),
             Self::Nft => {

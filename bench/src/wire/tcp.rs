@@ -14,9 +14,8 @@ use clap::{Args, ValueEnum};
 use iperf::Goodput;
 use report::{Measurement, Setting, print_reports};
 use serde::Serialize;
+use vipgate_lab::LinkConfig;
 
-use crate::netns;
-use crate::veth::VethConfig;
 use crate::wire::Options as WireOptions;
 use crate::wire::system_under_test::{RunningSut, SutConfig, SystemUnderTest};
 use crate::wire::testbed::Testbed;
@@ -120,7 +119,7 @@ impl Run {
 
 /// Measures each MTU with offloads on and off.
 pub(super) fn run(options: &Options, run: &Run) -> Result<()> {
-    netns::run_command(&["iperf3", "--version"]).context("iperf3 is needed: `make deps` installs it")?;
+    vipgate_lab::run(&["iperf3", "--version"]).context("iperf3 is needed: `make deps` installs it")?;
     let workers = options.workers as usize;
     ensure!(workers <= run.cores.len(), "--workers needs as many --cores");
     let cores = run.cores[run.cores.len() - workers..].to_vec();
@@ -185,8 +184,13 @@ type Running = (RunningSut, Testbed);
 
 /// Builds a testbed with hosts and starts the system.
 fn start(config: &SutConfig, setting: Setting, system: SystemUnderTest) -> Result<Running> {
-    let veths = VethConfig { queues: config.cores.len(), mtu: setting.mtu, offloads: setting.offloads == Offloads::On };
-    let testbed = Testbed::with_veths(veths)?;
+    let links = LinkConfig {
+        queues: config.cores.len() as u32,
+        mtu: setting.mtu,
+        offloads: setting.offloads == Offloads::On,
+        ..LinkConfig::default()
+    };
+    let testbed = Testbed::with_links(links)?;
     testbed.add_hosts()?;
     let running = system.start(&testbed, config, 1)?;
     Ok((running, testbed))

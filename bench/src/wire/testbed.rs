@@ -11,10 +11,9 @@ use std::net::Ipv4Addr;
 
 use anyhow::Result;
 use vipgate_dataplane::wire::ethernet::Mac;
+use vipgate_lab::{Host, Lab, LinkConfig};
 
-use crate::netns::Namespace;
 use crate::packets::VIP;
-use crate::veth::{VethConfig, add_veth_pair, format_mac};
 
 /// Addresses of a pod in the source, and of a remote host in the sink.
 pub(super) const POD: Ipv4Addr = Ipv4Addr::new(10, 1, 4, 1);
@@ -25,57 +24,70 @@ pub(super) const INSIDE_MAC: Mac = [2, 0, 0, 0, 0, 0x10];
 pub(super) const OUTSIDE_MAC: Mac = [2, 0, 0, 0, 0, 0x20];
 pub(super) const SINK_MAC: Mac = [2, 0, 0, 0, 2, 1];
 
-/// The namespaces; removed on drop.
+/// The hosts; removed on drop.
 #[derive(Debug)]
 pub(crate) struct Testbed {
-    pub(super) source: Namespace,
-    pub(crate) gateway: Namespace,
-    pub(super) sink: Namespace,
+    pub(super) source: Host,
+    pub(crate) gateway: Host,
+    pub(super) sink: Host,
+    _lab: Lab,
 }
 
 impl Testbed {
     /// Creates namespaces, veth pairs, addresses and routes.
     pub(crate) fn build() -> Result<Self> {
-        Self::with_veths(VethConfig::default())
+        Self::with_links(LinkConfig::default())
     }
 
-    /// The same with other veths.
-    pub(super) fn with_veths(config: VethConfig) -> Result<Self> {
-        let testbed = Self {
-            source: Namespace::create("source")?,
-            gateway: Namespace::create("gateway")?,
-            sink: Namespace::create("sink")?,
-        };
-        let Self { source, gateway, sink } = &testbed;
-        add_veth_pair((source, "eth0", SOURCE_MAC), (gateway, "gw-in", INSIDE_MAC), config)?;
-        add_veth_pair((gateway, "gw-out", OUTSIDE_MAC), (sink, "eth0", SINK_MAC), config)?;
-        gateway.exec(&["sysctl", "-q", "-w", "net.ipv4.ip_forward=1", "net.ipv4.conf.all.rp_filter=0"])?;
-        gateway.exec(&["ip", "address", "add", "10.1.0.1/16", "dev", "gw-in"])?;
-        gateway.exec(&["ip", "address", "add", "203.0.113.1/24", "dev", "gw-out"])?;
-        gateway.exec(&["ip", "route", "add", "default", "via", "203.0.113.254"])?;
-        let router = ["ip", "neigh", "add", "203.0.113.254", "lladdr", &format_mac(SINK_MAC), "dev", "gw-out"];
-        gateway.exec(&[&router[..], &["nud", "permanent"]].concat())?;
-        Ok(testbed)
+    /// The same with other links.
+    pub(super) fn with_links(config: LinkConfig<'_>) -> Result<Self> {
+        let lab = Lab::new("bench")?;
+        let [source, gateway, sink] =
+            [("source", false), ("gateway", true), ("sink", false)].map(|(name, forwards)| lab.host(name, forwards));
+        let (source, gateway, sink) = (source?, gateway?, sink?);
+        for host in [&source, &gateway, &sink] {
+            // Prevents router solicitations and MLD reports of interfaces that come up.
+            host.sysctl("net.ipv6.conf.default.disable_ipv6", 1)?;
+            host.disable_rp_filter()?;
+        }
+        let macs = [SOURCE_MAC, INSIDE_MAC, OUTSIDE_MAC, SINK_MAC].map(format_mac);
+        let [source_mac, inside_mac, outside_mac, sink_mac] = macs.each_ref().map(|mac| Some(mac.as_str()));
+        let inside = LinkConfig { macs: [source_mac, inside_mac], ..config };
+        lab.link_with((&source, "eth0"), (&gateway, "gw-in"), inside)?;
+        let outside = LinkConfig { macs: [outside_mac, sink_mac], ..config };
+        lab.link_with((&gateway, "gw-out"), (&sink, "eth0"), outside)?;
+        gateway.addresses("gw-in", &["10.1.0.1/16"])?;
+        gateway.addresses("gw-out", &["203.0.113.1/24"])?;
+        gateway.route("default", "203.0.113.254")?;
+        add_neighbor(&gateway, "203.0.113.254", SINK_MAC, "gw-out")?;
+        Ok(Self { source, gateway, sink, _lab: lab })
     }
 
     /// Makes the source a pod and the sink a remote host, which use their kernels' transport protocols.
     pub(super) fn add_hosts(&self) -> Result<()> {
-        let Self { source, gateway, sink } = self;
-        let permanent = |host: &Namespace, address: &str, mac: Mac, interface: &str| {
-            let entry = ["ip", "neigh", "replace", address, "lladdr", &format_mac(mac), "dev", interface];
-            host.exec(&[&entry[..], &["nud", "permanent"]].concat())
-        };
-        source.exec(&["ip", "address", "add", &format!("{POD}/16"), "dev", "eth0"])?;
-        source.exec(&["ip", "route", "add", "default", "via", "10.1.0.1"])?;
-        permanent(source, "10.1.0.1", INSIDE_MAC, "eth0")?;
-        permanent(gateway, &POD.to_string(), SOURCE_MAC, "gw-in")?;
-        sink.exec(&["ip", "address", "add", "203.0.113.254/24", "dev", "eth0"])?;
-        sink.exec(&["ip", "address", "add", &format!("{REMOTE}/32"), "dev", "lo"])?;
+        let Self { source, gateway, sink, .. } = self;
+        source.addresses("eth0", &[&format!("{POD}/16")])?;
+        source.route("default", "10.1.0.1")?;
+        add_neighbor(source, "10.1.0.1", INSIDE_MAC, "eth0")?;
+        add_neighbor(gateway, &POD.to_string(), SOURCE_MAC, "gw-in")?;
+        sink.addresses("eth0", &["203.0.113.254/24"])?;
+        sink.addresses("lo", &[&format!("{REMOTE}/32")])?;
         // For gateways that don't translate.
-        sink.exec(&["ip", "route", "add", "10.1.0.0/16", "via", "203.0.113.1"])?;
+        sink.route("10.1.0.0/16", "203.0.113.1")?;
         for gateway_address in [Ipv4Addr::from_bits(VIP), Ipv4Addr::new(203, 0, 113, 1)] {
-            permanent(sink, &gateway_address.to_string(), OUTSIDE_MAC, "eth0")?;
+            add_neighbor(sink, &gateway_address.to_string(), OUTSIDE_MAC, "eth0")?;
         }
         Ok(())
     }
+}
+
+/// Adds a permanent neighbor entry.
+fn add_neighbor(host: &Host, address: &str, mac: Mac, interface: &str) -> Result<()> {
+    let mac = format_mac(mac);
+    Ok(host.ip(&["neigh", "replace", address, "lladdr", &mac, "dev", interface, "nud", "permanent"])?)
+}
+
+/// A MAC address as `ip` reads it.
+pub(super) fn format_mac(mac: Mac) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
 }

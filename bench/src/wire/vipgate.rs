@@ -1,14 +1,13 @@
 //! vipgate as a system under test: configuration, policy, process, and CLI.
 
 use std::fmt::Write as _;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Child;
-use std::time::{Duration, Instant};
-use std::{fs, thread};
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use vipgate_lab::{Host, Process, READY};
 
-use crate::netns::{self, Namespace};
 use crate::wire::system_under_test::SutConfig;
 
 /// Startup timeout of a gateway.
@@ -58,22 +57,11 @@ impl Vipgate {
     }
 
     /// Starts it and waits until it logs `ready`.
-    pub(crate) fn start(&self, host: &Namespace) -> Result<Child> {
+    pub(crate) fn start(&self, host: &Host) -> Result<Process> {
         let [program, config] = [&self.program, &self.config].map(|path| path.display().to_string());
         let mut process = host.spawn(&[&program, "gateway", "--config", &config], &self.log)?;
-        let deadline = Instant::now() + STARTUP_TIMEOUT;
-        while Instant::now() < deadline && matches!(process.try_wait(), Ok(None)) {
-            if self.log_event("ready")?.is_some() {
-                return Ok(process);
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
-        let _ = process.kill();
-        let _ = process.wait();
-        bail!(
-            "the gateway did not become ready; its log:\n{}",
-            fs::read_to_string(&self.log).unwrap_or_default().trim()
-        )
+        process.wait_for_log(READY, STARTUP_TIMEOUT)?;
+        Ok(process)
     }
 
     /// Runs a CLI command without arguments; returns its JSON output.
@@ -84,7 +72,7 @@ impl Vipgate {
     /// Runs a CLI command; returns its JSON output.
     pub(crate) fn run_command(&self, command: &[&str]) -> Result<serde_json::Value> {
         let [program, socket] = [&self.program, &self.socket].map(|path| path.display().to_string());
-        let output = netns::run_command(
+        let output = vipgate_lab::output(
             &[&[program.as_str()], command, &["--socket", socket.as_str(), "--output", "json"]].concat(),
         )?;
         serde_json::from_str(&output).with_context(|| format!("`vipgate {}` printed no JSON", command.join(" ")))

@@ -10,6 +10,7 @@ use nix::net::if_::if_nametoindex;
 
 use super::source::mac_to_u64;
 use super::take_map;
+use crate::machine::run_on;
 use crate::packets::VIP;
 use crate::wire::testbed::{INSIDE_MAC, OUTSIDE_MAC, POD, SINK_MAC, SOURCE_MAC, Testbed};
 
@@ -29,9 +30,9 @@ impl Forwarder {
     pub(super) fn start(testbed: &Testbed, core: usize) -> Result<Self> {
         // A veth accepts redirected frames only if its peer receives by NAPI, which GRO or an XDP program enables.
         for host in [&testbed.source, &testbed.sink] {
-            host.exec(&["ethtool", "-K", "eth0", "gro", "on"])?;
+            host.output(&["ethtool", "-K", "eth0", "gro", "on"])?;
         }
-        let object = testbed.gateway.run(core, || {
+        let object = run_on(&testbed.gateway, core, || {
             let mut object = load()?;
             let mut next_hops: Array<_, [u64; 4]> = take_map(&mut object, "next_hops")?;
             let vip = u64::from(VIP.to_be());
@@ -51,7 +52,7 @@ impl Forwarder {
 
     /// Attaches a program that drops everything that the source sends.
     pub(super) fn drop_all(testbed: &Testbed, core: usize) -> Result<Self> {
-        let object = testbed.gateway.run(core, || {
+        let object = run_on(&testbed.gateway, core, || {
             let mut object = load()?;
             attach(&mut object, "drop", "gw-in")?;
             Ok(object)

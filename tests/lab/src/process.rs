@@ -84,6 +84,13 @@ impl Process {
         run(&["kill", &format!("-{signal}"), &self.id().to_string()])
     }
 
+    /// Kills it with SIGKILL, by this process itself, and waits for its exit.
+    pub fn kill(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
     /// Waits for its exit; `None` on timeout.
     pub fn wait(&mut self, timeout: Duration) -> Option<ExitStatus> {
         let deadline = Instant::now() + timeout;
@@ -108,9 +115,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.kill();
     }
 }
 

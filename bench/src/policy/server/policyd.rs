@@ -1,16 +1,15 @@
 //! The policy server process: `vipgate policyd`.
 
+use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
-use std::{fs, thread};
+use std::path::Path;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::Value;
+use vipgate_lab::{Process, READY, spawn};
 
 use super::TIMEOUT;
-use crate::process::Process;
 
 /// File descriptors needed beside those of connections.
 const OTHER_DESCRIPTORS: u64 = 256;
@@ -20,7 +19,6 @@ const OTHER_DESCRIPTORS: u64 = 256;
 pub(super) struct Policyd {
     process: Process,
     url: String,
-    log: PathBuf,
 }
 
 /// Buffer limit of the server, in bytes, large enough for all gateways, which share one address here.
@@ -39,22 +37,16 @@ impl Policyd {
         );
         fs::write(&config, text)?;
         let [program, config] = [program, &config].map(|path| path.display().to_string());
-        let process = Process::start(&[&program, "policyd", "--config", &config], &log)?;
-        let mut policyd = Self { process, url: format!("http://{listen}"), log };
-        let deadline = Instant::now() + TIMEOUT;
-        while Instant::now() < deadline && policyd.process.is_alive() {
-            if policyd.log_events("ready")?.next().is_some() {
-                return Ok(policyd);
-            }
-            thread::sleep(Duration::from_millis(10));
-        }
-        let log = fs::read_to_string(&policyd.log).unwrap_or_default();
-        bail!("the policy server did not become ready; its log:\n{}", log.trim())
+        // The kernel kills it when the calling thread ends (PR_SET_PDEATHSIG).
+        let command = ["setpriv", "--pdeathsig", "KILL", "--", &program, "policyd", "--config", &config];
+        let mut process = spawn(&command, &log)?;
+        process.wait_for_log(READY, TIMEOUT)?;
+        Ok(Self { process, url: format!("http://{listen}") })
     }
 
     /// Process ID.
     pub(super) fn pid(&self) -> u32 {
-        self.process.pid()
+        self.process.id()
     }
 
     /// URL for gateways.
@@ -64,16 +56,15 @@ impl Policyd {
 
     /// Compile time of changes from the server's log: the median.
     pub(super) fn compile_ms(&self) -> Result<f64> {
-        let mut times: Vec<u64> = self.log_events("policy")?.skip(1).filter_map(|line| line["ms"].as_u64()).collect();
+        let mut times: Vec<u64> = self.log_events("policy").skip(1).filter_map(|line| line["ms"].as_u64()).collect();
         times.sort_unstable();
         times.get(times.len() / 2).map(|&ms| ms as f64).context("the policy server's log has no changes")
     }
 
     /// Log lines with this event.
-    fn log_events(&self, event: &'static str) -> Result<impl Iterator<Item = Value> + use<>> {
-        let log = fs::read_to_string(&self.log)?;
-        let lines: Vec<Value> = log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-        Ok(lines.into_iter().filter(move |line| line["event"] == event))
+    fn log_events(&self, event: &'static str) -> impl Iterator<Item = Value> + use<> {
+        let lines: Vec<Value> = self.process.log().lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        lines.into_iter().filter(move |line| line["event"] == event)
     }
 }
 

@@ -1,17 +1,14 @@
 //! iperf3 between the sink's namespace (server) and the source's (client), and its JSON result.
 
 use std::path::Path;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
-use tempfile::TempDir;
+use vipgate_lab::Process;
 
 use super::DataDirection;
 use super::losses::Counters;
-use crate::netns;
-use crate::process::Process;
 use crate::wire::testbed::{REMOTE, Testbed};
 
 /// Time that a connection needs to be fast; not measured.
@@ -40,7 +37,7 @@ pub(super) struct Goodput {
 
 /// Sends for a while over parallel connections.
 pub(super) fn run(testbed: &Testbed, streams: u32, direction: DataDirection, duration: Duration) -> Result<Goodput> {
-    let directory = TempDir::with_prefix(netns::run_name("")).context("cannot create a directory for iperf3")?;
+    let directory = vipgate_lab::directory().context("cannot create a directory for iperf3")?;
     let _server = start_server(testbed, directory.path())?;
     let [seconds, warm_up] = [duration, WARM_UP].map(|it| it.as_secs().to_string());
     let limit = (WARM_UP + duration + CONNECT_TIMEOUT + RESULT_TIMEOUT).as_secs();
@@ -51,7 +48,7 @@ pub(super) fn run(testbed: &Testbed, streams: u32, direction: DataDirection, dur
          --parallel {streams} --connect-timeout {} {reverse} || true",
         CONNECT_TIMEOUT.as_millis()
     );
-    let output = testbed.source.exec(&["sh", "-c", &command])?;
+    let output = testbed.source.output(&["sh", "-c", &command])?;
     ensure!(!output.trim().is_empty(), "iperf3 printed no result within {limit} s: no data passed");
     parse(&output)
 }
@@ -59,14 +56,9 @@ pub(super) fn run(testbed: &Testbed, streams: u32, direction: DataDirection, dur
 /// Starts a server of one test and waits until it listens.
 fn start_server(testbed: &Testbed, directory: &Path) -> Result<Process> {
     let command = ["iperf3", "--server", "--one-off", "--port", PORT];
-    let mut server = Process::from(testbed.sink.spawn(&command, &directory.join("server.log"))?);
-    let deadline = Instant::now() + START_TIMEOUT;
-    while testbed.sink.exec(&["ss", "-Hltn", &format!("sport = :{PORT}")])?.trim().is_empty() {
-        if Instant::now() > deadline || !server.is_alive() {
-            bail!("iperf3's server does not listen");
-        }
-        thread::sleep(Duration::from_millis(20));
-    }
+    let mut server = testbed.sink.spawn(&command, &directory.join("server.log"))?;
+    let sockets = || testbed.sink.output(&["ss", "-Hltn", &format!("sport = :{PORT}")]);
+    server.wait_ready(START_TIMEOUT, || sockets().is_ok_and(|listening| !listening.trim().is_empty()))?;
     Ok(server)
 }
 

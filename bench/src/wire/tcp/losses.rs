@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use serde_json::Value;
+use vipgate_lab::Host;
 
-use crate::netns::Namespace;
 use crate::wire::testbed::Testbed;
 
 /// Counters by place.
@@ -33,8 +33,8 @@ pub(super) fn increase(before: &Counters, after: Counters) -> Counters {
     after.into_iter().filter_map(added).collect()
 }
 
-fn of_interfaces(name: &str, host: &Namespace) -> Counters {
-    let output = host.exec(&["ip", "-s", "-j", "link", "show"]).unwrap_or_default();
+fn of_interfaces(name: &str, host: &Host) -> Counters {
+    let output = host.output(&["ip", "-s", "-j", "link", "show"]).unwrap_or_default();
     let links: Value = serde_json::from_str(&output).unwrap_or_default();
     let mut drops = Counters::new();
     for link in links.as_array().into_iter().flatten() {
