@@ -26,6 +26,7 @@ use std::time::Duration;
 use report::Report;
 use topology::Topology;
 use vipgate_lab::Lab;
+use vipgate_lab::api_server::ADMIN;
 
 use self::failover::FailoverTopology;
 use self::nodes::NodeTopology;
@@ -75,7 +76,7 @@ fn run_cluster(lab: &Lab, keep: bool) -> Result<(), CommandError> {
     let mut report = Report::new();
     let mut plane = kubernetes::run(lab, &mut topology, &mut report)?;
     if keep {
-        keep::print_cluster_commands(&topology, &plane.api.kubectl_command());
+        keep::print_cluster_commands(&topology, &plane.api.kubectl_command(ADMIN));
         wait_for_enter()?;
     }
     topology.stop_gateway(&mut report)?;

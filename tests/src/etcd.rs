@@ -1,11 +1,7 @@
-//! An etcd member on a host's loopback. Its data directory is removed on drop.
-
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+//! An etcd member on a host's loopback, with manifests. Its data directory is removed on drop.
 
 use tempfile::TempDir;
-use vipgate_lab::{Host, Process};
+use vipgate_lab::{Host, etcd};
 
 /// Client URL.
 pub const ENDPOINT: &str = "http://127.0.0.1:2379";
@@ -15,84 +11,31 @@ const PORT: u16 = 2379;
 /// An etcd member, running or not.
 #[derive(Debug)]
 pub struct Etcd {
-    host: Host,
-    endpoint: String,
-    peer: String,
-    flags: Vec<String>,
-    data: TempDir,
-    process: Option<Process>,
+    member: etcd::Etcd,
+    _directory: TempDir,
 }
 
 impl Etcd {
     /// Starts a member and waits until it is healthy.
     pub fn start(host: &Host) -> Self {
-        Self::start_at(host, PORT, &[])
-    }
-
-    /// The same with another client port, its peer port behind it, and with additional flags.
-    pub fn start_at(host: &Host, port: u16, flags: &[&str]) -> Self {
-        let mut etcd = Self {
-            host: host.clone(),
-            endpoint: format!("http://127.0.0.1:{port}"),
-            peer: format!("http://127.0.0.1:{}", port + 1),
-            flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
-            data: vipgate_lab::directory().unwrap(),
-            process: None,
-        };
-        etcd.restart();
-        etcd
-    }
-
-    /// Client URL.
-    pub fn endpoint(&self) -> &str {
-        &self.endpoint
+        let directory = vipgate_lab::directory().unwrap();
+        let member = etcd::Etcd::start(host, PORT, directory.path(), &[]).unwrap_or_else(|error| panic!("{error}"));
+        Self { member, _directory: directory }
     }
 
     /// Starts it with its existing data.
     pub fn restart(&mut self) {
-        let data = self.data().display().to_string();
-        let cluster = format!("test={}", self.peer);
-        let mut command = vec![
-            "etcd",
-            "--name",
-            "test",
-            "--data-dir",
-            &data,
-            "--listen-client-urls",
-            &self.endpoint,
-            "--advertise-client-urls",
-            &self.endpoint,
-            "--listen-peer-urls",
-            &self.peer,
-            "--initial-advertise-peer-urls",
-            &self.peer,
-            "--initial-cluster",
-            &cluster,
-            "--logger",
-            "zap",
-            "--log-level",
-            "warn",
-        ];
-        command.extend(self.flags.iter().map(String::as_str));
-        let mut process = self.host.spawn(&command, &self.data.path().join("log")).unwrap();
-        let is_healthy = || self.try_etcdctl(&["endpoint", "health"]).is_ok();
-        process.wait_ready(Duration::from_secs(30), is_healthy).unwrap_or_else(|error| panic!("{error}"));
-        self.process = Some(process);
+        self.member.restart().unwrap_or_else(|error| panic!("{error}"));
     }
 
     /// Sends SIGKILL and waits for its exit.
     pub fn kill(&mut self) {
-        let mut process = self.process.take().expect("etcd runs");
-        process.stop("KILL", Duration::from_secs(5)).unwrap().expect("etcd exits");
-    }
-
-    fn try_etcdctl(&self, arguments: &[&str]) -> Result<String, vipgate_lab::Error> {
-        self.host.output(&[&["env", "ETCDCTL_API=3", "etcdctl", "--endpoints", &self.endpoint], arguments].concat())
+        self.member.kill().unwrap();
     }
 
     /// Runs `etcdctl`; its stdout.
     pub fn etcdctl(&self, arguments: &[&str]) -> String {
-        self.try_etcdctl(arguments).unwrap()
+        self.member.etcdctl(arguments).unwrap()
     }
 
     /// Puts each document of a manifest under its key; returns the keys.
@@ -117,27 +60,6 @@ impl Etcd {
         let status: serde_json::Value = serde_json::from_str(&status).unwrap();
         let revision = status[0]["Status"]["header"]["revision"].as_u64().unwrap();
         self.etcdctl(&["compact", &revision.to_string()]);
-    }
-
-    /// Saves a snapshot of all keys, with their revisions.
-    pub fn save_snapshot(&self, file: &Path) {
-        self.etcdctl(&["snapshot", "save", &file.display().to_string()]);
-    }
-
-    /// Replaces all data by a snapshot: keys and the revision go back. The member is killed and started again.
-    pub fn restore_snapshot(&mut self, file: &Path) {
-        self.kill();
-        fs::remove_dir_all(self.data()).unwrap();
-        let (file, data) = (file.display().to_string(), self.data().display().to_string());
-        let cluster = format!("test={}", self.peer);
-        let command = ["snapshot", "restore", &file, "--name", "test", "--data-dir", &data, "--initial-cluster"];
-        self.etcdctl(&[&command[..], &[&cluster, "--initial-advertise-peer-urls", &self.peer]].concat());
-        self.restart();
-    }
-
-    /// Its data directory.
-    pub fn data(&self) -> PathBuf {
-        self.data.path().join("data")
     }
 }
 

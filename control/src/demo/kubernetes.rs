@@ -4,7 +4,7 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use vipgate_lab::api_server::{ApiServer, ENDPOINT_SLICES};
+use vipgate_lab::api_server::{ADMIN, ADMINISTRATORS, ApiServer, Config, ENDPOINT_SLICES};
 use vipgate_lab::networks::SERVER;
 use vipgate_lab::reflector::query_udp;
 use vipgate_lab::{Host, Lab};
@@ -46,7 +46,15 @@ impl ControlPlane {
 
         Report::section("The cluster's objects");
         let started = Instant::now();
-        let api = ApiServer::start(&host, CONTROL_PLANE, &directory).map_err(CommandError::runtime)?;
+        let config = Config {
+            address: CONTROL_PLANE,
+            users: &[(ADMIN, ADMINISTRATORS)],
+            flags: Vec::new(),
+            ca_file: None,
+            etcd_port: 2379,
+            etcd_flags: &["--unsafe-no-fsync"],
+        };
+        let api = ApiServer::start(&host, &directory, config).map_err(CommandError::runtime)?;
         report.check(&format!("kube-apiserver {} is ready", api.version()), true, &after(started));
         let plane = Self { host, api, policyd: None };
         plane.create_objects(report)?;
@@ -79,7 +87,7 @@ impl ControlPlane {
              source: {{kubernetes: {{kubeconfig: {}}}}}\n\
              metrics: {{listen: \"127.0.0.1:9470\"}}\n\
              log: {{format: json}}\n",
-            self.api.kubeconfig().display()
+            self.api.kubeconfig(ADMIN).display()
         );
         let started = Instant::now();
         let policyd = Daemon::start(&self.host, "policyd", &config, topology.directory.path())?;
@@ -151,11 +159,11 @@ impl ControlPlane {
     }
 
     fn kubectl(&self, arguments: &[&str]) -> Result<String, CommandError> {
-        self.api.kubectl(arguments).map_err(CommandError::runtime)
+        self.api.kubectl(ADMIN, arguments).map_err(CommandError::runtime)
     }
 
     fn apply(&self, manifests: &str) -> Result<(), CommandError> {
-        self.api.apply(manifests).map_err(CommandError::runtime)
+        self.api.apply(ADMIN, "ignore", manifests).map_err(CommandError::runtime)
     }
 
     /// Prints a command and its output.

@@ -9,6 +9,7 @@ mod capture;
 mod cleanup;
 mod command;
 pub mod download;
+pub mod etcd;
 mod host;
 pub mod networks;
 mod process;
