@@ -7,17 +7,18 @@
 //! The source runs on one core, the gateway on another. The kernel's receive path runs in the source's context, as on
 //! any veth, for AF_XDP too; the sink is a BPF program that runs in the gateway's transmit context.
 
-pub(crate) mod kernel;
+pub(crate) mod config;
+mod kernel;
 mod load_series;
 mod ovs;
 mod report;
 pub(crate) mod restart;
-pub(crate) mod sink;
-pub(crate) mod source;
+mod sink;
+mod source;
 pub(crate) mod system_under_test;
 mod tcp;
 pub(crate) mod testbed;
-pub(crate) mod trial;
+mod trial;
 pub(crate) mod vipgate;
 mod xdp;
 
@@ -29,14 +30,14 @@ use anyhow::{Context, Result, ensure};
 use aya::Ebpf;
 use aya::maps::{Map, MapError};
 use clap::Args;
-use kernel::Placement;
+use config::{Placement, SutConfig};
 use report::{Case, Report, RoundResult, median, set_ratios};
 use sink::Expectation;
 use trial::{STEP_DURATION, Trial};
 use xdp::Forwarder;
 
 use crate::machine::clean_up_on_signals;
-use crate::wire::system_under_test::{RunningSut, SutConfig, SystemUnderTest};
+use crate::wire::system_under_test::{RunningSut, SystemUnderTest};
 use crate::wire::testbed::Testbed;
 
 /// Bytes of the FCS, which frame sizes include and veths don't carry.

@@ -24,7 +24,7 @@ use crate::machine::{clean_up_on_signals, pin_to_core, run_on};
 use crate::path::round2;
 use crate::policy::effect::policy_server::{RunResult, Workload};
 use crate::wire::HostOptions;
-use crate::wire::system_under_test::SutConfig;
+use crate::wire::config::SutConfig;
 use crate::wire::testbed::Testbed;
 use crate::wire::vipgate::{PolicySource, Vipgate};
 

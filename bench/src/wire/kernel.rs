@@ -4,11 +4,9 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use clap::ValueEnum;
 use rustix::process::Pid;
-use serde::Serialize;
 
-use super::system_under_test::SutConfig;
+use super::config::{Placement, SutConfig};
 use crate::machine::pin_to_core;
 use crate::wire::testbed::Testbed;
 
@@ -16,16 +14,6 @@ use crate::wire::testbed::Testbed;
 const CONNTRACK_MAX: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
 const SNAT_RULES: &str = "table ip bench {\n  chain out {\n    type nat hook postrouting priority srcnat;\n    \
                           oifname \"gw-out\" ip saddr 10.1.4.0/22 snat to 203.0.113.10\n  }\n}\n";
-
-/// Core on which the kernel forwards.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Placement {
-    /// The source's core, in its context, as veth does by default; the fastest here
-    Source,
-    /// The gateway's core, in a kernel thread (threaded NAPI)
-    Gateway,
-}
 
 /// Checks that nft is installed and that the kernel tracks as many connections as there are flows.
 pub(super) fn check_nft(flows: &[u32]) -> Result<()> {

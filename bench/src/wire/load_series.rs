@@ -4,7 +4,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::Bench;
-use super::kernel::Placement;
+use super::config::Placement;
 use super::report::{Case, Ratios, median, micros, round3, round5};
 use super::trial::TrialResult;
 use crate::path::round2;

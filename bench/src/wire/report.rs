@@ -3,7 +3,7 @@
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use super::kernel::Placement;
+use super::config::Placement;
 use super::trial::{CoreUsage, MAX_CPU_PRESSURE, TrialResult};
 use crate::path::round2;
 use crate::usage;

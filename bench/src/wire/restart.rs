@@ -19,7 +19,7 @@ use super::vipgate::{PolicySource, Vipgate};
 use crate::machine::{clean_up_on_signals, run_on};
 use crate::packets::VIP;
 use crate::path::round2;
-use crate::wire::system_under_test::SutConfig;
+use crate::wire::config::SutConfig;
 use crate::wire::testbed::{POD, Testbed};
 
 /// Destination and interval of the pod's packets, all of which the sink samples.

@@ -1,14 +1,13 @@
 //! Systems under test: gateways between the source and the sink, started anew for each round.
 
-use std::path::PathBuf;
-
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use serde::Serialize;
 use tempfile::TempDir;
 use vipgate_lab::Process;
 
-use super::kernel::{self, Placement};
+use super::config::SutConfig;
+use super::kernel;
 use super::ovs::OpenVswitch;
 use super::sink::Expectation;
 use super::vipgate::{PolicySource, Vipgate};
@@ -31,26 +30,6 @@ pub(crate) enum SystemUnderTest {
     Xdp,
     /// Kernel forwarding without SNAT
     Plain,
-}
-
-/// Configuration of the systems under test.
-#[derive(Clone, Debug)]
-pub(crate) struct SutConfig {
-    /// Path of the vipgate binary.
-    pub(crate) gateway: PathBuf,
-    /// The gateway's cores: those of its workers, and of as many queues of each interface.
-    pub(crate) cores: Vec<usize>,
-    /// Where the kernel forwards.
-    pub(crate) placement: Placement,
-    /// Whether the kernel merges received segments (GRO), as it does on physical interfaces.
-    pub(crate) gro: bool,
-}
-
-impl SutConfig {
-    /// A gateway with one worker on this core.
-    pub(crate) fn on_core(gateway: PathBuf, core: usize) -> Self {
-        Self { gateway, cores: vec![core], placement: Placement::Source, gro: true }
-    }
 }
 
 /// A running system under test; stopped on drop.

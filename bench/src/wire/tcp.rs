@@ -17,7 +17,8 @@ use serde::Serialize;
 use vipgate_lab::LinkConfig;
 
 use crate::wire::Options as WireOptions;
-use crate::wire::system_under_test::{RunningSut, SutConfig, SystemUnderTest};
+use crate::wire::config::SutConfig;
+use crate::wire::system_under_test::{RunningSut, SystemUnderTest};
 use crate::wire::testbed::Testbed;
 
 /// Options of `vipgate-bench wire --tcp`.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use vipgate_lab::{Host, Process, READY};
 
-use crate::wire::system_under_test::SutConfig;
+use crate::wire::config::SutConfig;
 
 /// Startup timeout of a gateway.
 const STARTUP_TIMEOUT: Duration = Duration::from_secs(20);
