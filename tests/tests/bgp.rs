@@ -115,6 +115,20 @@ fn a_flushed_route_table_is_repopulated() {
     assert_eq!(route_count(&testbed, "179"), 0);
 }
 
+/// Adds the hosts of two gateways, each with a link of its own to a router, and IPv4 prefixes of this length.
+fn connect_gateways(lab: &Lab, router: &Host, peerings: [PeeringAddresses<'_>; 2], length: u8) -> [Host; 2] {
+    let mut gateways = [("gw1", "one"), ("gw2", "two")].into_iter().zip(peerings);
+    std::array::from_fn(|_| {
+        let ((name, port), ends) = gateways.next().unwrap();
+        let host = lab.host(name, true).unwrap();
+        lab.link((&host, "eth0"), (router, port), 1).unwrap();
+        for (end, interface, [v4, v6]) in [(&host, "eth0", ends.gateway), (router, port, ends.router)] {
+            end.addresses(interface, &[&format!("{v4}/{length}"), &format!("{v6}/64")]).unwrap();
+        }
+        host
+    })
+}
+
 #[test]
 fn a_router_has_one_next_hop_per_active_gateway() {
     let lab = Lab::new("bgpecmp").unwrap();
@@ -123,20 +137,8 @@ fn a_router_has_one_next_hop_per_active_gateway() {
         PeeringAddresses { gateway: ["203.0.113.1", "2001:db8:1::1"], router: ["203.0.113.2", "2001:db8:1::2"] },
         PeeringAddresses { gateway: ["203.0.113.5", "2001:db8:5::1"], router: ["203.0.113.6", "2001:db8:5::2"] },
     ];
-    let hosts = [("gw1", "one"), ("gw2", "two")].map(|(name, port)| {
-        let host = lab.host(name, true).unwrap();
-        lab.link((&host, "eth0"), (&router, port), 1).unwrap();
-        (host, port)
-    });
-    for ((host, port), ends) in hosts.iter().zip(peerings) {
-        let prefixes = |ends: [&str; 2]| [format!("{}/30", ends[0]), format!("{}/64", ends[1])];
-        let (gateway_addresses, router_addresses) = (prefixes(ends.gateway), prefixes(ends.router));
-        host.addresses("eth0", &[&gateway_addresses[0], &gateway_addresses[1]]).unwrap();
-        router.addresses(port, &[&router_addresses[0], &router_addresses[1]]).unwrap();
-    }
-    let hosts_only = hosts.each_ref().map(|(host, _)| host);
-    let daemons: Vec<Bird> =
-        hosts_only.into_iter().zip(peerings).map(|(host, ends)| Bird::gateway(host, ends)).collect();
+    let hosts = connect_gateways(&lab, &router, peerings, 30);
+    let daemons: Vec<Bird> = hosts.iter().zip(peerings).map(|(host, ends)| Bird::gateway(host, ends)).collect();
     let upstream = Bird::router(&router, &peerings);
     upstream.wait_established(4);
     let change_routes = |host: &Host, command: &str| {
@@ -145,13 +147,13 @@ fn a_router_has_one_next_hop_per_active_gateway() {
         }
     };
     let both = |number: usize| [peerings[0].gateway[number], peerings[1].gateway[number]];
-    for (host, _) in &hosts {
+    for host in &hosts {
         change_routes(host, "add");
     }
     for (number, vip) in VIPS.into_iter().enumerate() {
         upstream.wait_next_hops(vip, &both(number), BGP_TIMEOUT);
     }
-    change_routes(&hosts[0].0, "del");
+    change_routes(&hosts[0], "del");
     for (number, vip) in VIPS.into_iter().enumerate() {
         upstream.wait_next_hops(vip, &both(number)[1..], BGP_TIMEOUT);
     }
@@ -165,18 +167,8 @@ fn a_gateway_with_frr_and_one_with_bird_share_a_vip() {
     let with_bird =
         PeeringAddresses { gateway: ["203.0.114.1", "2001:db8:114::1"], router: ["203.0.114.254", "2001:db8:114::fe"] };
     let peerings = [DEFAULT_PEERING, with_bird];
-    let hosts = [("gw1", "one"), ("gw2", "two")].map(|(name, port)| {
-        let host = lab.host(name, true).unwrap();
-        lab.link((&host, "eth0"), (&router, port), 1).unwrap();
-        (host, port)
-    });
-    for ((host, port), ends) in hosts.iter().zip(peerings) {
-        let prefixes = |ends: [&str; 2]| [format!("{}/24", ends[0]), format!("{}/64", ends[1])];
-        let (gateway_addresses, router_addresses) = (prefixes(ends.gateway), prefixes(ends.router));
-        host.addresses("eth0", &[&gateway_addresses[0], &gateway_addresses[1]]).unwrap();
-        router.addresses(port, &[&router_addresses[0], &router_addresses[1]]).unwrap();
-    }
-    let [(frr, _), (bird, _)] = &hosts;
+    let hosts = connect_gateways(&lab, &router, peerings, 24);
+    let [frr, bird] = &hosts;
     let _daemons = (Frr::gateway(frr), Bird::gateway(bird, with_bird));
     let upstream = Bird::router(&router, &peerings);
     upstream.wait_established(4);
