@@ -136,6 +136,23 @@ impl GroupNetwork {
     }
 }
 
+/// Adds the host of a node behind the inside router of a group, `to-nodeN` there, with a link to the policy server's host.
+///
+/// # Errors
+/// When a command fails.
+pub fn add_node(lab: &Lab, inside: &Host, management: &Host, number: usize) -> Result<Host, Error> {
+    let (name, uplink) = (format!("node-{number}"), format!("to-node{number}"));
+    let host = lab.host(&name, true)?;
+    lab.link((inside, &uplink), (&host, "eth0"), 1)?;
+    inside.addresses(&uplink, &[&format!("10.5.{number}.254/24"), &format!("fd00:5:{number}::fe/64")])?;
+    host.addresses("eth0", &[&format!("10.5.{number}.1/24"), &format!("fd00:5:{number}::1/64")])?;
+    host.route("default", &format!("10.5.{number}.254"))?;
+    host.route("default", &format!("fd00:5:{number}::fe"))?;
+    lab.attach((&host, "mgmt"), (management, &name), "mgmt")?;
+    host.addresses("mgmt", &[&format!("10.3.0.{}/24", 100 + number)])?;
+    Ok(host)
+}
+
 /// Sets the inside router's default routes via these gateways, given by index, as BGP would: another order changes the
 /// hash by which connections are spread.
 ///

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value;
-use vipgate_lab::{Host, Process, READY};
+use vipgate_lab::{Host, Process, READY, networks};
 
 use super::{Cluster, POLICYD_ADDRESS};
 use crate::cluster::Captures;
@@ -61,21 +61,10 @@ impl Cluster {
 
     /// Adds a node's host with its links and routes.
     fn connect_node(&self, number: usize) -> Host {
-        let name = format!("node-{number}");
-        let host = self.lab.host(&name, true).unwrap();
-        let uplink = format!("to-node{number}");
-        self.lab.link((&self.inside, &uplink), (&host, "eth0"), 1).unwrap();
-        self.inside
-            .addresses(&uplink, &[&format!("10.5.{number}.254/24"), &format!("fd00:5:{number}::fe/64")])
-            .unwrap();
-        host.addresses("eth0", &[&format!("10.5.{number}.1/24"), &format!("fd00:5:{number}::1/64")]).unwrap();
-        host.route("default", &format!("10.5.{number}.254")).unwrap();
-        host.route("default", &format!("fd00:5:{number}::fe")).unwrap();
+        let host = networks::add_node(&self.lab, &self.inside, &self.management, number).unwrap();
         // The strictest setting that a distribution has.
         host.sysctl("net.ipv4.conf.all.rp_filter", 1).unwrap();
         host.sysctl("net.ipv4.conf.default.rp_filter", 1).unwrap();
-        self.lab.attach((&host, "mgmt"), (&self.management, &name), "mgmt").unwrap();
-        host.addresses("mgmt", &[&format!("10.3.0.{}/24", 100 + number)]).unwrap();
         for family in [0, 1] {
             let prefix = [format!("10.244.{number}.0/24"), format!("fd00:244:{number}::/64")];
             self.inside

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 use tempfile::TempDir;
-use vipgate_lab::networks::GroupNetwork;
+use vipgate_lab::networks::{self, GroupNetwork};
 use vipgate_lab::{self as lab, Host, Lab, reflector};
 
 use crate::command_error::CommandError;
@@ -28,7 +28,7 @@ pub(super) const POD_NETWORKS: [&str; 2] = ["10.244.0.0/16", "fd00:244::/32"];
 const NODE: [&str; 2] = ["10.5.1.1", "fd00:5:1::1"];
 const NODE_NETWORK: [&str; 2] = ["10.5.1.0/24", "fd00:5:1::/64"];
 /// The inside router's interface to the node.
-pub(super) const UPLINK: &str = "to-node-1";
+pub(super) const UPLINK: &str = "to-node1";
 
 const CONFIG: GroupConfig = GroupConfig {
     policy: &[GATEWAYS, ("tenants.yaml", include_str!("tenants.yaml")), ("node-1.yaml", include_str!("node-1.yaml"))],
@@ -63,17 +63,10 @@ impl NodeTopology {
         inside.addresses("to-outside", &["10.7.0.1/24", "fd00:7::1/64"])?;
         outside.addresses("to-inside", &["10.7.0.2/24", "fd00:7::2/64"])?;
 
-        let node = lab.host("node-1", true)?;
-        lab.link((inside, UPLINK), (&node, "eth0"), 1)?;
-        inside.addresses(UPLINK, &["10.5.1.254/24", "fd00:5:1::fe/64"])?;
-        node.addresses("eth0", &[&format!("{}/24", NODE[0]), &format!("{}/64", NODE[1])])?;
-        lab.attach((&node, "mgmt"), (management, "node-1"), "mgmt")?;
-        node.addresses("mgmt", &["10.3.0.101/24"])?;
-        for (router, prefixes, next_hops) in [
-            (&node, ["default"; 2], ["10.5.1.254", "fd00:5:1::fe"]),
-            (inside, ["default"; 2], ["10.7.0.2", "fd00:7::2"]),
-            (outside, NODE_NETWORK, ["10.7.0.1", "fd00:7::1"]),
-        ] {
+        let node = networks::add_node(lab, inside, management, 1)?;
+        for (router, prefixes, next_hops) in
+            [(inside, ["default"; 2], ["10.7.0.2", "fd00:7::2"]), (outside, NODE_NETWORK, ["10.7.0.1", "fd00:7::1"])]
+        {
             for (prefix, next_hop) in prefixes.iter().zip(next_hops) {
                 router.route(prefix, next_hop)?;
             }
