@@ -1,16 +1,16 @@
-//! Events (core/v1): what `kubectl describe` shows of an object. Recorded into a queue, and written by a task of its
-//! own: nothing waits for an Event.
+//! Events (core/v1): what `kubectl describe` shows of an object. Recorded into a queue: nothing waits for an Event.
 
-mod recorder;
-
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use k8s_openapi::api::core::v1::ObjectReference as ApiReference;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use serde_json::json;
 use tokio::sync::Notify;
-use vipgate_policy::manifest::{DEFAULT_NAMESPACE, Kind};
+use vipgate_policy::manifest::DEFAULT_NAMESPACE;
 
-pub(super) use self::recorder::run;
+use super::kubernetes::writer::{KubeWriter, ObjectReference, Write, WriteLog};
 use super::stats::Counter;
 use crate::metric::Family;
 use crate::metrics::definitions::policy_server as defined;
@@ -19,43 +19,12 @@ use crate::metrics::definitions::policy_server as defined;
 const MAX_QUEUED: usize = 256;
 /// Maximum length of a message, as in the API.
 const MAX_MESSAGE: usize = 1024;
-
-/// The object that an Event or a status is about.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct ObjectReference {
-    pub(super) kind: Kind,
-    /// Empty for kinds without one.
-    pub(super) namespace: String,
-    pub(super) name: String,
-    /// Empty if it is not known.
-    pub(super) uid: Arc<str>,
-}
-
-impl ObjectReference {
-    /// The object with this manifest (`Kind/namespace/name`).
-    pub(super) fn of_manifest(kind: Kind, manifest: &str, uid: &Arc<str>) -> Self {
-        let path = manifest.split_once('/').map_or(manifest, |(_, path)| path);
-        let (namespace, name) = path.split_once('/').unwrap_or(("", path));
-        Self { kind, namespace: namespace.to_owned(), name: name.to_owned(), uid: uid.clone() }
-    }
-
-    /// The namespace of its Events.
-    fn event_namespace(&self) -> &str {
-        if self.namespace.is_empty() { DEFAULT_NAMESPACE } else { &self.namespace }
-    }
-
-    fn to_api(&self) -> ApiReference {
-        let optional = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
-        ApiReference {
-            api_version: Some(self.kind.api_version().to_owned()),
-            kind: Some(self.kind.as_str().to_owned()),
-            namespace: optional(&self.namespace),
-            name: Some(self.name.clone()),
-            uid: optional(&self.uid),
-            ..ApiReference::default()
-        }
-    }
-}
+/// Maximum length of an object's name in that of an Event, which has a suffix and at most 253 characters.
+const MAX_NAME: usize = 230;
+/// Maximum number of Events whose counts are remembered; the API server forgets Events after an hour.
+const MAX_REMEMBERED: usize = 4096;
+/// The component that Events are from, and their field manager.
+const COMPONENT: &str = "vipgate-policyd";
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct ObjectEvent {
@@ -79,6 +48,42 @@ impl ObjectEvent {
     fn new(object: ObjectReference, is_warning: bool, reason: &str, message: &str) -> Self {
         let end = message.floor_char_boundary(MAX_MESSAGE);
         Self { object, is_warning, reason: reason.to_owned(), message: message[..end].to_owned() }
+    }
+
+    /// The namespace of its object, or the one of Events of objects without one.
+    fn namespace(&self) -> &str {
+        if self.object.namespace.is_empty() { DEFAULT_NAMESPACE } else { &self.object.namespace }
+    }
+
+    /// A name that is the same for the same Event on every server.
+    fn name(&self) -> String {
+        let mut hasher = DefaultHasher::new();
+        self.hash(&mut hasher);
+        let name = &self.object.name;
+        format!("{}.{:016x}", &name[..name.floor_char_boundary(MAX_NAME)], hasher.finish())
+    }
+
+    /// It has happened this often since `first`, and now.
+    fn write(&self, count: i32, first: Timestamp, now: Timestamp) -> Write {
+        let ObjectReference { kind, namespace, name, uid } = &self.object;
+        let mut object = json!({"apiVersion": kind.api_version(), "kind": kind.as_str(), "name": name});
+        for (field, text) in [("namespace", namespace.as_str()), ("uid", &**uid)] {
+            if !text.is_empty() {
+                object[field] = text.into();
+            }
+        }
+        let document = json!({
+            "metadata": {"name": self.name(), "namespace": self.namespace()},
+            "involvedObject": object,
+            "type": if self.is_warning { "Warning" } else { "Normal" },
+            "reason": self.reason,
+            "message": self.message,
+            "firstTimestamp": Time(first),
+            "lastTimestamp": Time(now),
+            "count": count,
+            "source": {"component": COMPONENT},
+        });
+        Write::event(COMPONENT, document)
     }
 
     /// What it says, for tests.
@@ -129,8 +134,54 @@ impl ObjectEvents {
     }
 }
 
+/// How often Events were written, by name: one that is repeated increases the count of the first one.
+#[derive(Debug, Default)]
+struct Counts(HashMap<String, (i32, Timestamp)>);
+
+impl Counts {
+    /// The count of an Event with this one, and when it happened first.
+    fn next(&mut self, name: &str, now: Timestamp) -> (i32, Timestamp) {
+        if self.0.len() >= MAX_REMEMBERED && !self.0.contains_key(name) {
+            self.0.clear();
+        }
+        self.0.get(name).map_or((1, now), |(count, first)| (count.saturating_add(1), *first))
+    }
+}
+
+/// Writes recorded Events until the server stops. One that can't be written is lost.
+pub(super) async fn run(events: Arc<ObjectEvents>, writer: Arc<KubeWriter>) {
+    let (mut stop, mut counts) = (writer.stop.clone(), Counts::default());
+    let mut log = WriteLog::new("event_failed", "an Event can't be written", "`create` and `patch` of events");
+    let write_all = async {
+        loop {
+            let event = events.next().await;
+            let (name, now) = (event.name(), Timestamp::now());
+            let (count, first) = counts.next(&name, now);
+            match writer.apply(&event.write(count, first, now)).await {
+                Ok(_) => {
+                    events.written.increment();
+                    counts.0.insert(name, (count, first));
+                    log.clear();
+                }
+                Err(error) => {
+                    events.failed.increment();
+                    if let Some(reason) = error.reason() {
+                        log.report(&name, reason);
+                    }
+                }
+            }
+        }
+    };
+    tokio::select! {
+        () = write_all => {}
+        _ = stop.wait_for(|stop| *stop) => {}
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use vipgate_policy::manifest::Kind;
+
     use super::*;
 
     #[tokio::test]
@@ -148,13 +199,46 @@ mod tests {
     #[test]
     fn events_are_in_the_namespace_of_their_object_and_messages_are_bounded() {
         let policy = ObjectReference::of_manifest(Kind::EgressPolicy, "EgressPolicy/t/p", &"u".into());
-        assert_eq!((policy.event_namespace(), &*policy.name), ("t", "p"));
-        let pool = ObjectReference::of_manifest(Kind::AddressPool, "AddressPool/public", &"".into());
-        assert_eq!((pool.event_namespace(), &*pool.name), ("default", "public"));
-        let reference = pool.to_api();
-        assert_eq!((reference.namespace, reference.uid), (None, None));
-        assert_eq!(reference.api_version.as_deref(), Some("vipgate.io/v1alpha1"));
         let event = ObjectEvent::warning(policy, "Rejected", &"é".repeat(1000));
-        assert_eq!(event.message.len(), MAX_MESSAGE);
+        assert_eq!((event.namespace(), event.message.len()), ("t", MAX_MESSAGE));
+        let pool = ObjectReference::of_manifest(Kind::AddressPool, "AddressPool/public", &"".into());
+        let document = ObjectEvent::normal(pool, "Reason", "message")
+            .write(1, Timestamp::UNIX_EPOCH, Timestamp::UNIX_EPOCH)
+            .document;
+        let expected = json!({"apiVersion": "vipgate.io/v1alpha1", "kind": "AddressPool", "name": "public"});
+        assert_eq!((&document["involvedObject"], &document["metadata"]["namespace"]), (&expected, &json!("default")));
+    }
+
+    #[test]
+    fn a_repeated_event_is_the_same_one_with_a_higher_count_and_another_one_is_not() {
+        let web = ObjectReference::of_manifest(Kind::Service, "Service/t/web", &"u".into());
+        let created_again = ObjectReference { uid: "v".into(), ..web.clone() };
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let mut counts = Counts::default();
+        let mut write = |object: &ObjectReference, second| {
+            let event = ObjectEvent::warning(object.clone(), "Reason", "message");
+            let (count, first) = counts.next(&event.name(), at(second));
+            counts.0.insert(event.name(), (count, first));
+            event.write(count, first, at(second)).document
+        };
+        let (first, second, other) = (write(&web, 0), write(&web, 60), write(&created_again, 70));
+        assert_eq!(first["metadata"]["name"], second["metadata"]["name"]);
+        assert_ne!(first["metadata"]["name"], other["metadata"]["name"]);
+        let counted =
+            |it: &serde_json::Value| (it["count"].clone(), it["firstTimestamp"].clone(), it["lastTimestamp"].clone());
+        let (start, later) = (json!("1970-01-01T00:00:00Z"), json!("1970-01-01T00:01:00Z"));
+        assert_eq!(counted(&first), (json!(1), start.clone(), start.clone()));
+        assert_eq!(counted(&second), (json!(2), start, later));
+        assert_eq!(other["count"], 1);
+    }
+
+    #[test]
+    fn the_number_of_remembered_counts_is_bounded() {
+        let (mut counts, now) = (Counts::default(), Timestamp::UNIX_EPOCH);
+        for n in 0..2 * MAX_REMEMBERED {
+            let count = counts.next(&n.to_string(), now);
+            counts.0.insert(n.to_string(), count);
+            assert!(counts.0.len() <= MAX_REMEMBERED);
+        }
     }
 }

@@ -22,16 +22,17 @@ use arc_swap::ArcSwap;
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::time::sleep;
-use vipgate_common::{Backoff, LoggedErrors, TokenBucket, jittered};
+use vipgate_common::{Backoff, jittered};
 use vipgate_policy::address_record::AddressRecord;
 use vipgate_policy::ipam::{AllocationPlan, Decision, PoolUsage, Reason, Snapshot};
 use vipgate_policy::manifest::ServiceRequest;
 
-use self::api::{AddressApi, ListedPool, ListedService, WRITE_TIMEOUT, WriteError};
+use self::api::{AddressApi, ListedPool, ListedService, keeps};
 use self::records::RecordChange;
 use self::report::{Report, Reporter};
 use super::cloud::CloudState;
-use super::leader::{Leadership, WRITE_RATE, leads_for};
+use super::kubernetes::writer::{KubeWriter, WriteError, WriteLog, in_turns};
+use super::leader::leads_for;
 use super::object_state::ObjectState;
 use super::stats::Counter;
 use crate::config::KubernetesSource;
@@ -44,6 +45,8 @@ use crate::source::store::CATCH_UP_TIME;
 const MAX_WRITES: usize = 100;
 /// Pause between rounds, such as after a conflict.
 const ROUND_INTERVAL: Duration = Duration::from_millis(250);
+/// Why the record of a pool isn't there although it was written.
+const NOT_KEPT: &str = "the cluster doesn't keep `status.addresses`: apply this version's CustomResourceDefinitions";
 /// How often quarantined addresses are counted.
 const COUNT_INTERVAL: Duration = Duration::from_mins(1);
 
@@ -95,27 +98,29 @@ impl IpamState {
     }
 }
 
-/// Gives addresses while this server leads, until `stop` is set.
+/// Gives addresses while this server leads, until it stops.
 pub(super) async fn run(
     source: KubernetesSource,
     state: Arc<IpamState>,
     objects: Arc<ObjectState>,
     cloud: Arc<CloudState>,
-    leadership: watch::Receiver<Leadership>,
-    stop: watch::Receiver<bool>,
+    writer: Arc<KubeWriter>,
 ) {
     let allocator = Allocator {
         api: AddressApi::new(source),
+        writer,
         state,
         cloud,
-        leadership,
-        bucket: TokenBucket::new(WRITE_RATE),
         uncertain: BTreeMap::new(),
         reporter: Reporter::new(objects),
-        reported: LoggedErrors::default(),
+        log: WriteLog::new(
+            "address_failed",
+            "addresses can't be read or written",
+            "`list` of services and addresspools, `patch` of services/status and addresspools/status",
+        ),
         leads_since: None,
     };
-    allocator.run(stop).await;
+    allocator.run().await;
 }
 
 /// What is left to do after a round, the most urgent last.
@@ -142,28 +147,28 @@ impl Rest {
 
 struct Allocator {
     api: AddressApi,
+    writer: Arc<KubeWriter>,
     state: Arc<IpamState>,
     cloud: Arc<CloudState>,
-    leadership: watch::Receiver<Leadership>,
-    bucket: TokenBucket,
     /// Writes without a response, by Service: the version that they were for, and the addresses.
     uncertain: BTreeMap<String, (String, Vec<IpAddr>)>,
     reporter: Reporter,
-    reported: LoggedErrors,
+    log: WriteLog,
     /// Since when this server leads.
     leads_since: Option<Instant>,
 }
 
 impl Allocator {
-    async fn run(mut self, mut stop: watch::Receiver<bool>) {
-        let (mut snapshots, mut leadership) = (self.state.snapshot.subscribe(), self.leadership.clone());
+    async fn run(mut self) {
+        let (mut leadership, mut stop) = (self.writer.leadership.clone(), self.writer.stop.clone());
+        let mut snapshots = self.state.snapshot.subscribe();
         let mut backoff = Backoff::default();
         while !*stop.borrow() {
             let leader = leads_for(*leadership.borrow_and_update(), Duration::ZERO);
             let snapshot = snapshots.borrow_and_update().clone().filter(|_| leader);
             self.leads_since = leader.then(|| self.leads_since.unwrap_or_else(Instant::now));
             let rest = if let Some(snapshot) = snapshot {
-                self.round(&snapshot, &stop).await
+                self.round(&snapshot).await
             } else {
                 self.reporter.clear();
                 self.state.report.store(Arc::default());
@@ -197,7 +202,7 @@ impl Allocator {
         }
     }
 
-    async fn round(&mut self, snapshot: &Arc<Snapshot>, stop: &watch::Receiver<bool>) -> Rest {
+    async fn round(&mut self, snapshot: &Arc<Snapshot>) -> Rest {
         let snapshot = &self.as_known(snapshot);
         let (services, plan) = plan_for(snapshot, |snapshot| (snapshot.services(), snapshot.record())).await;
         let is_done = plan.changes().is_empty() && records::are_observed(&plan.records, snapshot);
@@ -208,7 +213,7 @@ impl Allocator {
         let mut listed = match self.api.list().await {
             Ok(listed) => listed,
             Err(error) => {
-                self.report_error("all Services and AddressPools", &error);
+                self.log.report("all Services and AddressPools", &error);
                 return Rest::Failed;
             }
         };
@@ -218,12 +223,14 @@ impl Allocator {
         let snapshot = Arc::new(records::with_unobserved(snapshot, &record));
         let (services, plan) = plan_for(&snapshot, move |_| (services, record)).await;
         self.report(&services, &plan);
-        let (unwritten, rest) = self.write_records(&listed.pools, &plan, stop).await;
+        let (unwritten, rest) = self.write_records(&listed.pools, &plan).await;
         let mut changes = plan.changes();
         changes.retain(|it| !records::waits_for(&services[it.service], &it.addresses, &unwritten));
-        let rest = rest.max(self.write_services(&listed.services, &changes, stop).await);
+        // What is given up comes first.
+        let place = |it: &&Decision| (it.addresses.is_empty(), services[it.service].namespace.clone());
+        let rest = rest.max(self.write_services(&listed.services, &in_turns(changes, place)).await);
         if rest == Rest::Nothing {
-            self.reported.clear();
+            self.log.clear();
         }
         rest.max(self.after(&plan))
     }
@@ -251,7 +258,6 @@ impl Allocator {
         &mut self,
         pools: &'a BTreeMap<String, ListedPool>,
         plan: &'a AllocationPlan,
-        stop: &watch::Receiver<bool>,
     ) -> (Vec<RecordChange<'a>>, Rest) {
         let (mut unwritten, mut rest) = (Vec::new(), Rest::Nothing);
         for change in records::changes(pools, plan) {
@@ -260,11 +266,12 @@ impl Allocator {
                 unwritten.push(change);
                 continue;
             };
-            let outcome = if self.may_write(stop).await {
-                let written = self.api.write_record(change.pool, pool, change.record).await;
-                self.count(&format!("AddressPool {}", change.pool), written.as_ref().err())
-            } else {
-                Rest::More
+            let (object, write) = (format!("AddressPool {}", change.pool), pool.write(change.pool, change.record));
+            let written = self.writer.apply(&write).await;
+            let outcome = match written {
+                Ok(written) if keeps(&written, change.record) => self.count(&object, None),
+                Ok(_) => self.count(&object, Some(&WriteError::Refused(format!("{object}: {NOT_KEPT}")))),
+                Err(error) => self.count(&object, Some(&error)),
             };
             if outcome != Rest::Nothing {
                 unwritten.push(change);
@@ -275,27 +282,12 @@ impl Allocator {
     }
 
     /// Writes the addresses of Services.
-    async fn write_services(
-        &mut self,
-        services: &[ListedService],
-        changes: &[&Decision],
-        stop: &watch::Receiver<bool>,
-    ) -> Rest {
+    async fn write_services(&mut self, services: &[ListedService], changes: &[&Decision]) -> Rest {
         let mut rest = if changes.len() > MAX_WRITES { Rest::More } else { Rest::Nothing };
         for decision in changes.iter().take(MAX_WRITES) {
-            if !self.may_write(stop).await {
-                return rest.max(Rest::More);
-            }
             rest = rest.max(self.write(&services[decision.service], &decision.addresses).await);
         }
         rest
-    }
-
-    /// Waits until a write may begin; returns whether this server still leads then.
-    async fn may_write(&mut self, stop: &watch::Receiver<bool>) -> bool {
-        sleep(self.bucket.take(Instant::now())).await;
-        // Another leader may read the Services when the Lease has ended: nothing may be under way then.
-        leads_for(*self.leadership.borrow(), WRITE_TIMEOUT) && !*stop.borrow()
     }
 
     fn report(&mut self, services: &[ServiceRequest], plan: &AllocationPlan) {
@@ -323,16 +315,16 @@ impl Allocator {
 
     async fn write(&mut self, service: &ListedService, addresses: &[IpAddr]) -> Rest {
         let path = service.request.path();
-        let written = self.api.write(service, addresses).await;
+        let written = self.writer.apply(&service.write(addresses)).await;
         match &written {
-            Ok(()) => {
+            Ok(_) => {
                 self.uncertain.remove(&path);
                 self.reporter.report_write(&path, &service.request.current, addresses);
             }
             Err(WriteError::Unknown(_)) => {
                 self.uncertain.insert(path.clone(), (service.version().to_owned(), addresses.to_vec()));
             }
-            Err(WriteError::Conflict | WriteError::Refused(_)) => {}
+            Err(_) => {}
         }
         self.count(&format!("Service {path}"), written.as_ref().err())
     }
@@ -344,28 +336,17 @@ impl Allocator {
                 self.state.written.increment();
                 Rest::Nothing
             }
+            Some(WriteError::NotLeader) => Rest::More,
             Some(WriteError::Conflict) => {
                 self.state.conflicts.increment();
                 tracing::debug!(object, "it has changed meanwhile");
                 Rest::More
             }
-            Some(WriteError::Refused(error) | WriteError::Unknown(error)) => {
+            Some(WriteError::Denied(error) | WriteError::Refused(error) | WriteError::Unknown(error)) => {
                 self.state.failures.increment();
-                self.report_error(object, error);
+                self.log.report(object, error);
                 Rest::Failed
             }
-        }
-    }
-
-    fn report_error(&mut self, object: &str, error: &str) {
-        if self.reported.is_new(error) {
-            tracing::warn!(
-                event = "address_failed",
-                object,
-                error,
-                "addresses can't be read or written: check the API server and the account's rights (`list` of services \
-                 and addresspools, `patch` of services/status and addresspools/status)"
-            );
         }
     }
 }

@@ -1,12 +1,15 @@
 //! What a policy server does beside serving if its source is the Kubernetes API: it takes part in the election of a
 //! leader, and as the leader it writes addresses of Services, status of objects, and Events.
 
+pub(super) mod writer;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use self::writer::KubeWriter;
 use super::cloud::CloudState;
 use super::ipam::{self, IpamState};
 use super::leader::{self, Leadership, leads_for};
@@ -69,15 +72,15 @@ impl KubernetesState {
         cloud: Arc<CloudState>,
         stop: &watch::Receiver<bool>,
     ) -> JoinHandle<()> {
-        let source = || self.source.clone();
+        let writer = Arc::new(KubeWriter::new(self.source.clone(), self.leadership(), stop.clone()));
         let (objects, ipam) = (self.objects.clone(), self.ipam.clone());
-        let (leadership, until) = (self.leadership(), stop.clone());
-        let allocator = ipam::run(source(), ipam.clone(), objects.clone(), cloud.clone(), leadership, until);
-        let sources = InputSources { objects, ipam, cloud, registry, membership };
-        let status = object_status::run(source(), sources, self.leadership(), stop.clone());
-        tokio::spawn(events::run(source(), self.objects.events.clone(), stop.clone()));
-        let writers = [tokio::spawn(allocator), tokio::spawn(status)];
-        tokio::spawn(leader::run(source(), self.leadership.clone(), writers, stop.clone()))
+        let events = events::run(objects.events.clone(), writer.clone());
+        let addresses = ipam::run(self.source.clone(), ipam.clone(), objects.clone(), cloud.clone(), writer.clone());
+        let status = object_status::run(InputSources { objects, ipam, cloud, registry, membership }, writer);
+        let writers = tokio::spawn(async move {
+            tokio::join!(addresses, status, events);
+        });
+        tokio::spawn(leader::run(self.source.clone(), self.leadership.clone(), writers, stop.clone()))
     }
 
     /// Passes a compilation to the writer of status, once it is published.

@@ -19,7 +19,7 @@ use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
-use vipgate_common::{Backoff, LoggedErrors, Rate, jittered};
+use vipgate_common::{Backoff, LoggedErrors, jittered};
 
 use self::election::{Election, LEASE_DURATION, LeaseState, RENEW_INTERVAL, Step};
 use crate::config::KubernetesSource;
@@ -29,8 +29,6 @@ use crate::source::kubernetes::{RequestError, client, request};
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 /// How soon a failed renewal is repeated.
 const RETRY_INTERVAL: Duration = Duration::from_millis(250);
-/// Rate of each kind of the leader's writes, and of Events.
-pub(super) const WRITE_RATE: Rate = Rate { interval: Duration::from_millis(50), burst: 20 };
 /// The namespace of the pod that the server runs in.
 const NAMESPACE_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
 
@@ -47,15 +45,13 @@ pub(super) fn leads_for(leadership: Leadership, duration: Duration) -> bool {
 pub(super) async fn run(
     source: KubernetesSource,
     leadership: watch::Sender<Leadership>,
-    writers: [JoinHandle<()>; 2],
+    writers: JoinHandle<()>,
     stop: watch::Receiver<bool>,
 ) {
     let mut candidate = Candidate::new(source, leadership);
     candidate.run(stop).await;
-    for writer in writers {
-        if writer.await.is_err() {
-            return;
-        }
+    if writers.await.is_err() {
+        return;
     }
     candidate.release().await;
 }

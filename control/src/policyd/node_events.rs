@@ -9,7 +9,8 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use vipgate_policy::manifest::Kind;
 
-use super::events::{ObjectEvent, ObjectEvents, ObjectReference};
+use super::events::{ObjectEvent, ObjectEvents};
+use super::kubernetes::writer::ObjectReference;
 use super::leader::{Leadership, leads_for};
 use super::registry::Registry;
 use crate::xds::publication::Publication;

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::ArcSwapOption;
 use vipgate_policy::manifest::Kind;
 
-use super::events::{ObjectEvent, ObjectEvents, ObjectReference};
+use super::events::{ObjectEvent, ObjectEvents};
+use super::kubernetes::writer::ObjectReference;
 use super::stats::Counter;
 use crate::metric::Family;
 use crate::metrics::definitions::policy_server as defined;

@@ -9,7 +9,6 @@
 //! written by a restart or a new leader.
 
 mod accepted;
-mod api;
 mod condition;
 mod events;
 #[cfg(test)]
@@ -21,25 +20,24 @@ mod policies;
 mod pools;
 mod session_samples;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::jiff::Timestamp;
-use tokio::sync::watch;
 use tokio::time::sleep;
-use vipgate_common::{Backoff, LoggedErrors, TokenBucket, jittered};
-use vipgate_policy::manifest::Kind;
+use vipgate_common::{Backoff, jittered};
 
-use self::api::{StatusApi, WRITE_TIMEOUT, WriteError};
 pub(super) use self::inputs::InputSources;
 use self::inputs::Inputs;
 use self::planner::{Planner, StatusPlan, StatusWrite};
 use self::session_samples::SessionSamples;
-use super::leader::{Leadership, WRITE_RATE, leads_for};
-use crate::config::KubernetesSource;
+use super::kubernetes::writer::{KubeWriter, Write, WriteError, WriteLog};
 use crate::source::ingest::join_result;
 
+/// Name of the field manager.
+const FIELD_MANAGER: &str = "vipgate-status";
 /// How often inputs are compared. Gateways acknowledge a policy faster than that, so most changes are one write.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Writes after which everything is derived again.
@@ -47,37 +45,30 @@ const MAX_WRITES: usize = 100;
 /// A pause after a plan is so many times as long as the plan took: at most this part of a core is used.
 const PAUSE_FACTOR: u32 = 20;
 
-/// Writes status while this server leads, until `stop` is set.
-pub(super) async fn run(
-    source: KubernetesSource,
-    sources: InputSources,
-    leadership: watch::Receiver<Leadership>,
-    stop: watch::Receiver<bool>,
-) {
-    let writer = Writer {
-        api: StatusApi::new(source),
+/// Keeps status up to date while this server leads, until it stops.
+pub(super) async fn run(sources: InputSources, writer: Arc<KubeWriter>) {
+    let reconciler = Reconciler {
         sources,
-        leadership,
-        stop,
+        writer,
         planner: Planner::default(),
         samples: SessionSamples::default(),
-        bucket: TokenBucket::new(WRITE_RATE),
         started: Instant::now(),
-        reported: BTreeMap::new(),
+        log: WriteLog::new(
+            "status_failed",
+            "the status of an object can't be written",
+            "`patch` of the status of vipgate's kinds",
+        ),
     };
-    writer.run().await;
+    reconciler.run().await;
 }
 
-struct Writer {
-    api: StatusApi,
+struct Reconciler {
     sources: InputSources,
-    leadership: watch::Receiver<Leadership>,
-    stop: watch::Receiver<bool>,
+    writer: Arc<KubeWriter>,
     planner: Planner,
     samples: SessionSamples,
-    bucket: TokenBucket,
     started: Instant,
-    reported: BTreeMap<Kind, LoggedErrors>,
+    log: WriteLog,
 }
 
 /// How a round has ended.
@@ -91,20 +82,20 @@ enum Rest {
     Failed,
 }
 
-impl Writer {
+impl Reconciler {
     async fn run(mut self) {
         let mut backoff = Backoff::default();
         let mut leading_since: Option<Instant> = None;
         let mut last: Option<Inputs> = None;
         let mut pause = INTERVAL;
         loop {
-            let mut stop = self.stop.clone();
+            let mut stop = self.writer.stop.clone();
             tokio::select! {
                 () = sleep(pause) => {}
                 _ = stop.wait_for(|stop| *stop) => return,
             }
             pause = INTERVAL;
-            if !self.leads_for(Duration::ZERO) {
+            if !self.writer.leads() {
                 (leading_since, last) = (None, None);
                 self.planner.clear();
                 self.sources.objects.pending.store(0, Relaxed);
@@ -123,14 +114,13 @@ impl Writer {
             last = (rest == Rest::Nothing).then_some(inputs);
             match rest {
                 Rest::Failed => pause = pause.max(jittered(backoff.next_delay(), getrandom::u32())),
-                Rest::Nothing | Rest::More => backoff.reset(),
+                Rest::More => backoff.reset(),
+                Rest::Nothing => {
+                    backoff.reset();
+                    self.log.clear();
+                }
             }
         }
-    }
-
-    /// Whether this server leads for this long.
-    fn leads_for(&self, duration: Duration) -> bool {
-        leads_for(*self.leadership.borrow(), duration)
     }
 
     /// Plans on a blocking thread: there may be a hundred thousand endpoints.
@@ -153,27 +143,26 @@ impl Writer {
         self.sources.objects.pending.store(pending, Relaxed);
         let mut denied = BTreeSet::new();
         for write in plan.writes.into_iter().take(MAX_WRITES) {
-            if denied.contains(&write.object.kind) {
+            // Rights may be those in a namespace.
+            let place = (write.object.kind, write.object.namespace.clone());
+            if denied.contains(&place) {
                 self.planner.refused(&write, self.started.elapsed());
                 pending -= 1;
                 continue;
             }
-            sleep(self.bucket.take(Instant::now())).await;
-            // Another leader may write when the Lease has ended: nothing may be under way then.
-            if !self.leads_for(WRITE_TIMEOUT) || *self.stop.borrow() {
-                return Rest::More;
-            }
-            let outcome = self.api.write(&write).await;
+            let document = Write::status(FIELD_MANAGER, &write.object, None, Some(write.status.clone()));
+            let outcome = self.writer.apply(&document).await;
             pending -= 1;
             self.sources.objects.pending.store(pending, Relaxed);
             match outcome {
-                Ok(()) => self.confirm(write),
+                Ok(_) => self.confirm(write),
+                Err(WriteError::NotLeader) => return Rest::More,
                 Err(error) => {
                     if matches!(error, WriteError::Denied(_)) {
-                        denied.insert(write.object.kind);
+                        denied.insert(place);
                     }
                     rest = Rest::More;
-                    if self.fail(&write, error) == Rest::Failed {
+                    if self.fail(&write, &error) == Rest::Failed {
                         return Rest::Failed;
                     }
                 }
@@ -184,41 +173,27 @@ impl Writer {
 
     fn confirm(&mut self, mut write: StatusWrite) {
         self.sources.objects.written.increment();
-        self.reported.remove(&write.object.kind);
         for event in std::mem::take(&mut write.events) {
             self.sources.objects.events.record(event);
         }
         self.planner.written(write);
     }
 
-    fn fail(&mut self, write: &StatusWrite, error: WriteError) -> Rest {
-        let now = self.started.elapsed();
-        let (counter, error, rest) = match error {
+    fn fail(&mut self, write: &StatusWrite, error: &WriteError) -> Rest {
+        let objects = &self.sources.objects;
+        let (counter, rest) = match error {
             // The source will observe it.
-            WriteError::Gone => {
-                self.sources.objects.gone.increment();
-                self.planner.refused(write, now);
-                return Rest::More;
-            }
-            WriteError::Unknown(error) => (&self.sources.objects.failed, error, Rest::Failed),
-            WriteError::Refused(error) => (&self.sources.objects.failed, error, Rest::More),
-            WriteError::Denied(error) => (&self.sources.objects.denied, error, Rest::More),
+            WriteError::Conflict | WriteError::NotLeader => (&objects.gone, Rest::More),
+            WriteError::Denied(_) => (&objects.denied, Rest::More),
+            WriteError::Refused(_) => (&objects.failed, Rest::More),
+            WriteError::Unknown(_) => (&objects.failed, Rest::Failed),
         };
         counter.increment();
         if rest == Rest::More {
-            self.planner.refused(write, now);
+            self.planner.refused(write, self.started.elapsed());
         }
-        if self.reported.entry(write.object.kind).or_default().is_new(&error) {
-            let (kind, object) = (write.object.kind.as_str(), &write.object.name);
-            tracing::warn!(
-                event = "status_failed",
-                kind,
-                object,
-                error,
-                "the status of objects can't be written: check the API server and the account's rights (`patch` of {}/\
-                 status)",
-                write.object.kind.plural()
-            );
+        if let Some(reason) = error.reason() {
+            self.log.report(&format!("{} {}", write.object.kind.as_str(), write.object.name), reason);
         }
         rest
     }

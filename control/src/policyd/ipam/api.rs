@@ -1,12 +1,14 @@
-//! Services and AddressPools in the API: read with a quorum, and their status written if they are still what was read.
+//! Services and AddressPools in the API: read with a quorum, and what is written to their status if they are still what was
+//! read.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Service;
-use kube::api::{DynamicObject, ListParams, Patch, PatchParams};
+use kube::api::{DynamicObject, ListParams};
 use kube::{Api, Client};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -15,10 +17,9 @@ use vipgate_policy::address_record::AddressRecord;
 use vipgate_policy::manifest::{FIELD_MANAGER, Kind, ServiceRequest};
 
 use crate::config::KubernetesSource;
+use crate::policyd::kubernetes::writer::{ObjectReference, Write};
 use crate::source::kubernetes::{RequestError, ReusedClient, cluster_uid, objects, request};
 
-/// Timeout of a write: the leader's Lease must be valid for longer.
-pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Timeout of reading all Services and pools.
 const LIST_TIMEOUT: Duration = Duration::from_secs(20);
 /// Objects per page of a list, which are of one resource version together.
@@ -36,6 +37,7 @@ pub(super) struct Listed {
 #[derive(Debug)]
 pub(super) struct ListedService {
     pub(super) request: ServiceRequest,
+    uid: Arc<str>,
     version: String,
 }
 
@@ -45,18 +47,8 @@ pub(super) struct ListedPool {
     pub(super) record: AddressRecord,
     /// Whether its status has one, even if it is empty.
     pub(super) has_record: bool,
+    pub(super) uid: Arc<str>,
     pub(super) version: String,
-}
-
-/// Why a write has failed.
-#[derive(Debug)]
-pub(super) enum WriteError {
-    /// The object has changed, or is gone.
-    Conflict,
-    /// The API server refuses it.
-    Refused(String),
-    /// There was no response: it may have been done.
-    Unknown(String),
 }
 
 /// A client of the cluster that was connected first.
@@ -70,6 +62,27 @@ impl ListedService {
     /// Uniquely identifies the Service in this version.
     pub(super) fn version(&self) -> &str {
         &self.version
+    }
+
+    /// The write of its addresses.
+    pub(super) fn write(&self, addresses: &[IpAddr]) -> Write {
+        let ServiceRequest { namespace, name, .. } = &self.request;
+        let (kind, uid) = (Kind::Service, self.uid.clone());
+        let object = ObjectReference { kind, namespace: namespace.clone(), name: name.clone(), uid };
+        let ingress: Vec<Value> = addresses.iter().map(|address| json!({"ip": address})).collect();
+        // Without addresses it manages no field, so that others may give it some.
+        let status = (!ingress.is_empty()).then(|| json!({"loadBalancer": {"ingress": ingress}}));
+        Write::status(FIELD_MANAGER, &object, Some(&self.version), status)
+    }
+}
+
+impl ListedPool {
+    /// The write of its record.
+    pub(super) fn write(&self, name: &str, record: &AddressRecord) -> Write {
+        let (kind, uid) = (Kind::AddressPool, self.uid.clone());
+        let object = ObjectReference { kind, namespace: String::new(), name: name.to_owned(), uid };
+        let lines: Vec<String> = record.lines().collect();
+        Write::status(FIELD_MANAGER, &object, Some(&self.version), Some(json!({"addresses": lines})))
     }
 }
 
@@ -101,7 +114,8 @@ impl AddressApi {
         for api in self.services(&client) {
             let read = |service: Service| {
                 let request = ServiceRequest::read(&service, unclassed)?;
-                Some(ListedService { request, version: service.metadata.resource_version.unwrap_or_default() })
+                let uid = service.metadata.uid.unwrap_or_default().into();
+                Some(ListedService { request, uid, version: service.metadata.resource_version.unwrap_or_default() })
             };
             listed.services.extend(list(&api, read).await?);
         }
@@ -115,38 +129,6 @@ impl AddressApi {
             return vec![Api::all(client.clone())];
         }
         self.source.namespaces.iter().map(|namespace| Api::namespaced(client.clone(), namespace)).collect()
-    }
-
-    /// Writes the addresses of a Service, if nobody has changed it since it was read.
-    pub(super) async fn write(&self, service: &ListedService, addresses: &[IpAddr]) -> Result<(), WriteError> {
-        let services: Api<Service> = Api::namespaced(self.connected()?, &service.request.namespace);
-        let patch = Patch::Merge(service_patch(&service.version, addresses));
-        let parameters = parameters();
-        let patched = services.patch_status(&service.request.name, &parameters, &patch);
-        request(WRITE_TIMEOUT, patched).await.map(drop).map_err(|error| write_error(&error))
-    }
-
-    /// Writes the record of a pool, if nobody has changed the pool since it was read.
-    pub(super) async fn write_record(
-        &self,
-        name: &str,
-        pool: &ListedPool,
-        record: &AddressRecord,
-    ) -> Result<(), WriteError> {
-        let pools = objects(self.connected()?, Kind::AddressPool, None);
-        let patch = Patch::Merge(record_patch(&pool.version, record));
-        let parameters = parameters();
-        let patched = pools.patch_status(name, &parameters, &patch);
-        let written = request(WRITE_TIMEOUT, patched).await.map_err(|error| write_error(&error))?;
-        if has_record(&written.data) && read_record(&written.data) == *record {
-            return Ok(());
-        }
-        let kept = "the cluster doesn't keep `status.addresses`: apply this version's CustomResourceDefinitions";
-        Err(WriteError::Refused(format!("AddressPool {name}: {kept}")))
-    }
-
-    fn connected(&self) -> Result<Client, WriteError> {
-        self.client.current().ok_or_else(|| WriteError::Refused("not connected".to_owned()))
     }
 }
 
@@ -167,11 +149,18 @@ where
 }
 
 fn read_pool(object: DynamicObject) -> Option<(String, ListedPool)> {
-    let version = object.metadata.resource_version.unwrap_or_default();
-    Some((
-        object.metadata.name?,
-        ListedPool { record: read_record(&object.data), has_record: has_record(&object.data), version },
-    ))
+    let pool = ListedPool {
+        record: read_record(&object.data),
+        has_record: has_record(&object.data),
+        uid: object.metadata.uid.unwrap_or_default().into(),
+        version: object.metadata.resource_version.unwrap_or_default(),
+    };
+    Some((object.metadata.name?, pool))
+}
+
+/// Whether a pool has a record as it was written: one that it lacks would be given to others.
+pub(super) fn keeps(pool: &DynamicObject, record: &AddressRecord) -> bool {
+    has_record(&pool.data) && read_record(&pool.data) == *record
 }
 
 fn has_record(pool: &Value) -> bool {
@@ -188,31 +177,6 @@ fn read_record(pool: &Value) -> AddressRecord {
         }
     }
     record
-}
-
-fn parameters() -> PatchParams {
-    PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() }
-}
-
-fn write_error(error: &RequestError) -> WriteError {
-    match error.code() {
-        Some(404 | 409) => WriteError::Conflict,
-        Some(400..=499) => WriteError::Refused(error.to_string()),
-        _ => WriteError::Unknown(error.to_string()),
-    }
-}
-
-/// A merge patch of a Service's status; with the resource version it fails if the Service is another one by now.
-fn service_patch(version: &str, addresses: &[IpAddr]) -> Value {
-    let ingress: Vec<Value> = addresses.iter().map(|address| json!({"ip": address})).collect();
-    let ingress = if ingress.is_empty() { Value::Null } else { ingress.into() };
-    json!({"metadata": {"resourceVersion": version}, "status": {"loadBalancer": {"ingress": ingress}}})
-}
-
-/// The same of a pool's status. What the writer of status applies to it has no record, so it leaves this one.
-fn record_patch(version: &str, record: &AddressRecord) -> Value {
-    let lines: Vec<String> = record.lines().collect();
-    json!({"metadata": {"resourceVersion": version}, "status": {"addresses": lines}})
 }
 
 #[cfg(test)]

@@ -5,7 +5,8 @@ use super::condition::{Transition, Truth};
 use super::gateways::{DRAINED, READY};
 use super::policies::{PROGRAMMED, REJECTED_BY_GATEWAY};
 use super::pools::{ALLOCATED, ATTACHED, EXHAUSTED, IN_PROGRESS, PROVIDER_READY};
-use crate::policyd::events::{ObjectEvent, ObjectReference};
+use crate::policyd::events::ObjectEvent;
+use crate::policyd::kubernetes::writer::ObjectReference;
 
 /// The Event of a change, if people are to see it.
 pub(super) fn event_of(object: &ObjectReference, transition: &Transition<'_>) -> Option<ObjectEvent> {

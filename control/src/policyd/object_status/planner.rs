@@ -3,8 +3,7 @@
 //! Nothing is written that is there already, so a restart and a new leader write nothing. What is provisional, such as a
 //! policy that a gateway is about to acknowledge, waits for a while.
 
-use std::collections::{HashMap, HashSet};
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +17,8 @@ use super::gateways::Gateways;
 use super::inputs::Inputs;
 use super::policies::Policies;
 use super::pools::pool_status;
-use crate::policyd::events::{ObjectEvent, ObjectReference};
+use crate::policyd::events::ObjectEvent;
+use crate::policyd::kubernetes::writer::{ObjectReference, in_turns};
 use crate::source::kubernetes::ObservedObject;
 
 /// How long what is provisional isn't written over the status of the same generation, and over that of an earlier one.
@@ -57,20 +57,10 @@ struct Written {
     status: Value,
 }
 
-/// A status that was found to be there already.
-#[derive(Debug)]
-struct Current {
-    uid: Arc<str>,
-    generation: i64,
-    observed: Option<Arc<Value>>,
-    desired: u64,
-}
-
 /// Remembers what is on its way, by manifest.
 #[derive(Debug, Default)]
 pub(super) struct Planner {
     written: HashMap<Arc<str>, Written>,
-    current: HashMap<Arc<str>, Current>,
     provisional_since: HashMap<Arc<str>, Duration>,
     refused: HashMap<Arc<str>, (Arc<str>, Duration)>,
 }
@@ -81,13 +71,11 @@ impl Planner {
         let acceptance = Acceptance::of(&inputs.compilation.outcome);
         let (policies, gateways) = (Policies::new(inputs, &acceptance), Gateways::new(inputs, &acceptance));
         let mut plan = StatusPlan::default();
-        let mut seen: HashSet<Arc<str>> = HashSet::new();
         for (name, object) in inputs.observed.iter() {
             let Some(kind) = name.split_once('/').and_then(|(kind, _)| Kind::named(kind)) else { continue };
             if !kind.is_custom() {
                 continue;
             }
-            seen.insert(name.clone());
             if object.revision > inputs.compilation.outcome.revision {
                 // Its compilation is under way.
                 continue;
@@ -103,11 +91,13 @@ impl Planner {
             };
             self.plan_object(&mut plan, kind, name, object, &desired, now, timestamp);
         }
-        self.written.retain(|name, _| seen.contains(name));
-        self.current.retain(|name, _| seen.contains(name));
-        self.provisional_since.retain(|name, _| seen.contains(name));
-        self.refused.retain(|name, _| seen.contains(name));
-        plan.writes.sort_by_key(|write| !write.is_transition);
+        self.written.retain(|name, _| inputs.observed.contains_key(name));
+        self.provisional_since.retain(|name, _| inputs.observed.contains_key(name));
+        self.refused.retain(|name, _| inputs.observed.contains_key(name));
+        plan.writes = in_turns(plan.writes, |write| {
+            let ObjectReference { namespace, name, .. } = &write.object;
+            (write.is_transition, if namespace.is_empty() { name.clone() } else { namespace.clone() })
+        });
         plan
     }
 
@@ -128,20 +118,10 @@ impl Planner {
             }
             self.refused.remove(name);
         }
-        let current = Current {
-            uid: object.uid.clone(),
-            generation: object.generation,
-            observed: object.status.clone(),
-            desired: digest(desired),
-        };
-        if !desired.is_provisional && self.current.get(name).is_some_and(|before| is_same(before, &current)) {
-            return;
-        }
         let present = self.present(name, object);
         let status = desired.document(&present, object.generation, timestamp);
         if !differs(kind, &status, &present) {
             self.provisional_since.remove(name);
-            self.current.insert(name.clone(), current);
             return;
         }
         if !desired.is_provisional {
@@ -193,8 +173,6 @@ impl Planner {
     /// A status was written.
     pub(super) fn written(&mut self, write: StatusWrite) {
         let StatusWrite { object, status, manifest, observed, .. } = write;
-        // What was there isn't any more.
-        self.current.remove(&manifest);
         self.written.insert(manifest, Written { uid: object.uid, observed, status });
     }
 
@@ -215,24 +193,6 @@ fn is_same_status(one: Option<&Arc<Value>>, other: Option<&Arc<Value>>) -> bool 
         (None, None) => true,
         _ => false,
     }
-}
-
-fn is_same(one: &Current, other: &Current) -> bool {
-    one.uid == other.uid
-        && one.generation == other.generation
-        && one.desired == other.desired
-        && is_same_status(one.observed.as_ref(), other.observed.as_ref())
-}
-
-fn digest(desired: &DesiredStatus) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    for condition in &desired.conditions {
-        (condition.kind, condition.status.as_str(), &condition.reason, &condition.message).hash(&mut hasher);
-    }
-    for (name, value) in &desired.fields {
-        (name, value.to_string()).hash(&mut hasher);
-    }
-    hasher.finish()
 }
 
 #[cfg(test)]

@@ -71,17 +71,12 @@ impl ReusedClient {
     /// # Errors
     /// If it can't be made.
     pub(crate) async fn get(&mut self) -> Result<Client, ConnectError> {
-        let client = match self.current() {
+        let client = match self.client.clone() {
             Some(client) => client,
             None => client(&self.source).await?,
         };
         self.client = Some(client.clone());
         Ok(client)
-    }
-
-    /// The client, if there is one.
-    pub(crate) fn current(&self) -> Option<Client> {
-        self.client.clone()
     }
 
     /// Discards the client.

@@ -31,7 +31,7 @@ fn snapshot(pools: &[(&str, &[&str])]) -> Snapshot {
 fn listed(pools: &[(&str, &[&str])]) -> BTreeMap<String, ListedPool> {
     let pool = |(name, lines): &(&str, &[&str])| {
         let record = AddressRecord::from_lines(lines.iter().copied()).unwrap();
-        ((*name).to_owned(), ListedPool { record, has_record: true, version: "1".to_owned() })
+        ((*name).to_owned(), ListedPool { record, has_record: true, uid: "u".into(), version: "1".to_owned() })
     };
     pools.iter().map(pool).collect()
 }

@@ -159,6 +159,21 @@ fn changes_of_conditions_come_before_changes_of_counts() {
     assert_eq!(order, [("n", true), ("p", false)]);
 }
 
+#[test]
+fn a_namespace_with_many_changes_delays_no_other() {
+    let names: Vec<String> = (0..50).map(|n| format!("EgressPolicy/a/{n:02}")).collect();
+    let of_others = ["EgressPolicy/b/p", "VipGateway/g1"];
+    let all = names.iter().map(String::as_str).chain(of_others);
+    let objects: Vec<_> = all.map(|name| (name, policy("u", 1, None))).collect();
+    let (inputs, mut planner) = (inputs(&objects, vec![connected("g1", 1)]), Planner::default());
+    // Policies that are in no placement yet wait at first.
+    planner.plan(&inputs, seconds(0), "t");
+    let plan = planner.plan(&inputs, seconds(2), "t");
+    assert_eq!(plan.writes.len(), 52);
+    let first: Vec<&str> = plan.writes.iter().take(3).map(|write| &*write.object.name).collect();
+    assert_eq!(first, ["00", "p", "g1"]);
+}
+
 /// What happens in the cluster.
 #[derive(Clone, Debug)]
 enum Happening {
