@@ -10,7 +10,7 @@ use serde_json::json;
 use tokio::sync::Notify;
 use vipgate_policy::manifest::DEFAULT_NAMESPACE;
 
-use super::kubernetes::writer::{KubeWriter, ObjectReference, Write, WriteLog};
+use super::kubernetes::writer::{KubeWriter, ObjectReference, Purpose, Write};
 use super::stats::Counter;
 use crate::metric::Family;
 use crate::metrics::definitions::policy_server as defined;
@@ -23,7 +23,7 @@ const MAX_MESSAGE: usize = 1024;
 const MAX_NAME: usize = 230;
 /// Maximum number of Events whose counts are remembered; the API server forgets Events after an hour.
 const MAX_REMEMBERED: usize = 4096;
-/// The component that Events are from, and their field manager.
+/// The component that Events are from.
 const COMPONENT: &str = "vipgate-policyd";
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -83,7 +83,7 @@ impl ObjectEvent {
             "count": count,
             "source": {"component": COMPONENT},
         });
-        Write::event(COMPONENT, document)
+        Write::event(document)
     }
 
     /// What it says, for tests.
@@ -99,8 +99,6 @@ impl ObjectEvent {
 pub(super) struct ObjectEvents {
     queue: Mutex<VecDeque<ObjectEvent>>,
     added: Notify,
-    written: Counter,
-    failed: Counter,
     dropped: Counter,
 }
 
@@ -127,10 +125,9 @@ impl ObjectEvents {
         }
     }
 
-    /// Its metrics.
-    pub(super) fn families(&self) -> Vec<Family> {
-        let results = [("written", &self.written), ("failed", &self.failed), ("dropped", &self.dropped)];
-        vec![defined::EVENTS.by_label(results.map(|(result, count)| (result, count.get())))]
+    /// Its metric.
+    pub(super) fn family(&self) -> Family {
+        defined::EVENTS_DROPPED.single(self.dropped.get())
     }
 }
 
@@ -151,24 +148,14 @@ impl Counts {
 /// Writes recorded Events until the server stops. One that can't be written is lost.
 pub(super) async fn run(events: Arc<ObjectEvents>, writer: Arc<KubeWriter>) {
     let (mut stop, mut counts) = (writer.stop.clone(), Counts::default());
-    let mut log = WriteLog::new("event_failed", "an Event can't be written", "`create` and `patch` of events");
     let write_all = async {
         loop {
             let event = events.next().await;
             let (name, now) = (event.name(), Timestamp::now());
             let (count, first) = counts.next(&name, now);
-            match writer.apply(&event.write(count, first, now)).await {
-                Ok(_) => {
-                    events.written.increment();
-                    counts.0.insert(name, (count, first));
-                    log.clear();
-                }
-                Err(error) => {
-                    events.failed.increment();
-                    if let Some(reason) = error.reason() {
-                        log.report(&name, reason);
-                    }
-                }
+            if writer.apply(&event.write(count, first, now)).await.is_ok() {
+                counts.0.insert(name, (count, first));
+                writer.succeeded(Purpose::Events);
             }
         }
     };

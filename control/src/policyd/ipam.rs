@@ -13,7 +13,7 @@ mod api;
 mod records;
 mod report;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,22 +31,21 @@ use self::api::{AddressApi, ListedPool, ListedService, keeps};
 use self::records::RecordChange;
 use self::report::{Report, Reporter};
 use super::cloud::CloudState;
-use super::kubernetes::writer::{KubeWriter, WriteError, WriteLog, in_turns};
+use super::kubernetes::writer::{KubeWriter, Purpose, Write, WriteError, in_turns};
 use super::leader::leads_for;
 use super::object_state::ObjectState;
-use super::stats::Counter;
 use crate::config::KubernetesSource;
 use crate::metric::Family;
 use crate::metrics::definitions::policy_server as defined;
 use crate::source::ingest::join_result;
 use crate::source::store::CATCH_UP_TIME;
 
-/// Writes to Services after which all are read again.
-const MAX_WRITES: usize = 100;
 /// Pause between rounds, such as after a conflict.
 const ROUND_INTERVAL: Duration = Duration::from_millis(250);
 /// Why the record of a pool isn't there although it was written.
 const NOT_KEPT: &str = "the cluster doesn't keep `status.addresses`: apply this version's CustomResourceDefinitions";
+/// Writes that are due later than that have failed several times.
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// How often quarantined addresses are counted.
 const COUNT_INTERVAL: Duration = Duration::from_mins(1);
 
@@ -56,9 +55,6 @@ pub struct IpamState {
     /// The objects in force.
     snapshot: watch::Sender<Option<Arc<Snapshot>>>,
     report: ArcSwap<Report>,
-    written: Counter,
-    conflicts: Counter,
-    failures: Counter,
 }
 
 impl IpamState {
@@ -89,12 +85,7 @@ impl IpamState {
             states.map(|(state, count)| (vec![("pool", pool.name.clone()), ("state", state.to_owned())], count))
         });
         let refused = |reason: Reason| (reason.as_str(), report.refused.get(&reason).copied().unwrap_or_default());
-        let results = [("written", &self.written), ("conflict", &self.conflicts), ("failed", &self.failures)];
-        vec![
-            defined::IPAM_ADDRESSES.family(usage.collect()),
-            defined::IPAM_REFUSED.by_label(Reason::ALL.map(refused)),
-            defined::IPAM_WRITES.by_label(results.map(|(result, count)| (result, count.get()))),
-        ]
+        vec![defined::IPAM_ADDRESSES.family(usage.collect()), defined::IPAM_REFUSED.by_label(Reason::ALL.map(refused))]
     }
 }
 
@@ -113,29 +104,31 @@ pub(super) async fn run(
         cloud,
         uncertain: BTreeMap::new(),
         reporter: Reporter::new(objects),
-        log: WriteLog::new(
-            "address_failed",
-            "addresses can't be read or written",
-            "`list` of services and addresspools, `patch` of services/status and addresspools/status",
-        ),
         leads_since: None,
     };
     allocator.run().await;
 }
 
-/// What is left to do after a round, the most urgent last.
+/// What is left to do after a round, the most urgent first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Rest {
-    Nothing,
-    /// Another round after this time, since quarantines end.
-    Later(Duration),
-    /// Another round.
-    More,
-    /// The same again, later.
+    /// The same again, later: nothing could be read, or writes fail again and again.
     Failed,
+    /// Another round after this time: quarantines end, or there is more to write.
+    Later(Duration),
+    Nothing,
 }
 
 impl Rest {
+    /// What is left of writes.
+    fn of(retry_after: Option<Duration>) -> Self {
+        match retry_after {
+            None => Self::Nothing,
+            Some(delay) if delay > MAX_RETRY_DELAY => Self::Failed,
+            Some(delay) => Self::Later(delay.max(ROUND_INTERVAL)),
+        }
+    }
+
     /// What is left once a plan is carried out.
     fn after(plan: &AllocationPlan, now: Timestamp) -> Self {
         let until = |end: Timestamp| Duration::try_from(end.duration_since(now)).unwrap_or_default();
@@ -153,7 +146,6 @@ struct Allocator {
     /// Writes without a response, by Service: the version that they were for, and the addresses.
     uncertain: BTreeMap<String, (String, Vec<IpAddr>)>,
     reporter: Reporter,
-    log: WriteLog,
     /// Since when this server leads.
     leads_since: Option<Instant>,
 }
@@ -178,7 +170,6 @@ impl Allocator {
             let delay = match rest {
                 Rest::Nothing => None,
                 Rest::Later(delay) => Some(delay),
-                Rest::More => Some(ROUND_INTERVAL),
                 Rest::Failed => Some(jittered(backoff.next_delay(), getrandom::u32())),
             };
             if !matches!(rest, Rest::Failed) {
@@ -213,7 +204,7 @@ impl Allocator {
         let mut listed = match self.api.list().await {
             Ok(listed) => listed,
             Err(error) => {
-                self.log.report("all Services and AddressPools", &error);
+                self.writer.report(Purpose::Addresses, "all Services and AddressPools", &error);
                 return Rest::Failed;
             }
         };
@@ -228,11 +219,11 @@ impl Allocator {
         changes.retain(|it| !records::waits_for(&services[it.service], &it.addresses, &unwritten));
         // What is given up comes first.
         let place = |it: &&Decision| (it.addresses.is_empty(), services[it.service].namespace.clone());
-        let rest = rest.max(self.write_services(&listed.services, &in_turns(changes, place)).await);
+        let rest = rest.min(self.write_services(&listed.services, &in_turns(changes, place)).await);
         if rest == Rest::Nothing {
-            self.log.clear();
+            self.writer.succeeded(Purpose::Addresses);
         }
-        rest.max(self.after(&plan))
+        rest.min(self.after(&plan))
     }
 
     /// The snapshot of a leader: a new one may not have the objects yet that the record is of, so it frees none at first.
@@ -250,7 +241,7 @@ impl Allocator {
 
     fn after(&self, plan: &AllocationPlan) -> Rest {
         let rest = Rest::after(plan, Timestamp::now());
-        if self.has_caught_up() { rest } else { rest.max(Rest::Later(CATCH_UP_TIME)) }
+        if self.has_caught_up() { rest } else { rest.min(Rest::Later(CATCH_UP_TIME)) }
     }
 
     /// Writes the records that the API doesn't have; returns those that it may still not have.
@@ -259,35 +250,51 @@ impl Allocator {
         pools: &'a BTreeMap<String, ListedPool>,
         plan: &'a AllocationPlan,
     ) -> (Vec<RecordChange<'a>>, Rest) {
-        let (mut unwritten, mut rest) = (Vec::new(), Rest::Nothing);
-        for change in records::changes(pools, plan) {
-            let Some(pool) = change.listed else {
-                // The watch will say that it is gone.
-                unwritten.push(change);
-                continue;
-            };
-            let (object, write) = (format!("AddressPool {}", change.pool), pool.write(change.pool, change.record));
-            let written = self.writer.apply(&write).await;
-            let outcome = match written {
-                Ok(written) if keeps(&written, change.record) => self.count(&object, None),
-                Ok(_) => self.count(&object, Some(&WriteError::Refused(format!("{object}: {NOT_KEPT}")))),
-                Err(error) => self.count(&object, Some(&error)),
-            };
-            if outcome != Rest::Nothing {
-                unwritten.push(change);
-            }
-            rest = rest.max(outcome);
+        let mut changes = records::changes(pools, plan);
+        let mut writes = Vec::new();
+        for (n, change) in changes.iter().enumerate() {
+            // The watch will say that another pool is gone.
+            writes.extend(change.listed.map(|pool| (n, pool.write(change.pool, change.record))));
         }
-        (unwritten, rest)
+        let applied = self.writer.apply_all(writes).await;
+        let (mut rest, mut recorded) = (Rest::of(applied.retry_after), BTreeSet::new());
+        for (n, written) in applied.outcomes {
+            let RecordChange { pool, record, .. } = changes[n];
+            match written {
+                Ok(written) if keeps(&written, record) => {
+                    recorded.insert(pool);
+                }
+                Ok(_) => {
+                    self.writer.report(Purpose::Addresses, &format!("AddressPool {pool}"), NOT_KEPT);
+                    rest = Rest::Failed;
+                }
+                Err(_) => {}
+            }
+        }
+        changes.retain(|it| !recorded.contains(it.pool));
+        (changes, rest)
     }
 
     /// Writes the addresses of Services.
     async fn write_services(&mut self, services: &[ListedService], changes: &[&Decision]) -> Rest {
-        let mut rest = if changes.len() > MAX_WRITES { Rest::More } else { Rest::Nothing };
-        for decision in changes.iter().take(MAX_WRITES) {
-            rest = rest.max(self.write(&services[decision.service], &decision.addresses).await);
+        let writes: Vec<Write> = changes.iter().map(|it| services[it.service].write(&it.addresses)).collect();
+        let applied = self.writer.apply_all(writes.into_iter().enumerate()).await;
+        for (n, written) in applied.outcomes {
+            let Decision { service, addresses, .. } = changes[n];
+            let service = &services[*service];
+            let path = service.request.path();
+            match written {
+                Ok(_) => {
+                    self.uncertain.remove(&path);
+                    self.reporter.report_write(&path, &service.request.current, addresses);
+                }
+                Err(WriteError::Unknown(_)) => {
+                    self.uncertain.insert(path, (service.version().to_owned(), addresses.clone()));
+                }
+                Err(_) => {}
+            }
         }
-        rest
+        Rest::of(applied.retry_after)
     }
 
     fn report(&mut self, services: &[ServiceRequest], plan: &AllocationPlan) {
@@ -311,43 +318,6 @@ impl Allocator {
         }
         self.uncertain = left;
         services
-    }
-
-    async fn write(&mut self, service: &ListedService, addresses: &[IpAddr]) -> Rest {
-        let path = service.request.path();
-        let written = self.writer.apply(&service.write(addresses)).await;
-        match &written {
-            Ok(_) => {
-                self.uncertain.remove(&path);
-                self.reporter.report_write(&path, &service.request.current, addresses);
-            }
-            Err(WriteError::Unknown(_)) => {
-                self.uncertain.insert(path.clone(), (service.version().to_owned(), addresses.to_vec()));
-            }
-            Err(_) => {}
-        }
-        self.count(&format!("Service {path}"), written.as_ref().err())
-    }
-
-    /// Counts a write; returns what follows from its error.
-    fn count(&mut self, object: &str, error: Option<&WriteError>) -> Rest {
-        match error {
-            None => {
-                self.state.written.increment();
-                Rest::Nothing
-            }
-            Some(WriteError::NotLeader) => Rest::More,
-            Some(WriteError::Conflict) => {
-                self.state.conflicts.increment();
-                tracing::debug!(object, "it has changed meanwhile");
-                Rest::More
-            }
-            Some(WriteError::Denied(error) | WriteError::Refused(error) | WriteError::Unknown(error)) => {
-                self.state.failures.increment();
-                self.log.report(object, error);
-                Rest::Failed
-            }
-        }
     }
 }
 

@@ -72,8 +72,9 @@ impl KubernetesState {
         cloud: Arc<CloudState>,
         stop: &watch::Receiver<bool>,
     ) -> JoinHandle<()> {
-        let writer = Arc::new(KubeWriter::new(self.source.clone(), self.leadership(), stop.clone()));
         let (objects, ipam) = (self.objects.clone(), self.ipam.clone());
+        let writer = KubeWriter::new(self.source.clone(), self.leadership(), stop.clone(), objects.writes.clone());
+        let writer = Arc::new(writer);
         let events = events::run(objects.events.clone(), writer.clone());
         let addresses = ipam::run(self.source.clone(), ipam.clone(), objects.clone(), cloud.clone(), writer.clone());
         let status = object_status::run(InputSources { objects, ipam, cloud, registry, membership }, writer);

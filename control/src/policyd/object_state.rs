@@ -10,8 +10,7 @@ use arc_swap::ArcSwapOption;
 use vipgate_policy::manifest::Kind;
 
 use super::events::{ObjectEvent, ObjectEvents};
-use super::kubernetes::writer::ObjectReference;
-use super::stats::Counter;
+use super::kubernetes::writer::{ObjectReference, WriteCounts};
 use crate::metric::Family;
 use crate::metrics::definitions::policy_server as defined;
 use crate::source::kubernetes::ObservedObjects;
@@ -64,11 +63,8 @@ pub(super) struct ObjectState {
     pub(super) recent: RecentVersions,
     /// Events that are to be written.
     pub(super) events: Arc<ObjectEvents>,
-    /// Writes of status, by result.
-    pub(super) written: Counter,
-    pub(super) gone: Counter,
-    pub(super) denied: Counter,
-    pub(super) failed: Counter,
+    /// Writes to the API.
+    pub(super) writes: Arc<WriteCounts>,
     /// Objects whose status is still to be written.
     pub(super) pending: AtomicU64,
 }
@@ -83,14 +79,8 @@ impl ObjectState {
 
     /// Its metrics.
     pub(super) fn families(&self) -> Vec<Family> {
-        let results =
-            [("written", &self.written), ("gone", &self.gone), ("denied", &self.denied), ("failed", &self.failed)];
-        let mut families = vec![
-            defined::STATUS_WRITES.by_label(results.map(|(result, count)| (result, count.get()))),
-            defined::STATUS_PENDING.single(self.pending.load(Relaxed)),
-        ];
-        families.extend(self.events.families());
-        families
+        let pending = defined::STATUS_PENDING.single(self.pending.load(Relaxed));
+        vec![self.writes.family(), pending, self.events.family()]
     }
 }
 

@@ -188,7 +188,7 @@ fn a_policy_is_programmed_once_the_gateway_has_it_and_nothing_is_written_twice()
     wait_in_step(&testbed);
     std::thread::sleep(Duration::from_secs(13));
     assert_eq!((versions(&api), wait_in_step(&testbed)), (before, version), "{}", policyd.log());
-    assert!(policyd.metric("vipgate_policyd_status_writes_total", "") < 0.5);
+    assert!(policyd.metric("vipgate_policyd_writes_total", "of=\"status\"") < 0.5);
     assert!(policyd.metric("vipgate_policyd_status_pending", "") < 0.5);
     // But for the number of sessions, after a while.
     let sessions = || api.get("vipgateway", "", "gw-test")["status"]["sessions"].as_u64();
@@ -237,7 +237,11 @@ fn what_is_not_in_force_says_why_and_is_an_event_once() {
     assert_eq!(object["metadata"]["generation"], 1);
     api.delete("egresspolicy", "tenant-c", "second");
     std::thread::sleep(Duration::from_secs(2));
-    assert!(policyd.metric("vipgate_policyd_status_writes_total", "result=\"failed\"") < 0.5, "{}", policyd.log());
+    assert!(
+        policyd.metric("vipgate_policyd_writes_total", "of=\"status\",result=\"failed\"") < 0.5,
+        "{}",
+        policyd.log()
+    );
     policyd.kill();
 }
 
@@ -370,7 +374,7 @@ fn without_rights_to_write_status_everything_else_goes_on() {
         api.patch_status(resource, namespace, name, &json!({"status": null}));
         let policyd = start_policyd(&testbed, &source(&api, POLICYD, ""));
         policyd.wait_for_log(&["status_failed", &right, "forbidden"]);
-        assert!(policyd.metric("vipgate_policyd_status_writes_total", "result=\"denied\"") > 0.5);
+        assert!(policyd.metric("vipgate_policyd_writes_total", "of=\"status\",result=\"denied\"") > 0.5);
         std::thread::sleep(Duration::from_secs(2));
         assert_eq!(policyd.log().matches("status_failed").count(), 1, "{}", policyd.log());
         policyd.kill();

@@ -19,9 +19,8 @@ const CLOUD_RESULT: Label = Label::one_of("result", &["done", "failed"]);
 const OPERATION: Label = Label::any("operation", "operation of the provider's API");
 const CODE: Label = Label::any("code", "`OK`, or the provider's error code");
 const REFUSAL_REASON: Label = Label::names("reason", || Reason::ALL.iter().map(|reason| reason.as_str()).collect());
-const WRITE_RESULT: Label = Label::one_of("result", &["written", "conflict", "failed"]);
-const STATUS_RESULT: Label = Label::one_of("result", &["written", "gone", "denied", "failed"]);
-const EVENT_RESULT: Label = Label::one_of("result", &["written", "failed", "dropped"]);
+const WRITE_PURPOSE: Label = Label::one_of("of", &["addresses", "status", "events"]);
+const WRITE_RESULT: Label = Label::one_of("result", &["written", "conflict", "denied", "failed"]);
 
 metrics! {
     /// Policy server.
@@ -78,8 +77,6 @@ metrics! {
          those that are free for all; from the leader";
     IPAM_REFUSED = Gauge("ipam_refused", [REFUSAL_REASON]):
         "Services that don't get an address that they ask for, by reason; from the leader";
-    IPAM_WRITES = Counter("ipam_writes", [WRITE_RESULT]):
-        "Writes of addresses to the status of Services and AddressPools, by result";
     CLOUD_REACHABLE = Gauge("cloud_reachable", [POOL]):
         "Whether the last observation of a pool's provider succeeded";
     CLOUD_ADDRESSES = Gauge("cloud_addresses", [POOL, CLOUD_STATE]):
@@ -91,10 +88,10 @@ metrics! {
     CLOUD_REPAIRED = Counter("cloud_repaired", [POOL]): "VIPs that somebody else had detached";
     CLOUD_ATTACH_TIME = Milliseconds("cloud_attach_seconds", [POOL]):
         "Time from when a gateway owned a VIP until it was attached there, of the last one";
-    STATUS_WRITES = Counter("policyd_status_writes", [STATUS_RESULT]):
-        "Writes of the status of vipgate's objects, by result; `gone`: the object was deleted meanwhile";
+    WRITES = Counter("policyd_writes", [WRITE_PURPOSE, WRITE_RESULT]):
+        "Writes to the Kubernetes API: addresses to the status of Services and AddressPools, the status of vipgate's \
+         objects, and Events; by result, of which `conflict`: the object was changed or deleted meanwhile";
     STATUS_PENDING = Gauge("policyd_status_pending", []):
         "Objects whose status is still to be written; from the leader";
-    EVENTS = Counter("policyd_events", [EVENT_RESULT]):
-        "Kubernetes Events, by result; `dropped`: too many at once";
+    EVENTS_DROPPED = Counter("policyd_events_dropped", []): "Kubernetes Events that weren't written: too many at once";
 }

@@ -14,10 +14,10 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 use vipgate_policy::address_record::AddressRecord;
-use vipgate_policy::manifest::{FIELD_MANAGER, Kind, ServiceRequest};
+use vipgate_policy::manifest::{Kind, ServiceRequest};
 
 use crate::config::KubernetesSource;
-use crate::policyd::kubernetes::writer::{ObjectReference, Write};
+use crate::policyd::kubernetes::writer::{ObjectReference, Purpose, Write};
 use crate::source::kubernetes::{RequestError, ReusedClient, cluster_uid, objects, request};
 
 /// Timeout of reading all Services and pools.
@@ -72,7 +72,7 @@ impl ListedService {
         let ingress: Vec<Value> = addresses.iter().map(|address| json!({"ip": address})).collect();
         // Without addresses it manages no field, so that others may give it some.
         let status = (!ingress.is_empty()).then(|| json!({"loadBalancer": {"ingress": ingress}}));
-        Write::status(FIELD_MANAGER, &object, Some(&self.version), status)
+        Write::status(Purpose::Addresses, object, Some(&self.version), status)
     }
 }
 
@@ -81,8 +81,8 @@ impl ListedPool {
     pub(super) fn write(&self, name: &str, record: &AddressRecord) -> Write {
         let (kind, uid) = (Kind::AddressPool, self.uid.clone());
         let object = ObjectReference { kind, namespace: String::new(), name: name.to_owned(), uid };
-        let lines: Vec<String> = record.lines().collect();
-        Write::status(FIELD_MANAGER, &object, Some(&self.version), Some(json!({"addresses": lines})))
+        let status = json!({"addresses": record.lines().collect::<Vec<String>>()});
+        Write::status(Purpose::Addresses, object, Some(&self.version), Some(status))
     }
 }
 

@@ -30,6 +30,13 @@ fn a_round_follows_when_a_quarantine_ends() {
 
 #[test]
 fn what_failed_is_more_urgent_than_what_waits() {
-    let order = [Rest::Nothing, Rest::Later(COUNT_INTERVAL), Rest::More, Rest::Failed];
+    let order = [Rest::Failed, Rest::Later(ROUND_INTERVAL), Rest::Later(COUNT_INTERVAL), Rest::Nothing];
     assert!(order.is_sorted());
+}
+
+#[test]
+fn a_write_that_fails_again_and_again_delays_the_next_round() {
+    let after = |milliseconds| Rest::of(Some(Duration::from_millis(milliseconds)));
+    assert_eq!((Rest::of(None), after(0)), (Rest::Nothing, Rest::Later(ROUND_INTERVAL)));
+    assert_eq!((after(1000), after(2000)), (Rest::Later(MAX_RETRY_DELAY), Rest::Failed));
 }

@@ -2,29 +2,37 @@
 //! this server leads. Fields that others have written stay theirs.
 //!
 //! One write is under way at a time, at a limited rate. Each of the three has one in the queue, so they take turns, and
-//! none delays the others.
+//! none delays the others. Whoever plans writes says each time what all of them are: what has failed is tried again after a
+//! while if it is still among them.
+
+mod outcome;
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Event as ApiEvent;
 use kube::api::{ApiResource, DynamicObject, Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
-use tokio::sync::{Mutex, watch};
+use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::time::sleep;
-use vipgate_common::{LoggedErrors, Rate, TokenBucket};
-use vipgate_policy::manifest::Kind;
+use vipgate_common::{Rate, TokenBucket};
+use vipgate_policy::manifest::{FIELD_MANAGER, Kind};
 
+use self::outcome::Failures;
+pub(in crate::policyd) use self::outcome::{WriteCounts, WriteError};
 use crate::config::KubernetesSource;
 use crate::policyd::leader::{Leadership, leads_for};
-use crate::source::kubernetes::{RequestError, ReusedClient, objects, request};
+use crate::source::kubernetes::{ReusedClient, objects, request};
 
 /// Rate of all writes together.
 const RATE: Rate = Rate { interval: Duration::from_millis(20), burst: 50 };
 /// Timeout of a write: the leader's Lease must be valid for longer.
 const TIMEOUT: Duration = Duration::from_secs(1);
+/// Writes of a plan that are tried, and how long that may take: then there may be another plan.
+const MAX_WRITES: usize = 100;
+const MAX_TIME: Duration = Duration::from_secs(5);
 
 /// The object that an Event or a status is about.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -46,18 +54,46 @@ impl ObjectReference {
     }
 }
 
-/// What is written to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Target {
-    Status(Kind),
-    Event,
+/// What is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(in crate::policyd) enum Purpose {
+    Addresses,
+    Status,
+    Events,
 }
 
-/// All fields that their manager wants of an object. What it applied before and isn't among them is removed.
+impl Purpose {
+    /// The field manager.
+    fn manager(self) -> &'static str {
+        match self {
+            Self::Addresses => FIELD_MANAGER,
+            Self::Status => "vipgate-status",
+            Self::Events => "vipgate-policyd",
+        }
+    }
+
+    /// The name of a failure's log event, what it is, and the rights that may be lacking.
+    fn failure(self) -> [&'static str; 3] {
+        match self {
+            Self::Addresses => [
+                "address_failed",
+                "addresses can't be read or written",
+                "`list` of services and addresspools, `patch` of services/status and addresspools/status",
+            ],
+            Self::Status => {
+                ["status_failed", "status can't be written", "`patch` of the status of each of vipgate's kinds"]
+            }
+            Self::Events => ["event_failed", "an Event can't be written", "`create` and `patch` of events"],
+        }
+    }
+}
+
+/// All fields that a purpose has in an object. What it applied before and isn't among them is removed.
 #[derive(Clone, Debug)]
 pub(in crate::policyd) struct Write {
-    manager: &'static str,
-    target: Target,
+    purpose: Purpose,
+    /// The object whose status it is; `None`: it is an Event.
+    object: Option<ObjectReference>,
     pub(in crate::policyd) document: Value,
 }
 
@@ -65,8 +101,8 @@ impl Write {
     /// The status of an object; `None`: no field of it. With the uid it is refused for an object that was created again
     /// with the same name, and with a resource version for one that anybody has changed since then.
     pub(in crate::policyd) fn status(
-        manager: &'static str,
-        object: &ObjectReference,
+        purpose: Purpose,
+        object: ObjectReference,
         version: Option<&str>,
         status: Option<Value>,
     ) -> Self {
@@ -82,72 +118,60 @@ impl Write {
         if let Some(status) = status {
             document["status"] = status;
         }
-        Self { manager, target: Target::Status(object.kind), document }
+        Self { purpose, object: Some(object), document }
     }
 
     /// An Event, without its type.
-    pub(in crate::policyd) fn event(manager: &'static str, mut document: Value) -> Self {
+    pub(in crate::policyd) fn event(mut document: Value) -> Self {
         document["apiVersion"] = "v1".into();
         document["kind"] = "Event".into();
-        Self { manager, target: Target::Event, document }
+        Self { purpose: Purpose::Events, object: None, document }
+    }
+
+    /// Namespace and name of what is written to.
+    fn path(&self) -> (Option<&str>, &str) {
+        let metadata = &self.document["metadata"];
+        (metadata["namespace"].as_str(), metadata["name"].as_str().unwrap_or_default())
+    }
+
+    /// What is written to, for people.
+    fn title(&self) -> String {
+        let kind = self.object.as_ref().map_or("Event", |object| object.kind.as_str());
+        match self.path() {
+            (Some(namespace), name) => format!("{kind} {namespace}/{name}"),
+            (None, name) => format!("{kind} {name}"),
+        }
     }
 
     async fn send(&self, client: Client) -> Result<DynamicObject, kube::Error> {
-        let (parameters, patch) = (PatchParams::apply(self.manager).force(), Patch::Apply(&self.document));
-        let metadata = &self.document["metadata"];
-        let (name, namespace) = (metadata["name"].as_str().unwrap_or_default(), metadata["namespace"].as_str());
-        match self.target {
-            Target::Status(kind) => objects(client, kind, namespace).patch_status(name, &parameters, &patch).await,
-            Target::Event => {
-                let resource = ApiResource::erase::<ApiEvent>(&());
-                let events: Api<DynamicObject> = Api::namespaced_with(client, namespace.unwrap_or_default(), &resource);
-                events.patch(name, &parameters, &patch).await
-            }
+        let (parameters, patch) = (PatchParams::apply(self.purpose.manager()).force(), Patch::Apply(&self.document));
+        let (namespace, name) = self.path();
+        if let Some(object) = &self.object {
+            return objects(client, object.kind, namespace).patch_status(name, &parameters, &patch).await;
         }
+        let resource = ApiResource::erase::<ApiEvent>(&());
+        let events: Api<DynamicObject> = Api::namespaced_with(client, namespace.unwrap_or_default(), &resource);
+        events.patch(name, &parameters, &patch).await
     }
 }
 
-/// Why a write has failed.
-#[derive(Debug, PartialEq, Eq)]
-pub(in crate::policyd) enum WriteError {
-    /// This server doesn't lead, or not for long enough, or stops: nothing was sent.
-    NotLeader,
-    /// The object has changed, is gone, or another one has its name.
-    Conflict,
-    /// The account may not.
-    Denied(String),
-    /// The API server refuses it.
-    Refused(String),
-    /// There was no response: it may have been done.
-    Unknown(String),
-}
-
-impl WriteError {
-    fn of(error: &RequestError) -> Self {
-        let text = error.to_string();
-        match error.code() {
-            Some(404 | 409) => Self::Conflict,
-            Some(401 | 403) => Self::Denied(text),
-            Some(code @ 400..=499) if code != 429 => Self::Refused(text),
-            _ => Self::Unknown(text),
-        }
-    }
-
-    /// What people must know of it. The others are resolved by the next plan.
-    pub(in crate::policyd) fn reason(&self) -> Option<&str> {
-        match self {
-            Self::NotLeader | Self::Conflict => None,
-            Self::Denied(reason) | Self::Refused(reason) | Self::Unknown(reason) => Some(reason),
-        }
-    }
+/// The outcome of a plan's writes.
+#[derive(Debug)]
+pub(in crate::policyd) struct Applied<T> {
+    /// Those that were tried.
+    pub(in crate::policyd) outcomes: Vec<(T, Result<DynamicObject, WriteError>)>,
+    /// When another plan may have more success; `None`: everything is written.
+    pub(in crate::policyd) retry_after: Option<Duration>,
 }
 
 /// The writer.
 pub(in crate::policyd) struct KubeWriter {
     pub(in crate::policyd) leadership: watch::Receiver<Leadership>,
     pub(in crate::policyd) stop: watch::Receiver<bool>,
-    /// Its lock is the queue: first come, first served.
-    connection: Mutex<Connection>,
+    counts: Arc<WriteCounts>,
+    failures: Mutex<Failures>,
+    /// The queue: first come, first served.
+    connection: AsyncMutex<Connection>,
 }
 
 struct Connection {
@@ -160,9 +184,10 @@ impl KubeWriter {
         source: KubernetesSource,
         leadership: watch::Receiver<Leadership>,
         stop: watch::Receiver<bool>,
+        counts: Arc<WriteCounts>,
     ) -> Self {
         let connection = Connection { client: ReusedClient::new(source), bucket: TokenBucket::new(RATE) };
-        Self { leadership, stop, connection: Mutex::new(connection) }
+        Self { leadership, stop, counts, failures: Mutex::default(), connection: AsyncMutex::new(connection) }
     }
 
     /// Whether this server leads.
@@ -175,50 +200,71 @@ impl KubeWriter {
         leads_for(*self.leadership.borrow(), TIMEOUT) && !*self.stop.borrow()
     }
 
+    fn failures(&self) -> MutexGuard<'_, Failures> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Applies a write once it is its turn; returns the object.
     pub(in crate::policyd) async fn apply(&self, write: &Write) -> Result<DynamicObject, WriteError> {
+        let wait = self.failures().wait(write, Instant::now());
+        if !wait.is_zero() {
+            return Err(WriteError::Held(wait));
+        }
         if !self.may_write() {
             return Err(WriteError::NotLeader);
         }
         let mut connection = self.connection.lock().await;
         sleep(connection.bucket.take(Instant::now())).await;
-        let client = connection.client.get().await.map_err(|error| WriteError::Unknown(error.to_string()))?;
+        let client = connection.client.get().await.map_err(|error| WriteError::Unknown(error.to_string()));
         if !self.may_write() {
             return Err(WriteError::NotLeader);
         }
-        let written = request(TIMEOUT, write.send(client)).await.map_err(|error| WriteError::of(&error));
-        if matches!(written, Err(WriteError::Denied(_) | WriteError::Unknown(_))) {
+        let written = match client {
+            Ok(client) => request(TIMEOUT, write.send(client)).await.map_err(|error| WriteError::of(&error)),
+            Err(error) => Err(error),
+        };
+        let error = written.as_ref().err();
+        if matches!(error, Some(WriteError::Denied(_) | WriteError::Unknown(_))) {
             connection.client.discard();
         }
+        self.counts.count(write.purpose, error);
+        self.failures().note(write, error, Instant::now());
         written
     }
-}
 
-/// What is logged of failed writes: each error once, until they succeed.
-#[derive(Debug)]
-pub(in crate::policyd) struct WriteLog {
-    event: &'static str,
-    failure: &'static str,
-    rights: &'static str,
-    reported: LoggedErrors,
-}
-
-impl WriteLog {
-    /// A log with this name of its event, what a failure is, and the rights that may be lacking.
-    pub(in crate::policyd) fn new(event: &'static str, failure: &'static str, rights: &'static str) -> Self {
-        Self { event, failure, rights, reported: LoggedErrors::default() }
-    }
-
-    pub(in crate::policyd) fn report(&mut self, object: &str, error: &str) {
-        if self.reported.is_new(error) {
-            let Self { event, failure, rights, .. } = *self;
-            tracing::warn!(event, object, error, "{failure}: check the API server and the account's rights ({rights})");
+    /// Applies the first writes of a plan that aren't to wait since they have failed.
+    pub(in crate::policyd) async fn apply_all<T>(&self, writes: impl IntoIterator<Item = (T, Write)>) -> Applied<T> {
+        let began = Instant::now();
+        let mut applied = Applied { outcomes: Vec::new(), retry_after: None };
+        for (of, write) in writes {
+            if applied.outcomes.len() >= MAX_WRITES || began.elapsed() > MAX_TIME {
+                applied.retry_after = Some(Duration::ZERO);
+                break;
+            }
+            let outcome = self.apply(&write).await;
+            let wait = match &outcome {
+                Ok(_) => None,
+                Err(WriteError::NotLeader) => Some(Duration::ZERO),
+                Err(_) => Some(self.failures().wait(&write, Instant::now())),
+            };
+            applied.retry_after = applied.retry_after.into_iter().chain(wait).min();
+            match outcome {
+                Err(WriteError::NotLeader) => break,
+                Err(WriteError::Held(_)) => {}
+                outcome => applied.outcomes.push((of, outcome)),
+            }
         }
+        applied
     }
 
-    /// Everything is written.
-    pub(in crate::policyd) fn clear(&mut self) {
-        self.reported.clear();
+    /// Logs an error of something else that a purpose needs.
+    pub(in crate::policyd) fn report(&self, purpose: Purpose, object: &str, error: &str) {
+        self.failures().report(purpose, object, error);
+    }
+
+    /// Everything is written: errors are logged again.
+    pub(in crate::policyd) fn succeeded(&self, purpose: Purpose) {
+        self.failures().forget_reported(purpose);
     }
 }
 

@@ -24,8 +24,6 @@ use crate::source::kubernetes::ObservedObject;
 /// How long what is provisional isn't written over the status of the same generation, and over that of an earlier one.
 const HOLD_TIME: Duration = Duration::from_secs(10);
 const NEW_GENERATION_HOLD_TIME: Duration = Duration::from_secs(2);
-/// When a write that was refused is tried again.
-const RETRY_TIME: Duration = Duration::from_mins(1);
 
 /// A status that is to be written.
 #[derive(Clone, Debug)]
@@ -62,7 +60,6 @@ struct Written {
 pub(super) struct Planner {
     written: HashMap<Arc<str>, Written>,
     provisional_since: HashMap<Arc<str>, Duration>,
-    refused: HashMap<Arc<str>, (Arc<str>, Duration)>,
 }
 
 impl Planner {
@@ -93,7 +90,6 @@ impl Planner {
         }
         self.written.retain(|name, _| inputs.observed.contains_key(name));
         self.provisional_since.retain(|name, _| inputs.observed.contains_key(name));
-        self.refused.retain(|name, _| inputs.observed.contains_key(name));
         plan.writes = in_turns(plan.writes, |write| {
             let ObjectReference { namespace, name, .. } = &write.object;
             (write.is_transition, if namespace.is_empty() { name.clone() } else { namespace.clone() })
@@ -111,13 +107,6 @@ impl Planner {
         now: Duration,
         timestamp: &str,
     ) {
-        if let Some((uid, until)) = self.refused.get(name) {
-            if *uid == object.uid && now < *until {
-                plan.is_waiting = true;
-                return;
-            }
-            self.refused.remove(name);
-        }
         let present = self.present(name, object);
         let status = desired.document(&present, object.generation, timestamp);
         if !differs(kind, &status, &present) {
@@ -174,11 +163,6 @@ impl Planner {
     pub(super) fn written(&mut self, write: StatusWrite) {
         let StatusWrite { object, status, manifest, observed, .. } = write;
         self.written.insert(manifest, Written { uid: object.uid, observed, status });
-    }
-
-    /// A status was refused: it isn't written again for a while, unless the object is another one by then.
-    pub(super) fn refused(&mut self, write: &StatusWrite, now: Duration) {
-        self.refused.insert(write.manifest.clone(), (write.object.uid.clone(), now + RETRY_TIME));
     }
 
     /// Forgets everything: another server leads.

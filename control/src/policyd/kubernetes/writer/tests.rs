@@ -1,39 +1,22 @@
-use kube::core::Status;
-
 use super::*;
 
 #[test]
 fn a_status_is_applied_to_its_object_alone_and_to_the_version_that_it_follows_from() {
     let of = |kind: Kind, manifest: &str, version, status| {
-        Write::status("m", &ObjectReference::of_manifest(kind, manifest, &"u".into()), version, status).document
+        let object = ObjectReference::of_manifest(kind, manifest, &"u".into());
+        let write = Write::status(Purpose::Addresses, object, version, status);
+        (write.title(), write.document)
     };
     let pool = of(Kind::AddressPool, "AddressPool/public", None, Some(json!({"used": 1})));
     let expected = json!({
         "apiVersion": "vipgate.io/v1alpha1", "kind": "AddressPool",
         "metadata": {"name": "public", "uid": "u"}, "status": {"used": 1},
     });
-    assert_eq!(pool, expected);
+    assert_eq!(pool, ("AddressPool public".to_owned(), expected));
     let service = of(Kind::Service, "Service/t/web", Some("7"), None);
     let metadata = json!({"name": "web", "namespace": "t", "uid": "u", "resourceVersion": "7"});
-    assert_eq!(service, json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata}));
-}
-
-#[test]
-fn errors_say_whether_another_plan_or_a_person_must_resolve_them() {
-    let of = |code| {
-        let status = Status { code, message: "why".to_owned(), ..Status::default() };
-        WriteError::of(&RequestError::Failed(Box::new(kube::Error::Api(status.boxed()))))
-    };
-    for code in [404, 409] {
-        assert_eq!(of(code), WriteError::Conflict);
-    }
-    assert!(matches!(of(401), WriteError::Denied(_)));
-    assert!(matches!(of(403), WriteError::Denied(reason) if reason.contains("why")));
-    assert!(matches!(of(422), WriteError::Refused(_)));
-    for code in [429, 500, 504] {
-        assert!(matches!(of(code), WriteError::Unknown(_)), "{code}");
-    }
-    assert!(matches!(WriteError::of(&RequestError::NoResponse(TIMEOUT)), WriteError::Unknown(_)));
+    let expected = json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata});
+    assert_eq!(service, ("Service t/web".to_owned(), expected));
 }
 
 #[test]
@@ -43,19 +26,50 @@ fn one_namespace_delays_no_other_and_what_is_urgent_is_first() {
     assert_eq!(ordered.iter().map(|(.., number)| *number).collect::<Vec<_>>(), [1, 4, 2, 3, 0, 5]);
 }
 
+/// A writer that leads, by a kubeconfig that isn't there: whatever gets as far as a connection fails for that.
+fn writer() -> (KubeWriter, watch::Sender<Leadership>, watch::Sender<bool>) {
+    let source = serde_json::from_str("{\"kubeconfig\": \"/nonexistent\"}").unwrap();
+    let (leadership, stop) = (watch::Sender::new(Some(Instant::now() + 60 * TIMEOUT)), watch::Sender::new(false));
+    let writer = KubeWriter::new(source, leadership.subscribe(), stop.subscribe(), Arc::default());
+    (writer, leadership, stop)
+}
+
 #[tokio::test]
 async fn nothing_is_sent_without_a_lease_that_outlasts_the_write_nor_while_the_server_stops() {
-    // A kubeconfig that isn't there: whatever gets as far as a connection fails for that.
-    let source: KubernetesSource = serde_json::from_str("{\"kubeconfig\": \"/nonexistent\"}").unwrap();
-    let (leadership, stop) = (watch::Sender::new(None), watch::Sender::new(false));
-    let writer = KubeWriter::new(source, leadership.subscribe(), stop.subscribe());
-    let write = Write::event("m", json!({"metadata": {"name": "e", "namespace": "t"}}));
-    assert_eq!(writer.apply(&write).await.err(), Some(WriteError::NotLeader));
-    leadership.send_replace(Some(Instant::now() + TIMEOUT * 9 / 10));
-    assert!(writer.leads());
-    assert_eq!(writer.apply(&write).await.err(), Some(WriteError::NotLeader));
-    leadership.send_replace(Some(Instant::now() + 60 * TIMEOUT));
+    let (writer, leadership, stop) = writer();
+    let write = Write::event(json!({"metadata": {"name": "e", "namespace": "t"}}));
     assert!(matches!(writer.apply(&write).await.err(), Some(WriteError::Unknown(_))));
+    for until in [None, Some(Instant::now() + TIMEOUT * 9 / 10)] {
+        leadership.send_replace(until);
+        assert_eq!(writer.leads(), until.is_some());
+        assert_eq!(writer.apply(&write).await.err(), Some(WriteError::NotLeader));
+    }
+    leadership.send_replace(Some(Instant::now() + 60 * TIMEOUT));
     stop.send_replace(true);
     assert_eq!(writer.apply(&write).await.err(), Some(WriteError::NotLeader));
+}
+
+#[tokio::test]
+async fn of_a_plan_the_first_writes_are_tried_and_those_that_have_failed_not_again_at_once() {
+    let (writer, _leadership, _stop) = writer();
+    let plan = || {
+        let write = |n: usize| {
+            let object = ObjectReference::of_manifest(Kind::EgressPolicy, &format!("EgressPolicy/t/{n}"), &"u".into());
+            (n, Write::status(Purpose::Status, object, None, None))
+        };
+        (0..MAX_WRITES + 2).map(write).collect::<Vec<_>>()
+    };
+    let applied = writer.apply_all(plan()).await;
+    let tried = |applied: &Applied<usize>| applied.outcomes.iter().map(|(n, _)| *n).collect::<Vec<_>>();
+    assert_eq!((tried(&applied), applied.retry_after), ((0..MAX_WRITES).collect(), Some(Duration::ZERO)));
+    let refused = WriteError::Refused("why".to_owned());
+    for (_, write) in plan().iter().take(MAX_WRITES) {
+        for _ in 0..9 {
+            writer.failures().note(write, Some(&refused), Instant::now());
+        }
+    }
+    let applied = writer.apply_all(plan()).await;
+    assert_eq!(tried(&applied), [MAX_WRITES, MAX_WRITES + 1]);
+    assert!(applied.retry_after.is_some_and(|wait| wait < TIMEOUT), "{:?}", applied.retry_after);
+    assert_eq!(writer.apply_all(Vec::<((), Write)>::new()).await.retry_after, None);
 }

@@ -133,20 +133,6 @@ fn a_drain_and_a_failover_are_events_of_the_gateway() {
 }
 
 #[test]
-fn a_refused_write_is_tried_again_after_a_minute_or_for_another_object() {
-    let mut planner = Planner::default();
-    let at = |uid| inputs(&[(NAME, policy(uid, 1, None))], vec![connected("g1", 1)]);
-    let plan = planner.plan(&at("u"), seconds(0), "t");
-    planner.refused(&plan.writes[0], seconds(0));
-    let plan = planner.plan(&at("u"), seconds(59), "t");
-    assert_eq!((plan.writes.len(), plan.is_waiting), (0, true));
-    let plan = planner.plan(&at("u"), seconds(60), "t");
-    assert_eq!(plan.writes.len(), 1);
-    planner.refused(&plan.writes[0], seconds(60));
-    assert_eq!(planner.plan(&at("v"), seconds(61), "t").writes.len(), 1, "created again");
-}
-
-#[test]
 fn changes_of_conditions_come_before_changes_of_counts() {
     let mut planner = Planner::default();
     let gateways = vec![connected("g1", 1)];
@@ -281,7 +267,6 @@ fn writes_are_never_repeated_and_lead_to_the_truth() {
                     planner.written(write);
                 } else {
                     coverage.count("gone");
-                    planner.refused(&write, seconds(world.now));
                 }
             }
         }
