@@ -169,8 +169,8 @@ async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
     let metrics_server =
         tokio::spawn(metrics::serve(monitored(&state), metrics_listener, metrics_connections, stopped.clone()));
     let leader = state.kubernetes.as_ref().map(|kubernetes| {
-        kubernetes.watch_agents(state.nodes.clone(), state.published.clone(), &stopped);
-        kubernetes.start(state.registry.clone(), state.membership.clone(), state.cloud.clone(), &stopped)
+        let (registry, nodes) = (state.registry.clone(), state.nodes.clone());
+        kubernetes.start(registry, nodes, state.membership.clone(), state.cloud.clone(), &stopped)
     });
     start_clouds(&state, stopped.clone());
     let publisher = Publisher::new(state, intake, publish, listen);

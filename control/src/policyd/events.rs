@@ -1,13 +1,13 @@
 //! Events (core/v1): what `kubectl describe` shows of an object. Recorded into a queue: nothing waits for an Event.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
-use tokio::sync::Notify;
+use tokio::sync::{Mutex, mpsc};
 use vipgate_policy::manifest::DEFAULT_NAMESPACE;
 
 use super::kubernetes::writer::{KubeWriter, ObjectReference, Purpose, Write};
@@ -95,33 +95,25 @@ impl ObjectEvent {
 }
 
 /// The queue of Events that are to be written.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct ObjectEvents {
-    queue: Mutex<VecDeque<ObjectEvent>>,
-    added: Notify,
+    sender: mpsc::Sender<ObjectEvent>,
+    receiver: Mutex<mpsc::Receiver<ObjectEvent>>,
     dropped: Counter,
+}
+
+impl Default for ObjectEvents {
+    fn default() -> Self {
+        let (sender, receiver) = mpsc::channel(MAX_QUEUED);
+        Self { sender, receiver: Mutex::new(receiver), dropped: Counter::default() }
+    }
 }
 
 impl ObjectEvents {
     /// Adds an Event; drops it if the queue is full.
     pub(super) fn record(&self, event: ObjectEvent) {
-        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        if queue.len() >= MAX_QUEUED {
+        if self.sender.try_send(event).is_err() {
             self.dropped.increment();
-            return;
-        }
-        queue.push_back(event);
-        self.added.notify_one();
-    }
-
-    /// Removes the first Event; waits for one.
-    async fn next(&self) -> ObjectEvent {
-        loop {
-            let event = self.queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-            if let Some(event) = event {
-                return event;
-            }
-            self.added.notified().await;
         }
     }
 
@@ -149,8 +141,8 @@ impl Counts {
 pub(super) async fn run(events: Arc<ObjectEvents>, writer: Arc<KubeWriter>) {
     let (mut stop, mut counts) = (writer.stop.clone(), Counts::default());
     let write_all = async {
-        loop {
-            let event = events.next().await;
+        let mut receiver = events.receiver.lock().await;
+        while let Some(event) = receiver.recv().await {
             let (name, now) = (event.name(), Timestamp::now());
             let (count, first) = counts.next(&name, now);
             if writer.apply(&event.write(count, first, now)).await.is_ok() {
@@ -179,8 +171,10 @@ mod tests {
             queue.record(ObjectEvent::normal(object.clone(), "Reason", &n.to_string()));
         }
         assert_eq!(queue.dropped.get(), 3);
-        assert_eq!(queue.next().await.text(), "Normal Reason Service/web: 0");
-        assert_eq!(queue.next().await.text(), "Normal Reason Service/web: 1");
+        let mut receiver = queue.receiver.lock().await;
+        for n in 0..2 {
+            assert_eq!(receiver.recv().await.unwrap().text(), format!("Normal Reason Service/web: {n}"));
+        }
     }
 
     #[test]

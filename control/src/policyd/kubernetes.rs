@@ -17,7 +17,7 @@ use super::membership::MembershipHandle;
 use super::object_state::{Compilation, ObjectState};
 use super::object_status::InputSources;
 use super::registry::Registry;
-use super::{events, node_events, object_status};
+use super::{events, object_status};
 use crate::config::{KubernetesSource, PolicydSource};
 use crate::metric::Family;
 use crate::metrics::definitions::policy_server as defined;
@@ -53,21 +53,12 @@ impl KubernetesState {
         leads_for(*self.leadership.borrow(), Duration::ZERO)
     }
 
-    /// Starts the task that records Events of Nodes, until `stop` is set.
-    pub(super) fn watch_agents(
-        &self,
-        agents: Arc<Registry>,
-        published: watch::Receiver<Option<Arc<Publication>>>,
-        stop: &watch::Receiver<bool>,
-    ) {
-        let (leadership, events) = (self.leadership(), self.objects.events.clone());
-        tokio::spawn(node_events::run(node_events::Watched { agents, published, leadership, events }, stop.clone()));
-    }
-
-    /// Starts all tasks, until `stop` is set. The returned one ends when nothing is written any more.
+    /// Starts all tasks, until `stop` is set. The returned one ends when nothing is written any more. `registry` and `nodes`
+    /// are the connected gateways and agents of nodes.
     pub(super) fn start(
         &self,
         registry: Arc<Registry>,
+        nodes: Arc<Registry>,
         membership: MembershipHandle,
         cloud: Arc<CloudState>,
         stop: &watch::Receiver<bool>,
@@ -77,7 +68,7 @@ impl KubernetesState {
         let writer = Arc::new(writer);
         let events = events::run(objects.events.clone(), writer.clone());
         let addresses = ipam::run(self.source.clone(), ipam.clone(), objects.clone(), cloud.clone(), writer.clone());
-        let status = object_status::run(InputSources { objects, ipam, cloud, registry, membership }, writer);
+        let status = object_status::run(InputSources { objects, ipam, cloud, registry, nodes, membership }, writer);
         let writers = tokio::spawn(async move {
             tokio::join!(addresses, status, events);
         });

@@ -5,13 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::watch;
-use tokio::time::sleep;
 use vipgate_policy::manifest::Kind;
 
-use super::events::{ObjectEvent, ObjectEvents};
+use super::events::ObjectEvent;
 use super::kubernetes::writer::ObjectReference;
-use super::leader::{Leadership, leads_for};
 use super::registry::Registry;
 use crate::xds::publication::Publication;
 
@@ -22,40 +19,6 @@ const MISSING_TIMEOUT: Duration = Duration::from_mins(1);
 /// Maximum number of Events at a time: a policy server may have been unreachable for all nodes.
 const MAX_EVENTS: usize = 20;
 
-/// What to watch, and where Events go.
-pub(super) struct Watched {
-    pub(super) agents: Arc<Registry>,
-    pub(super) published: watch::Receiver<Option<Arc<Publication>>>,
-    pub(super) leadership: watch::Receiver<Leadership>,
-    pub(super) events: Arc<ObjectEvents>,
-}
-
-/// Records Events of Nodes until `stop` is set.
-pub(super) async fn run(watched: Watched, mut stop: watch::Receiver<bool>) {
-    let watch = async {
-        let mut agents = Agents::default();
-        loop {
-            sleep(INTERVAL).await;
-            let Some(publication) = watched.published.borrow().clone() else { continue };
-            if !leads_for(*watched.leadership.borrow(), Duration::ZERO) {
-                agents = Agents::default();
-                continue;
-            }
-            let with_pods = publication.placement.agents.iter().filter(|node| !node.pods.is_empty());
-            let nodes = with_pods.map(|node| node.tunnel.name.clone()).collect();
-            let connected = watched.agents.list().into_iter().filter(|(_, agent)| agent.streams > 0);
-            let connected = connected.map(|(name, _)| name).collect();
-            for (node, change) in agents.observe(&nodes, &connected, Instant::now()) {
-                watched.events.record(event(&node, change));
-            }
-        }
-    };
-    tokio::select! {
-        () = watch => {}
-        _ = stop.wait_for(|stop| *stop) => {}
-    }
-}
-
 /// What has become of a node's agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
@@ -65,7 +28,8 @@ enum Change {
 
 /// Which agents are missing.
 #[derive(Debug, Default)]
-struct Agents {
+pub(super) struct Agents {
+    observed: Option<Instant>,
     /// Since when.
     missing: BTreeMap<Arc<str>, Instant>,
     /// For which there was an Event.
@@ -73,6 +37,20 @@ struct Agents {
 }
 
 impl Agents {
+    /// The Events of what has changed, once in a while.
+    pub(super) fn events(&mut self, agents: &Registry, published: &Publication, now: Instant) -> Vec<ObjectEvent> {
+        if self.observed.is_some_and(|observed| now.duration_since(observed) < INTERVAL) {
+            return Vec::new();
+        }
+        self.observed = Some(now);
+        let with_pods = published.placement.agents.iter().filter(|node| !node.pods.is_empty());
+        let nodes = with_pods.map(|node| node.tunnel.name.clone()).collect();
+        let connected = agents.list().into_iter().filter(|(_, agent)| agent.streams > 0);
+        let connected = connected.map(|(name, _)| name).collect();
+        let changes = self.observe(&nodes, &connected, now);
+        changes.into_iter().map(|(node, change)| event(&node, change)).collect()
+    }
+
     /// The changes that get Events, of some nodes at a time.
     fn observe(
         &mut self,

@@ -6,7 +6,7 @@
 //!   objects as observed by the source ---------> present status ---/
 //! ```
 //! Everything but the last step is pure. A status is written only if it differs from what is there, so that nothing is
-//! written by a restart or a new leader.
+//! written by a restart or a new leader. Nodes have no status of vipgate's, but Events.
 
 mod accepted;
 mod condition;
@@ -32,6 +32,7 @@ use self::inputs::Inputs;
 use self::planner::{Planner, StatusPlan, StatusWrite};
 use self::session_samples::SessionSamples;
 use super::kubernetes::writer::{KubeWriter, Purpose, Write};
+use super::node_events::Agents;
 use crate::source::ingest::join_result;
 
 /// How often inputs are compared. Gateways acknowledge a policy faster than that, so most changes are one write.
@@ -46,6 +47,7 @@ pub(super) async fn run(sources: InputSources, writer: Arc<KubeWriter>) {
         writer,
         planner: Planner::default(),
         samples: SessionSamples::default(),
+        agents: Agents::default(),
         started: Instant::now(),
     };
     reconciler.run().await;
@@ -56,6 +58,7 @@ struct Reconciler {
     writer: Arc<KubeWriter>,
     planner: Planner,
     samples: SessionSamples,
+    agents: Agents,
     started: Instant,
 }
 
@@ -74,11 +77,15 @@ impl Reconciler {
             if !self.writer.leads() {
                 (leading_since, last) = (None, None);
                 self.planner.clear();
+                self.agents = Agents::default();
                 self.sources.objects.pending.store(0, Relaxed);
                 continue;
             }
             let leading_for = leading_since.get_or_insert_with(Instant::now).elapsed();
             let Some(mut inputs) = Inputs::gather(&self.sources, leading_for) else { continue };
+            for event in self.agents.events(&self.sources.nodes, &inputs.compilation.published, Instant::now()) {
+                self.sources.objects.events.record(event);
+            }
             self.samples.apply(&mut inputs.gateways, leading_for);
             if last.as_ref().is_some_and(|last| last.is_same(&inputs)) {
                 continue;

@@ -23,6 +23,8 @@ pub(in crate::policyd) struct InputSources {
     pub(in crate::policyd) ipam: Arc<IpamState>,
     pub(in crate::policyd) cloud: Arc<CloudState>,
     pub(in crate::policyd) registry: Arc<Registry>,
+    /// Agents of nodes.
+    pub(in crate::policyd) nodes: Arc<Registry>,
     pub(in crate::policyd) membership: MembershipHandle,
 }
 
