@@ -121,7 +121,7 @@ impl Write {
         Self { purpose, object: Some(object), document }
     }
 
-    /// An Event, without its type.
+    /// An Event: all of its fields but `apiVersion` and `kind`.
     pub(in crate::policyd) fn event(mut document: Value) -> Self {
         document["apiVersion"] = "v1".into();
         document["kind"] = "Event".into();
