@@ -60,6 +60,7 @@ fmt: ## format the code
 
 lint: deps ## check imports, words and unused dependencies, then run clippy; warnings are errors
 	lint/floors.py
+	lint/size.py
 	lint/words.py
 	lint/chart.py copies
 	@cargo machete --version >/dev/null 2>&1 || { echo "installing cargo-machete from crates.io"; CARGO_PROFILE_DEV_DEBUG=0 cargo install --debug --quiet --locked cargo-machete@$(CARGO_MACHETE); }
