@@ -38,12 +38,11 @@ pub use client::{Client, ClientError};
 pub(crate) use connection::{AdminService, Replies, one, serve as serve_requests};
 pub use protocol::PROTOCOL;
 pub use server::Request;
-#[cfg(any(test, fuzzing))]
 pub(crate) use server::Service;
 pub use socket::{Socket, SocketError, SocketFile, bind};
 
 /// Runs a gateway's admin API until `stop` is set.
 pub async fn serve(state: Arc<GatewayState>, listener: UnixListener, stop: watch::Receiver<bool>) {
     let connections = state.connections.admin.clone();
-    serve_requests(server::Service::new(state), listener, connections, stop).await;
+    serve_requests(Service::new(state), listener, connections, stop).await;
 }

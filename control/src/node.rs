@@ -129,7 +129,8 @@ async fn run_agent(config: NodeConfig) -> Result<(), CommandError> {
     let metrics_listener = metrics::bind(config.metrics.listen).await?;
     let agent_config = agent_config(&config);
     let (mask, numbers) = (agent_config.settings.mask, agent_config.numbers);
-    let observer = Kernel::open(agent_config.settings.clone(), numbers, config.nft).map_err(CommandError::runtime)?;
+    let observer =
+        Kernel::open(agent_config.settings.clone(), numbers, config.nft.clone()).map_err(CommandError::runtime)?;
     let (mark_users, mark_users_receiver) = watch::channel(MarkUsers::default());
     let (agent, handle) = Agent::start(agent_config, sources).await.map_err(CommandError::runtime)?;
     // Closed, whether or not there is a policy: pods may start.
