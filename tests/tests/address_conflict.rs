@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use vipgate_dataplane::flow::address::{Address, V6};
-use vipgate_dataplane::wire::arp::{Arp, Operation};
+use vipgate_dataplane::wire::arp::Arp;
 use vipgate_dataplane::wire::{ethernet, ndp};
 use vipgate_tests::{SERVER, Testbed, VIP_A, frames, wait_for};
 
@@ -20,20 +20,9 @@ fn an_address_conflict_is_reported_and_the_vip_defended() {
     let own: String = testbed.gateway.output(&["cat", "/sys/class/net/gw-out/address"]).unwrap().trim().to_owned();
     let capture = testbed.capture(&format!("ether src {own} and (arp or icmp6)"));
     let v4: std::net::Ipv4Addr = VIP_A[0].parse().unwrap();
-    let claim = Arp {
-        operation: Operation::Request,
-        sender_mac: CLAIMANT_MAC,
-        sender: v4.to_bits(),
-        target_mac: [0; 6],
-        target: v4.to_bits(),
-    };
-    let v6 = ndp::Advertisement {
-        target: V6::from_ip(VIP_A[1].parse().unwrap()).unwrap(),
-        mac: CLAIMANT_MAC,
-        destination: V6::from_bits(ndp::ALL_NODES),
-        destination_mac: ethernet::ipv6_multicast(ndp::ALL_NODES),
-        solicited: false,
-    };
+    let claim = Arp::announcement(CLAIMANT_MAC, v4.to_bits());
+    let v6 = V6::from_ip(VIP_A[1].parse().unwrap()).unwrap();
+    let v6 = ndp::Advertisement::unsolicited(v6, CLAIMANT_MAC);
     testbed.accounting.expect_exactly([("vip_conflicts", 10)]);
     let claims = [claim.frame(ethernet::BROADCAST).to_vec(), v6.frame().to_vec()];
     let sending = testbed.router.run(move || (0..5).try_for_each(|_| frames::send("to-gw", &claims)));

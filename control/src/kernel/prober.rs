@@ -134,7 +134,8 @@ impl Task {
 
     fn read(&mut self, interface: &InterfaceSpec, is_v6: bool, now: Instant) {
         let Some(socket) = self.sockets.get(&(interface.ifindex, is_v6)) else { return };
-        let mut buffer = [0; 128];
+        // Longer than an advertisement with all options: a truncated one isn't valid.
+        let mut buffer = [0; 2048];
         for _ in 0..MAX_REPLIES {
             match socket.receive(&mut buffer) {
                 Ok(Some(reply)) => {

@@ -4,7 +4,7 @@
 
 use std::net::IpAddr;
 
-use crate::flow::address::{Address, V6};
+use crate::flow::address::V6;
 use crate::flow::drop_reason::DropReason;
 use crate::flow::verdict::Verdict;
 use crate::io::batch::{Batch, PacketKind};
@@ -68,7 +68,7 @@ fn reply_to_solicitation(
     request: &[u8],
     interface: &InterfaceSpec,
     snapshot: &Snapshot,
-) -> Option<[u8; ndp::ADVERTISEMENT_FRAME]> {
+) -> Option<[u8; ndp::FRAME]> {
     let sender = ethernet::source(request)?;
     let packet = request.get(ethernet::HEADER..)?;
     let header = ipv6::Header::parse(packet).ok()?;
@@ -78,13 +78,10 @@ fn reply_to_solicitation(
     }
     // Duplicate address detection (RFC 4862): the reply goes to all nodes, since the sender has no address yet.
     let has_source = header.source != V6::default();
-    let reply = ndp::Advertisement {
-        target,
-        mac: interface.mac,
-        destination: if has_source { header.source } else { V6::from_bits(ndp::ALL_NODES) },
-        destination_mac: if has_source { sender } else { ethernet::ipv6_multicast(ndp::ALL_NODES) },
-        solicited: has_source,
-    };
+    let mut reply = ndp::Advertisement::unsolicited(target, interface.mac);
+    if has_source {
+        reply = ndp::Advertisement { destination: header.source, destination_mac: sender, solicited: true, ..reply };
+    }
     Some(reply.frame())
 }
 
@@ -118,21 +115,7 @@ fn replies_for<A: Family>(snapshot: &Snapshot, address: A, interface: &Interface
 /// unsolicited neighbor advertisement (RFC 4861 section 7.2.6).
 pub fn announcement(address: IpAddr, mac: Mac, write: impl FnOnce(&[u8])) {
     match address {
-        IpAddr::V4(v4) => {
-            let target = v4.to_bits();
-            let arp =
-                Arp { operation: Operation::Request, sender_mac: mac, sender: target, target_mac: [0; 6], target };
-            write(&arp.frame(ethernet::BROADCAST));
-        }
-        IpAddr::V6(_) => {
-            let advertisement = ndp::Advertisement {
-                target: V6::from_ip(address).unwrap_or_default(),
-                mac,
-                destination: V6::from_bits(ndp::ALL_NODES),
-                destination_mac: ethernet::ipv6_multicast(ndp::ALL_NODES),
-                solicited: false,
-            };
-            write(&advertisement.frame());
-        }
+        IpAddr::V4(v4) => write(&Arp::announcement(mac, v4.to_bits()).frame(ethernet::BROADCAST)),
+        IpAddr::V6(v6) => write(&ndp::Advertisement::unsolicited(V6::from_bits(v6.to_bits()), mac).frame()),
     }
 }

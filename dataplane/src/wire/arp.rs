@@ -32,6 +32,16 @@ pub struct Arp {
 }
 
 impl Arp {
+    /// A request for the MAC address of `target`; with a `sender` of 0 it is a probe (RFC 5227 section 2.1.1).
+    pub fn request(mac: Mac, sender: u32, target: u32) -> Self {
+        Self { operation: Operation::Request, sender_mac: mac, sender, target_mac: [0; 6], target }
+    }
+
+    /// An announcement of an address (gratuitous ARP): a request for the sender's own (RFC 5227 section 3).
+    pub fn announcement(mac: Mac, address: u32) -> Self {
+        Self::request(mac, address, address)
+    }
+
     /// Parses the payload of a frame of type [`ethernet::ARP`]; `None` if it isn't IPv4 over Ethernet or is truncated.
     pub fn parse(payload: &[u8]) -> Option<Self> {
         let packet: &[u8; LENGTH] = payload.first_chunk()?;
@@ -73,13 +83,7 @@ mod tests {
 
     #[test]
     fn an_arp_packet_is_parsed_as_it_was_written_and_not_if_truncated() {
-        let arp = Arp {
-            operation: Operation::Request,
-            sender_mac: [2, 0, 0, 0, 0, 1],
-            sender: 0xc000_0201,
-            target_mac: [0; 6],
-            target: 0xc000_020a,
-        };
+        let arp = Arp::request([2, 0, 0, 0, 0, 1], 0xc000_0201, 0xc000_020a);
         let frame = arp.frame(ethernet::BROADCAST);
         assert_eq!(Arp::parse(&frame[14..]), Some(arp));
         assert_eq!(Arp::parse(&frame[14..41]), None);

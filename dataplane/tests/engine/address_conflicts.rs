@@ -17,18 +17,11 @@ fn arp(operation: Operation, sender_mac: [u8; 6], sender: u32, target: u32) -> V
 }
 
 fn claim(mac: [u8; 6]) -> Vec<u8> {
-    arp(Operation::Request, mac, VIP, VIP)
+    Arp::announcement(mac, VIP).frame(ethernet::BROADCAST).to_vec()
 }
 
 fn advertised(address: &str, mac: [u8; 6]) -> Vec<u8> {
-    let advertisement = ndp::Advertisement {
-        target: V6::from_ip(ip(address)).unwrap(),
-        mac,
-        destination: V6::from_bits(ndp::ALL_NODES),
-        destination_mac: ethernet::ipv6_multicast(ndp::ALL_NODES),
-        solicited: false,
-    };
-    advertisement.frame().to_vec()
+    ndp::Advertisement::unsolicited(V6::from_ip(ip(address)).unwrap(), mac).frame().to_vec()
 }
 
 /// Conflicts reported to the control plane.

@@ -10,9 +10,7 @@ use vipgate_testkit::*;
 
 fn arp_request(target: [u8; 4]) -> Vec<u8> {
     let sender = u32::from_be_bytes([192, 0, 2, 254]);
-    let target = u32::from_be_bytes(target);
-    let request = Arp { operation: Operation::Request, sender_mac: ROUTER_MAC, sender, target_mac: [0; 6], target };
-    request.frame(BROADCAST).to_vec()
+    Arp::request(ROUTER_MAC, sender, u32::from_be_bytes(target)).frame(BROADCAST).to_vec()
 }
 
 #[test]

@@ -91,9 +91,7 @@ fn arp_for_the_private_address_is_answered_and_for_the_vip_is_not() {
             IpAddr::V4(v4) => v4.to_bits(),
             IpAddr::V6(_) => unreachable!("ARP is of IPv4"),
         };
-        let operation = Operation::Request;
-        let sender = u32::from_be_bytes(host);
-        Arp { operation, sender_mac: ROUTER_MAC, sender, target_mac: [0; 6], target }.frame(ethernet::BROADCAST)
+        Arp::request(ROUTER_MAC, u32::from_be_bytes(host), target).frame(ethernet::BROADCAST)
     };
     let sent = gateway.receive(0, OUTSIDE, &request(PRIVATE[0]));
     let reply = Arp::parse(&sent[0].1[ethernet::HEADER..]).unwrap();

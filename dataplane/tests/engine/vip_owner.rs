@@ -24,14 +24,8 @@ fn only_the_owner_of_a_vip_replies_to_arp() {
 
 /// Replies of each gateway to an ARP request for the VIP of one gateway; failed gateways send none.
 fn arp_replies(cluster: &mut Cluster) -> [usize; 3] {
-    let request = vipgate_dataplane::wire::arp::Arp {
-        operation: vipgate_dataplane::wire::arp::Operation::Request,
-        sender_mac: ROUTER_MAC,
-        sender: u32::from_be_bytes([192, 0, 2, 254]),
-        target_mac: [0; 6],
-        target: u32::from_be_bytes([192, 0, 2, 11]),
-    };
-    let frame = request.frame(OUTSIDE_MAC);
+    let [router, vip] = [[192, 0, 2, 254], [192, 0, 2, 11]].map(u32::from_be_bytes);
+    let frame = vipgate_dataplane::wire::arp::Arp::request(ROUTER_MAC, router, vip).frame(OUTSIDE_MAC);
     [0, 1, 2].map(|number| {
         let is_alive = cluster.members[number].connected;
         if is_alive { cluster.receive(number, OUTSIDE, &frame).len() } else { 0 }

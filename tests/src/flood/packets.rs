@@ -4,8 +4,10 @@
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
-use vipgate_dataplane::wire::checksum;
-use vipgate_dataplane::wire::ethernet::Mac;
+use vipgate_dataplane::flow::address::V6;
+use vipgate_dataplane::wire::arp::Arp;
+use vipgate_dataplane::wire::ethernet::{self, Mac};
+use vipgate_dataplane::wire::{checksum, ndp};
 
 use super::FloodKind;
 
@@ -240,33 +242,19 @@ impl PacketWriter {
     }
 
     fn neighbor(&mut self, frame: &mut Vec<u8>) {
-        let [_, sender] = self.target.macs;
+        let [_, mac] = self.target.macs;
         let requester = self.random.next_u64();
+        frame.clear();
         match self.target.address {
             Ip::V4(vip) => {
-                frame.clear();
-                frame.extend([0xff; 6]);
-                frame.extend(sender);
-                frame.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
-                frame.extend(sender);
-                frame.extend([203, 0, 113, 128 + (requester % 100) as u8]);
-                frame.extend([0; 6]);
-                frame.extend(vip);
+                let sender = u32::from_be_bytes([203, 0, 113, 128 + (requester % 100) as u8]);
+                frame.extend(Arp::request(mac, sender, u32::from_be_bytes(vip)).frame(ethernet::BROADCAST));
                 frame.resize(60, 0);
             }
             Ip::V6(vip) => {
-                let group = [&[0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff][..], &vip[13..]].concat();
-                let to = Ip::V6(group.try_into().unwrap_or(vip));
-                let from = ipv6([0x2001, 0xdb8, 0x113, 0], 0x1000 + requester % 0xff00);
-                let mut message = vec![135, 0, 0, 0, 0, 0, 0, 0];
-                message.extend(vip);
-                message.extend([1, 1]);
-                message.extend(sender);
-                write_checksum(&mut message, 2, (from, to), ICMP_V6);
-                self.ip(frame, (from, to), ICMP_V6, &message);
-                frame[..6].copy_from_slice(&[0x33, 0x33, 0xff, vip[13], vip[14], vip[15]]);
-                // Hop limit 255: receivers ignore solicitations with another one (RFC 4861 section 7.1.1).
-                frame[21] = 255;
+                let source = V6 { high: 0x2001_0db8_0113_0000, low: 0x1000 + requester % 0xff00 };
+                let target = V6::from_bits(u128::from_be_bytes(vip));
+                frame.extend(ndp::Solicitation { source, mac, target, target_mac: None }.frame());
             }
         }
     }

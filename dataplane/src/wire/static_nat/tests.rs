@@ -297,13 +297,7 @@ fn later_fragments_have_no_transport_header() {
 #[test]
 fn requests_replies_and_announcements_of_arp_and_neighbor_discovery_have_the_private_address() {
     let mac = [6; 6];
-    let request = arp::Arp {
-        operation: arp::Operation::Request,
-        sender_mac: mac,
-        sender: REMOTE,
-        target_mac: [0; 6],
-        target: PRIVATE,
-    };
+    let request = arp::Arp::request(mac, REMOTE, PRIVATE);
     let mut received = request.frame(ethernet::BROADCAST);
     run(&mut received, Side::Received);
     assert_eq!(received, arp::Arp { target: VIP, ..request }.frame(ethernet::BROADCAST));

@@ -4,8 +4,8 @@
 use vipgate_dataplane::flow::address::{Address, V6};
 use vipgate_dataplane::observe::address_conflict::AddressConflict;
 use vipgate_dataplane::policy::spec::NeighborSpec;
-use vipgate_dataplane::wire::arp::{Arp, Operation};
-use vipgate_dataplane::wire::{checksum, ethernet, ipv6, ndp};
+use vipgate_dataplane::wire::arp::Arp;
+use vipgate_dataplane::wire::{ethernet, ipv6, ndp};
 use vipgate_dataplane::worker::command::Command;
 use vipgate_testkit::*;
 
@@ -23,23 +23,8 @@ fn v4(address: &str) -> u32 {
 
 /// A neighbor solicitation for an address, to its solicited-node group.
 fn solicitation(source: &str, target: &str) -> Vec<u8> {
-    let (source, target) = (v6(source), v6(target));
-    let group = V6::from_bits(0xff02_0000_0000_0000_0000_0001_ff00_0000 | target.to_bits() & 0xff_ffff);
-    let mut message = vec![ndp::SOLICITATION, 0, 0, 0, 0, 0, 0, 0];
-    message.extend(target.to_bits().to_be_bytes());
-    if source != V6::default() {
-        message.extend([1, 1]);
-        message.extend(HOST_MAC);
-    }
-    let sum = checksum::checksum(checksum::pseudo_header_sum(source, group, message.len() as u32, 58), &message);
-    message[2..4].copy_from_slice(&sum.to_be_bytes());
-    let mut frame = [&ethernet::ipv6_multicast(group.to_bits())[..], &HOST_MAC, &[0x86, 0xdd, 0x60, 0, 0, 0]].concat();
-    frame.extend((message.len() as u16).to_be_bytes());
-    frame.extend([58, 255]);
-    frame.extend(source.to_bits().to_be_bytes());
-    frame.extend(group.to_bits().to_be_bytes());
-    frame.extend(message);
-    frame
+    let message = ndp::Solicitation { source: v6(source), mac: HOST_MAC, target: v6(target), target_mac: None };
+    message.frame().to_vec()
 }
 
 /// The target of an advertisement, its MAC address, and the source of the packet.
@@ -87,15 +72,8 @@ fn announcements_are_of_private_addresses() {
 fn another_hosts_claim_to_the_private_address_is_a_conflict_and_one_to_the_vip_is_not() {
     let mut gateway = gateway();
     let claims = |v4_address: &str, v6_address: &str| {
-        let (sender, operation) = (v4(v4_address), Operation::Request);
-        let arp = Arp { operation, sender_mac: HOST_MAC, sender, target_mac: [0; 6], target: sender };
-        let advertisement = ndp::Advertisement {
-            target: v6(v6_address),
-            mac: HOST_MAC,
-            destination: V6::from_bits(ndp::ALL_NODES),
-            destination_mac: ethernet::ipv6_multicast(ndp::ALL_NODES),
-            solicited: false,
-        };
+        let arp = Arp::announcement(HOST_MAC, v4(v4_address));
+        let advertisement = ndp::Advertisement::unsolicited(v6(v6_address), HOST_MAC);
         [arp.frame(ethernet::BROADCAST).to_vec(), advertisement.frame().to_vec()]
     };
     for claim in claims(PRIVATE[0], PRIVATE[1]) {
