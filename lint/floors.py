@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CRATES = ["dataplane/src", "dataplane/mem/src", "dataplane/xdp/src", "dataplane/testkit/src", "control/policy/src", "control/membership/src", "control/cloud/src", "control/cloud/testkit/src", "control/common/src", "control/node/src", "control/src", "tests/lab/src", "bench/src"]
-FLOORS = {"dataplane/src", "control/policy/src", "control/membership/src", "control/cloud/src", "control/common/src", "control/node/src", "control/src", "tests/lab/src", "bench/src"}
+CRATES = ["dataplane/src", "dataplane/mem/src", "dataplane/xdp/src", "dataplane/testkit/src", "control/policy/src", "control/membership/src", "control/cloud/src", "control/cloud/testkit/src", "control/common/src", "control/netlink/src", "control/node/src", "control/src", "tests/lab/src", "bench/src"]
+FLOORS = {"dataplane/src", "control/policy/src", "control/membership/src", "control/cloud/src", "control/common/src", "control/netlink/src", "control/node/src", "control/src", "tests/lab/src", "bench/src"}
 MAX_ROOMS = {"dataplane/src": 12}
 MAX_CYCLE = 4
 

@@ -129,7 +129,7 @@ async fn run_agent(config: NodeConfig) -> Result<(), CommandError> {
     let metrics_listener = metrics::bind(config.metrics.listen).await?;
     let agent_config = agent_config(&config);
     let (mask, numbers) = (agent_config.settings.mask, agent_config.numbers);
-    let observer =
+    let mut observer =
         Kernel::open(agent_config.settings.clone(), numbers, config.nft.clone()).map_err(CommandError::runtime)?;
     let (mark_users, mark_users_receiver) = watch::channel(MarkUsers::default());
     let (agent, handle) = Agent::start(agent_config, sources).await.map_err(CommandError::runtime)?;
@@ -169,7 +169,7 @@ async fn run_agent(config: NodeConfig) -> Result<(), CommandError> {
     tokio::select! {
         ended = agent.run(signaled) => ended.map_err(CommandError::runtime)?,
         // Doesn't end.
-        () = mark_users::watch(&observer, &mark_users) => {}
+        () = mark_users::watch(&mut observer, &mark_users) => {}
     }
     systemd::stopping();
     let _ = stop.send(true);

@@ -151,7 +151,7 @@ impl Agent {
     /// The kernel can't be programmed.
     pub async fn start(config: Config, sources: Sources) -> Result<(Self, AgentHandle), AgentError> {
         let kernel = Kernel::open(config.settings.clone(), config.numbers, config.nft.clone())?;
-        let kernel = kernel.with_sysctls(config.sysctls.clone());
+        let mut kernel = kernel.with_sysctls(config.sysctls.clone());
         let events = Events::open().map_err(AgentError::Events)?;
         let name = config.settings.hold_device.clone();
         let hold = HoldDevice::create(&name).map_err(|source| AgentError::Hold { name, source })?;
@@ -290,7 +290,7 @@ impl Agent {
         let view = self.sources.view.borrow_and_update().clone();
         let tunnel = policy.as_ref().map(|policy| policy.tunnel);
         self.echoes.follow(tunnel, &view).await;
-        let mtu = self.mtu(&view).await?;
+        let mtu = self.mtu(&view).await;
         let gateways = self.gateways(policy.as_deref(), &view);
         let inputs = Inputs {
             settings: &self.config.settings,
@@ -329,15 +329,15 @@ impl Agent {
     }
 
     /// The MTU inside the tunnel.
-    async fn mtu(&self, view: &View) -> Result<u32, KernelError> {
+    async fn mtu(&mut self, view: &View) -> u32 {
         if let Some(mtu) = self.config.mtu {
-            return Ok(mtu);
+            return mtu;
         }
         let endpoints: Vec<IpAddr> =
             view.members.iter().filter_map(|member| member.endpoint).map(|endpoint| endpoint.ip()).collect();
         let overhead = if endpoints.iter().any(IpAddr::is_ipv6) { OVERHEAD.1 } else { OVERHEAD.0 };
-        let mtu = self.kernel.mtu_toward(endpoints.into_iter()).await?.unwrap_or(DEFAULT_MTU);
-        Ok(mtu.saturating_sub(overhead))
+        let mtu = self.kernel.mtu_toward(endpoints.into_iter()).await.unwrap_or(DEFAULT_MTU);
+        mtu.saturating_sub(overhead)
     }
 
     /// The gateways of view and policy, by name.

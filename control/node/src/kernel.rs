@@ -13,8 +13,8 @@ mod sysctls;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use rtnetlink::Handle;
-use tokio::task::JoinHandle;
+use vipgate_netlink::Client;
+use vipgate_netlink::protocols::NETLINK_ROUTE;
 
 pub use self::error::KernelError;
 pub use self::events::{ChangeNotice, Events};
@@ -24,9 +24,6 @@ use self::sysctls::Sysctls;
 use crate::mark_users::MarkUsers;
 use crate::marks::{Action, RoutingNumbers};
 use crate::plan::{NodePlan, Settings, Steering};
-
-/// Numbers of this protocol mark routes and rules as vipgate's (rtnetlink(7), `rtm_protocol`).
-const PROTOCOL: u8 = 118;
 
 /// What was out of line, and isn't any more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,16 +48,9 @@ impl Repairs {
 pub struct Kernel {
     settings: Settings,
     numbers: RoutingNumbers,
-    handle: Handle,
-    connection: JoinHandle<()>,
+    client: Client,
     nft: Nft,
     sysctls: Sysctls,
-}
-
-impl Drop for Kernel {
-    fn drop(&mut self) {
-        self.connection.abort();
-    }
 }
 
 impl Kernel {
@@ -69,9 +59,8 @@ impl Kernel {
     /// # Errors
     /// Netlink isn't available.
     pub fn open(settings: Settings, numbers: RoutingNumbers, nft: std::path::PathBuf) -> Result<Self, KernelError> {
-        let (connection, handle, _) = rtnetlink::new_connection().map_err(KernelError::Netlink)?;
-        let connection = tokio::spawn(connection);
-        Ok(Self { settings, numbers, handle, connection, nft: Nft::new(nft), sysctls: Sysctls::default() })
+        let client = Client::open(NETLINK_ROUTE).map_err(KernelError::Netlink)?;
+        Ok(Self { settings, numbers, client, nft: Nft::new(nft), sysctls: Sysctls::default() })
     }
 
     /// Sets the directory of the settings of devices. Default: `/proc/sys/net`.
@@ -101,25 +90,26 @@ impl Kernel {
     }
 
     /// Devices, routes and rules; `table` says whether the table was changed.
-    async fn ensure_paths(&self, plan: &NodePlan, mtu: u32, table: bool) -> Result<Repairs, KernelError> {
+    async fn ensure_paths(&mut self, plan: &NodePlan, mtu: u32, table: bool) -> Result<Repairs, KernelError> {
         let devices = self.ensure_devices(plan, mtu).await?;
         let routes = self.ensure_routes(plan).await?;
         Ok(Repairs { table, devices, routes })
     }
 
-    async fn ensure_devices(&self, plan: &NodePlan, mtu: u32) -> Result<usize, KernelError> {
+    async fn ensure_devices(&mut self, plan: &NodePlan, mtu: u32) -> Result<usize, KernelError> {
         let mut changed = 0;
         if let Some(tunnel) = &plan.tunnel {
             let name = &self.settings.tunnel_device;
-            changed += devices::ensure_tunnel(&self.handle, name, tunnel, mtu, &self.sysctls).await?;
+            changed += devices::ensure_tunnel(&mut self.client, name, tunnel, mtu, &self.sysctls).await?;
         }
-        changed += devices::ensure_hold(&self.handle, &self.settings.hold_device, &self.sysctls).await?;
+        changed += devices::ensure_hold(&mut self.client, &self.settings.hold_device, &self.sysctls).await?;
         Ok(changed)
     }
 
-    async fn ensure_routes(&self, plan: &NodePlan) -> Result<usize, KernelError> {
-        let tunnel = devices::index(&self.handle, &self.settings.tunnel_device).await?;
-        let hold = devices::index(&self.handle, &self.settings.hold_device).await?;
+    async fn ensure_routes(&mut self, plan: &NodePlan) -> Result<usize, KernelError> {
+        let rules = self.rules(plan);
+        let tunnel = devices::index(&mut self.client, &self.settings.tunnel_device).await?;
+        let hold = devices::index(&mut self.client, &self.settings.hold_device).await?;
         let mut routes = BTreeSet::new();
         if let (Some(device), Some(own)) = (tunnel, plan.tunnel) {
             for (index, address) in &plan.tunnels {
@@ -131,8 +121,8 @@ impl Kernel {
             routes.extend(routes::Route::to_hold(self.numbers.first_table, device));
         }
         let tables = self.numbers.first_table..=self.numbers.first_table + self.settings.mask.max_gateways();
-        let changed = routes::ensure(&self.handle, &routes, &tables).await?;
-        Ok(changed + rules::ensure(&self.handle, &self.rules(plan), self.numbers.rule_priority).await?)
+        let changed = routes::ensure(&mut self.client, &routes, &tables).await?;
+        Ok(changed + rules::ensure(&mut self.client, &rules, self.numbers.rule_priority).await?)
     }
 
     /// The rules of a plan: see [`crate::plan`].
@@ -209,13 +199,13 @@ impl Kernel {
     ///
     /// # Errors
     /// `nft` or netlink failed.
-    pub async fn mark_users(&self) -> Result<MarkUsers, KernelError> {
+    pub async fn mark_users(&mut self) -> Result<MarkUsers, KernelError> {
         let (mask, mut users) = (self.settings.mask, MarkUsers::default());
         users.add_ruleset(mask, &self.nft.ruleset().await?);
         for (family, ruleset) in iptables::rulesets().await {
             users.add_iptables(mask, family, &ruleset);
         }
-        for rule in rules::of_others(&self.handle).await? {
+        for rule in rules::of_others(&mut self.client).await? {
             users.add_rule(mask, rule);
         }
         Ok(users)
@@ -225,21 +215,18 @@ impl Kernel {
     ///
     /// # Errors
     /// Netlink failed.
-    pub async fn local_addresses(&self) -> Result<BTreeSet<IpAddr>, KernelError> {
-        devices::local_addresses(&self.handle).await
+    pub async fn local_addresses(&mut self) -> Result<BTreeSet<IpAddr>, KernelError> {
+        devices::local_addresses(&mut self.client).await
     }
 
     /// The smallest MTU of the interfaces that lead to these addresses; `None`: none of them has a route.
-    ///
-    /// # Errors
-    /// Netlink failed.
-    pub async fn mtu_toward(&self, addresses: impl Iterator<Item = IpAddr>) -> Result<Option<u32>, KernelError> {
+    pub async fn mtu_toward(&mut self, addresses: impl Iterator<Item = IpAddr>) -> Option<u32> {
         let mut smallest = None;
         for address in addresses {
-            let mtu = devices::mtu_toward(&self.handle, address).await?;
+            let mtu = devices::mtu_toward(&mut self.client, address).await;
             smallest = [smallest, mtu].into_iter().flatten().min();
         }
-        Ok(smallest)
+        smallest
     }
 
     /// Removes all that vipgate has programmed: pods' packets leave as the CNI has it.
@@ -247,10 +234,10 @@ impl Kernel {
     /// # Errors
     /// The kernel refused something.
     pub async fn remove(&mut self) -> Result<(), KernelError> {
-        rules::ensure(&self.handle, &BTreeSet::new(), self.numbers.rule_priority).await?;
+        rules::ensure(&mut self.client, &BTreeSet::new(), self.numbers.rule_priority).await?;
         let tables = self.numbers.first_table..=self.numbers.first_table + self.settings.mask.max_gateways();
-        routes::ensure(&self.handle, &BTreeSet::new(), &tables).await?;
-        devices::remove(&self.handle, &self.settings.tunnel_device).await?;
+        routes::ensure(&mut self.client, &BTreeSet::new(), &tables).await?;
+        devices::remove(&mut self.client, &self.settings.tunnel_device).await?;
         self.nft.remove().await
     }
 }

@@ -25,22 +25,20 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use entry::AdvertisedRoute;
-use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::{info, warn};
 use vipgate_common::LoggedErrors;
+use vipgate_netlink::protocols::NETLINK_ROUTE;
+use vipgate_netlink::{Client, Event, NLM_F_CREATE, NLM_F_EXCL};
 use watchdog::Watchdog;
 pub use watchdog::{SUBCOMMAND as WITHDRAW, wait_and_withdraw};
 
 use super::error::NetworkError;
-use super::socket::RequestSocket;
 
 /// Interval of rereading the table, in case another process has changed it.
 const REREAD_INTERVAL: Duration = Duration::from_secs(3);
-/// Attempts to dump the table while it changes during the dump.
-const MAX_DUMP_ATTEMPTS: usize = 4;
 
 /// The table and metric of the advertised routes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +66,7 @@ impl Advertiser {
     /// Changing routes isn't permitted, or netlink failed.
     pub async fn open(table: RouteTable, program: PathBuf) -> Result<Self, NetworkError> {
         let error = |source| NetworkError::new("removing stale BGP routes", source);
-        let mut client = RequestSocket::strict().map_err(error)?;
+        let mut client = open_client().map_err(error)?;
         let removed = remove_all(&mut client).await.map_err(error)?;
         if removed > 0 {
             info!(event = "bgp_routes_stale", removed, "removed stale BGP routes of an earlier process");
@@ -124,11 +122,15 @@ impl Advertiser {
 /// Changing routes isn't permitted, or netlink failed.
 pub async fn withdraw_all() -> Result<usize, NetworkError> {
     let error = |source| NetworkError::new("withdrawing advertised routes", source);
-    let mut client = RequestSocket::strict().map_err(error)?;
+    let mut client = open_client().map_err(error)?;
     remove_all(&mut client).await.map_err(error)
 }
 
-async fn remove_all(client: &mut RequestSocket) -> io::Result<usize> {
+fn open_client() -> io::Result<Client> {
+    Client::open(NETLINK_ROUTE)?.with_strict_checks()
+}
+
+async fn remove_all(client: &mut Client) -> io::Result<usize> {
     let installed = read(client, None).await?;
     for entry in &installed {
         remove(client, *entry).await?;
@@ -137,20 +139,19 @@ async fn remove_all(client: &mut RequestSocket) -> io::Result<usize> {
 }
 
 /// Reads vipgate's routes of a table, or of all tables.
-async fn read(client: &mut RequestSocket, table: Option<u32>) -> io::Result<BTreeSet<AdvertisedRoute>> {
+async fn read(client: &mut Client, table: Option<u32>) -> io::Result<BTreeSet<AdvertisedRoute>> {
     let mut installed = BTreeSet::new();
     for v4 in [true, false] {
-        for _ in 0..MAX_DUMP_ATTEMPTS {
-            let result = client
-                .dump(entry::dump_request(v4, table), |event| installed.extend(AdvertisedRoute::from_event(&event)))
-                .await;
-            match result {
-                Ok(true) => break,
-                Ok(false) => {}
-                // The table doesn't exist, or IPv6 is disabled.
-                Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EOPNOTSUPP)) => break,
-                Err(error) => return Err(error),
-            }
+        let request = entry::dump_request(v4, table);
+        let routes = client.dump(request, |message| match Event::decode(message)? {
+            Some(Event::Route(_, route)) => Ok(AdvertisedRoute::from_route(&route)),
+            _ => Ok(None),
+        });
+        match routes.await {
+            Ok(routes) => installed.extend(routes),
+            // The table doesn't exist, or IPv6 is disabled.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EOPNOTSUPP)) => {}
+            Err(error) => return Err(error),
         }
     }
     // A kernel without strict checking lists other tables too.
@@ -158,7 +159,7 @@ async fn read(client: &mut RequestSocket, table: Option<u32>) -> io::Result<BTre
     Ok(installed)
 }
 
-async fn remove(client: &mut RequestSocket, entry: AdvertisedRoute) -> io::Result<()> {
+async fn remove(client: &mut Client, entry: AdvertisedRoute) -> io::Result<()> {
     match client.set(entry.remove_request(), 0).await {
         // Already removed.
         Err(error) if matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENOENT)) => Ok(()),
@@ -170,7 +171,7 @@ async fn remove(client: &mut RequestSocket, entry: AdvertisedRoute) -> io::Resul
 struct Reconciler {
     table: RouteTable,
     program: PathBuf,
-    client: RequestSocket,
+    client: Client,
     desired: watch::Receiver<BTreeSet<IpAddr>>,
     /// Publishes the installed VIPs.
     published: watch::Sender<BTreeSet<IpAddr>>,

@@ -9,9 +9,9 @@ use tracing::{info, warn};
 use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::io::frame_layout::FrameLayout;
 use vipgate_dataplane::policy::spec::{InterfaceSpec, Role};
+use vipgate_netlink::{Address, Change, Link, LinkState};
 
 use super::error::NetworkError;
-use super::message::{Address, Change, Link, LinkState};
 use super::network::InterfaceConfig;
 
 /// The state of one gateway interface.

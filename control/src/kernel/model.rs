@@ -2,10 +2,10 @@
 //! demand.
 
 use vipgate_dataplane::policy::spec::NetworkSpec;
+use vipgate_netlink::{Address, Change, Event, Link, Neighbor, NextHopObject, Route};
 
 use super::error::NetworkError;
 use super::links::{Effect, Links};
-use super::message::{Address, Change, KernelEvent, Link};
 use super::network::InterfaceConfig;
 use super::routes::Routes;
 use crate::kernel::neighbors::Neighbors;
@@ -21,25 +21,19 @@ pub(super) struct Model {
 }
 
 /// The result of one full dump.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Dump {
-    /// Devices.
     pub(super) links: Vec<Link>,
-    /// Addresses of devices.
     pub(super) addresses: Vec<Address>,
-    /// All other objects, in the kernel's order.
-    pub(super) others: Vec<KernelEvent>,
+    pub(super) neighbors: Vec<Neighbor>,
+    pub(super) routes: RouteDump,
 }
 
-impl Dump {
-    /// Adds an object of the dump.
-    pub(super) fn push(&mut self, event: KernelEvent) {
-        match event {
-            KernelEvent::Link(_, link) => self.links.push(link),
-            KernelEvent::Address(_, address) => self.addresses.push(address),
-            KernelEvent::Route(..) | KernelEvent::NextHop(..) | KernelEvent::Neighbor(..) => self.others.push(event),
-        }
-    }
+/// The result of dumping the routes, and the nexthop objects that they refer to.
+#[derive(Debug)]
+pub(super) struct RouteDump {
+    pub(super) next_hops: Vec<NextHopObject>,
+    pub(super) routes: Vec<Route>,
 }
 
 impl Model {
@@ -60,26 +54,21 @@ impl Model {
         self.links.replace(&dump.links);
         self.links.replace_addresses(dump.addresses);
         self.neighbors = Neighbors::default();
-        for event in &dump.others {
-            if let KernelEvent::Neighbor(change, neighbor) = event
-                && let Some(interface) = self.links.interface_id(neighbor.ifindex)
-            {
-                self.neighbors.apply(interface, *change, neighbor);
+        for neighbor in &dump.neighbors {
+            if let Some(interface) = self.links.interface_id(neighbor.ifindex) {
+                self.neighbors.apply(interface, Change::New, neighbor);
             }
         }
-        self.replace_routes(dump.others);
+        self.replace_routes(dump.routes);
     }
 
     /// Replaces routes and nexthop objects by dumped ones; returns whether they differ.
-    pub(super) fn replace_routes(&mut self, dump: Vec<KernelEvent>) -> bool {
+    pub(super) fn replace_routes(&mut self, dump: RouteDump) -> bool {
         let mut routes = Routes::default();
         let mut nexthops = NextHopObjects::default();
-        for event in dump {
-            match event {
-                KernelEvent::Route(_, route) => routes.load(route),
-                KernelEvent::NextHop(change, nexthop) => drop(nexthops.apply(change, nexthop)),
-                KernelEvent::Link(..) | KernelEvent::Address(..) | KernelEvent::Neighbor(..) => {}
-            }
+        dump.routes.into_iter().for_each(|route| routes.load(route));
+        for next_hop in dump.next_hops {
+            nexthops.apply(Change::New, next_hop);
         }
         let changed = routes != self.routes || nexthops != self.nexthops;
         self.routes = routes;
@@ -88,9 +77,9 @@ impl Model {
     }
 
     /// Applies one event.
-    pub(super) fn apply(&mut self, event: KernelEvent) -> Effect {
+    pub(super) fn apply(&mut self, event: Event) -> Effect {
         match event {
-            KernelEvent::Link(change, link) => {
+            Event::Link(change, link) => {
                 let own = self.links.interface_id(link.ifindex);
                 let mut effect = self.links.apply(change, &link);
                 if let Some(interface) = own.filter(|_| change == Change::Removed) {
@@ -98,14 +87,14 @@ impl Model {
                 }
                 effect
             }
-            KernelEvent::Address(change, address) => self.links.apply_address(change, address),
-            KernelEvent::Route(change, route) => self.routes.apply(change, route),
-            KernelEvent::NextHop(change, nexthop) => {
+            Event::Address(change, address) => self.links.apply_address(change, address),
+            Event::Route(change, route) => self.routes.apply(change, route),
+            Event::NextHop(change, nexthop) => {
                 let changed = self.nexthops.apply(change, nexthop);
                 // The kernel removes the IPv4 routes of a removed object without a notification.
                 Effect { changed, routes_stale: change == Change::Removed }
             }
-            KernelEvent::Neighbor(change, neighbor) => {
+            Event::Neighbor(change, neighbor) => {
                 let interface = self.links.interface_id(neighbor.ifindex);
                 let changed = interface.is_some_and(|interface| self.neighbors.apply(interface, change, &neighbor));
                 Effect { changed, routes_stale: false }

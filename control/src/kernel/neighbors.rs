@@ -5,8 +5,7 @@ use std::net::IpAddr;
 
 use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::policy::spec::NeighborSpec;
-
-use super::message::{Change, Neighbor};
+use vipgate_netlink::{Change, Neighbor};
 
 /// MAC addresses by interface and IP address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -6,10 +6,10 @@ use tokio::sync::{broadcast, watch};
 use tokio::task::JoinHandle;
 use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::policy::spec::{NetworkSpec, Role};
+use vipgate_netlink::Subscription;
 
 use super::error::NetworkError;
 use super::model::Model;
-use super::socket::Subscription;
 use super::watcher::{LinkReport, NeighborFailed, Published, Watcher, read_everything};
 
 /// Failed neighbors buffered for a slow receiver; the oldest are lost.
@@ -42,7 +42,7 @@ impl Network {
     pub async fn open(wanted: Vec<InterfaceConfig>) -> Result<Self, NetworkError> {
         // Subscribed before the dump: changes during the dump are received after it.
         let subscription =
-            Subscription::open().map_err(|source| NetworkError::new("subscribing to rtnetlink groups", source))?;
+            Subscription::network().map_err(|source| NetworkError::new("subscribing to rtnetlink groups", source))?;
         let dump = read_everything()
             .await
             .map_err(|source| NetworkError::new("dumping the kernel's network state", source))?;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::message::{Change, NextHop, NextHopObject, NextHopObjectTarget};
+use vipgate_netlink::{Change, NextHop, NextHopObject, NextHopObjectTarget};
 
 /// The kernel's nexthop objects, by id.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -10,9 +10,9 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::policy::spec::{HopSpec, RouteSpec, RouteTarget};
+use vipgate_netlink::{Change, NextHop, PROTOCOL, Route};
 
 use super::links::{Effect, Links};
-use super::message::{Change, NextHop, RTPROT_VIPGATE, Route};
 use crate::kernel::nexthop_objects::NextHopObjects;
 
 /// The routes of one table by prefix, in the kernel's order of preference.
@@ -57,10 +57,7 @@ impl Routes {
             IpNet::V6(prefix) => prefix.addr().is_unicast_link_local() && route.kind == libc::RTN_UNICAST,
         };
         // Routes of vipgate exist only for a BGP daemon, in whichever table it reads; no packet is routed by them.
-        if route.protocol == RTPROT_VIPGATE
-            || link_local
-            || matches!(route.kind, libc::RTN_MULTICAST | libc::RTN_UNSPEC)
-        {
+        if route.protocol == PROTOCOL || link_local || matches!(route.kind, libc::RTN_MULTICAST | libc::RTN_UNSPEC) {
             return None;
         }
         match route.table {

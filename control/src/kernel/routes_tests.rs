@@ -1,6 +1,6 @@
 use vipgate_dataplane::policy::spec::Role;
+use vipgate_netlink::{Link, NextHopObject, NextHopObjectTarget};
 
-use super::super::message::{Link, NextHopObject, NextHopObjectTarget};
 use super::super::network::InterfaceConfig;
 use super::*;
 
@@ -18,6 +18,7 @@ fn links() -> Links {
         mtu: 1500,
         master: None,
         is_virtual: true,
+        metadata_vxlan_port: None,
     };
     let wanted = [(0, "in", Role::Inside), (1, "out", Role::Outside)];
     let wanted = wanted.map(|(id, name, role)| InterfaceConfig { id: InterfaceId(id), name: name.into(), role });
@@ -158,7 +159,7 @@ fn link_local_multicast_and_own_routes_are_ignored() {
     let mut routes = Routes::default();
     routes.load(route("fe80::/64", 256, &[(10, "")]));
     routes.load(Route { table: LOCAL, kind: libc::RTN_MULTICAST, ..route("ff00::/8", 256, &[(10, "")]) });
-    routes.load(Route { protocol: RTPROT_VIPGATE, kind: libc::RTN_BLACKHOLE, ..route("192.0.2.9/32", 0, &[]) });
+    routes.load(Route { protocol: PROTOCOL, kind: libc::RTN_BLACKHOLE, ..route("192.0.2.9/32", 0, &[]) });
     routes.load(Route { table: 100, ..route("10.0.0.0/8", 0, &[(10, "")]) });
     assert_eq!(routes, Routes::default());
 }

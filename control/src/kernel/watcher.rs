@@ -9,21 +9,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use rtnetlink::packet_route::address::AddressMessage;
-use rtnetlink::packet_route::link::LinkMessage;
-use rtnetlink::packet_route::neighbour::NeighbourMessage;
-use rtnetlink::packet_route::route::RouteMessage;
-use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 use tokio::sync::{broadcast, watch};
 use tokio::time::{Instant, sleep, timeout_at};
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::policy::spec::{NetworkSpec, RouteTarget};
+use vipgate_netlink::protocols::NETLINK_ROUTE;
+use vipgate_netlink::{Change, Client, Event, Subscription};
 
 use super::links::LinkStatus;
-use super::message::{Change, KernelEvent};
-use super::model::{Dump, Model};
-use super::socket::{Notification, RequestSocket, Subscription};
+use super::model::{Dump, Model, RouteDump};
 
 /// A burst ends after this time without an event.
 const DEBOUNCE_INTERVAL: Duration = Duration::from_millis(5);
@@ -32,8 +27,6 @@ const MAX_BURST: Duration = Duration::from_millis(20);
 /// Delay of a second route dump after a change with incomplete notifications: the kernel reports a link as down before
 /// it has removed the link's routes.
 const ROUTE_REREAD_DELAY: Duration = Duration::from_millis(250);
-/// Attempts to dump a table while it changes during the dump.
-const MAX_DUMP_ATTEMPTS: usize = 4;
 /// Interval of retries after a netlink error.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -109,7 +102,7 @@ impl Watcher {
             if let Err(error) = self.wait().await {
                 warn!(%error, "lost the subscription to netlink events; subscribing again");
                 sleep(RETRY_INTERVAL).await;
-                match Subscription::open() {
+                match Subscription::network() {
                     Ok(subscription) => self.subscription = subscription,
                     Err(error) => warn!(%error, "can't subscribe to netlink events"),
                 }
@@ -135,20 +128,20 @@ impl Watcher {
                 None if self.pending.changed => Some(not_before),
                 None => self.pending.reread_at,
             };
-            let notification = match deadline {
-                None => self.subscription.next().await?,
+            let events = match deadline {
+                None => self.subscription.next_events().await?,
                 Some(deadline) => {
-                    let Ok(event) = timeout_at(deadline, self.subscription.next()).await else {
+                    let Ok(events) = timeout_at(deadline, self.subscription.next_events()).await else {
                         if began.is_none() && !self.pending.changed {
                             self.pending.reread_at = None;
                             self.pending.reread_routes = true;
                         }
                         return Ok(());
                     };
-                    event?
+                    events?
                 }
             };
-            if self.apply(notification) {
+            if self.apply(events) {
                 began.get_or_insert_with(Instant::now);
             }
             // With a busy socket the timeout above never fires.
@@ -159,17 +152,14 @@ impl Watcher {
         }
     }
 
-    /// Applies a notification; returns whether it is part of a burst.
-    fn apply(&mut self, notification: Notification) -> bool {
-        let events = match notification {
-            Notification::Events(events) => events,
-            Notification::Lost => {
-                self.pending.resync = true;
-                return true;
-            }
+    /// Applies events, `None` if some were lost; returns whether they are part of a burst.
+    fn apply(&mut self, events: Option<Vec<Event>>) -> bool {
+        let Some(events) = events else {
+            self.pending.resync = true;
+            return true;
         };
-        let is_burst = events.iter().any(|event| !matches!(event, KernelEvent::Neighbor(..)));
-        let has_links = events.iter().any(|event| matches!(event, KernelEvent::Link(..)));
+        let is_burst = events.iter().any(|event| !matches!(event, Event::Neighbor(..)));
+        let has_links = events.iter().any(|event| matches!(event, Event::Link(..)));
         for event in events {
             self.publish_failure(&event);
             let effect = self.model.apply(event);
@@ -190,8 +180,8 @@ impl Watcher {
         self.links.send_modify(|report| *report = LinkReport { links, messages: report.messages + 1 });
     }
 
-    fn publish_failure(&self, event: &KernelEvent) {
-        if let KernelEvent::Neighbor(Change::New | Change::Replaced, neighbor) = event
+    fn publish_failure(&self, event: &Event) {
+        if let Event::Neighbor(Change::New | Change::Replaced, neighbor) = event
             && neighbor.has_failed()
             && let Some(interface) = self.model.links.interface_id(neighbor.ifindex)
         {
@@ -216,8 +206,7 @@ impl Watcher {
                 ..Pending::default()
             };
         } else if self.pending.reread_routes {
-            let mut client = RequestSocket::open()?;
-            let routes = read_routes(&mut client).await?;
+            let routes = read_routes(&mut Client::open(NETLINK_ROUTE)?).await?;
             self.pending.changed |= self.model.replace_routes(routes);
             self.pending.reread_routes = false;
         }
@@ -259,53 +248,15 @@ impl Watcher {
 
 /// Dumps all tables, in an order in which referenced objects come first.
 pub(super) async fn read_everything() -> io::Result<Dump> {
-    let mut client = RequestSocket::open()?;
-    let mut dump = Dump::default();
-    let links = RouteNetlinkMessage::GetLink(LinkMessage::default());
-    read(&mut client, &links, &mut dump).await?;
-    let addresses = RouteNetlinkMessage::GetAddress(AddressMessage::default());
-    read(&mut client, &addresses, &mut dump).await?;
-    for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-        let mut neighbors = NeighbourMessage::default();
-        neighbors.header.family = family;
-        read(&mut client, &RouteNetlinkMessage::GetNeighbour(neighbors), &mut dump).await?;
-    }
-    dump.others.extend(read_routes(&mut client).await?);
-    Ok(dump)
+    let mut client = Client::open(NETLINK_ROUTE)?;
+    Ok(Dump {
+        links: client.links().await?,
+        addresses: client.addresses().await?,
+        neighbors: client.neighbors().await?,
+        routes: read_routes(&mut client).await?,
+    })
 }
 
-/// Dumps nexthop objects and routes.
-async fn read_routes(client: &mut RequestSocket) -> io::Result<Vec<KernelEvent>> {
-    let mut routes = Vec::new();
-    for attempt in 1..=MAX_DUMP_ATTEMPTS {
-        routes.clear();
-        let mut is_consistent = client.dump_next_hops(|event| routes.push(event)).await?;
-        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-            let mut message = RouteMessage::default();
-            message.header.address_family = family;
-            let request = RouteNetlinkMessage::GetRoute(message);
-            is_consistent &= client.dump(request, |event| routes.push(event)).await?;
-        }
-        if is_consistent {
-            break;
-        }
-        debug!(attempt, "routes changed during the dump");
-    }
-    Ok(routes)
-}
-
-/// Dumps one table into `dump`.
-async fn read(client: &mut RequestSocket, request: &RouteNetlinkMessage, dump: &mut Dump) -> io::Result<()> {
-    let mut events = Vec::new();
-    for attempt in 1..=MAX_DUMP_ATTEMPTS {
-        events.clear();
-        if client.dump(request.clone(), |event| events.push(event)).await? {
-            break;
-        }
-        debug!(attempt, "a table changed during the dump");
-    }
-    for event in events {
-        dump.push(event);
-    }
-    Ok(())
+async fn read_routes(client: &mut Client) -> io::Result<RouteDump> {
+    Ok(RouteDump { next_hops: client.next_hops().await?, routes: client.routes().await? })
 }

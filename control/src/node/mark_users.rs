@@ -10,7 +10,7 @@ use vipgate_node::mark_users::MarkUsers;
 const INTERVAL: Duration = Duration::from_mins(10);
 
 /// Publishes and logs what it finds, again and again.
-pub(super) async fn watch(kernel: &Kernel, found: &watch::Sender<MarkUsers>) {
+pub(super) async fn watch(kernel: &mut Kernel, found: &watch::Sender<MarkUsers>) {
     loop {
         match kernel.mark_users().await {
             Ok(users) => publish(users, found),

@@ -64,11 +64,7 @@ fn reply_to_arp(request: &[u8], interface: &InterfaceSpec, snapshot: &Snapshot) 
     (!ethernet::is_group(arp.sender_mac)).then(|| reply.frame(arp.sender_mac))
 }
 
-fn reply_to_solicitation(
-    request: &[u8],
-    interface: &InterfaceSpec,
-    snapshot: &Snapshot,
-) -> Option<[u8; ndp::FRAME]> {
+fn reply_to_solicitation(request: &[u8], interface: &InterfaceSpec, snapshot: &Snapshot) -> Option<[u8; ndp::FRAME]> {
     let sender = ethernet::source(request)?;
     let packet = request.get(ethernet::HEADER..)?;
     let header = ipv6::Header::parse(packet).ok()?;

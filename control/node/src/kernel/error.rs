@@ -14,7 +14,7 @@ pub enum KernelError {
         /// What was requested.
         what: String,
         /// The kernel's answer.
-        source: rtnetlink::Error,
+        source: io::Error,
     },
     /// Connections can't be listed or deleted.
     #[error("conntrack: {0}")]
@@ -46,13 +46,13 @@ pub enum KernelError {
 
 impl KernelError {
     /// Maps the error of a request.
-    pub(super) fn request(what: impl Into<String>) -> impl FnOnce(rtnetlink::Error) -> Self {
+    pub(super) fn request(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();
         move |source| Self::Request { what, source }
     }
 }
 
 /// Whether a request failed with this error number.
-pub(super) fn is_errno(error: &rtnetlink::Error, number: i32) -> bool {
-    matches!(error, rtnetlink::Error::NetlinkError(message) if message.raw_code() == -number)
+pub(super) fn is_errno(error: &io::Error, number: i32) -> bool {
+    error.raw_os_error() == Some(number)
 }

@@ -2,17 +2,16 @@
 //! tunnel encapsulation), and one for held packets.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
-use futures::TryStreamExt;
-use rtnetlink::packet_route::AddressFamily;
-use rtnetlink::packet_route::route::{
-    RouteAttribute, RouteIp6Tunnel, RouteIpTunnel, RouteLwTunnelEncap, RouteMessage, RouteProtocol,
+use vipgate_netlink::packet_route::route::{
+    RouteAttribute, RouteFlags, RouteIp6Tunnel, RouteIpTunnel, RouteLwEnCapType, RouteLwTunnelEncap, RouteMessage,
+    RouteType,
 };
-use rtnetlink::{Handle, RouteMessageBuilder};
+use vipgate_netlink::packet_route::{AddressFamily, RouteNetlinkMessage};
+use vipgate_netlink::{Client, FAMILIES, NLM_F_CREATE, NLM_F_REPLACE, PROTOCOL};
 
-use super::PROTOCOL;
 use super::error::{KernelError, is_errno};
 use crate::policy::TunnelEndpoint;
 use crate::tunnel::{NEXT_HOP_V4, NEXT_HOP_V6};
@@ -51,22 +50,18 @@ impl Route {
     }
 
     fn message(&self) -> RouteMessage {
-        let protocol = RouteProtocol::from(PROTOCOL);
-        if self.is_ipv6 {
-            let builder = RouteMessageBuilder::<Ipv6Addr>::new().table_id(self.table).protocol(protocol);
-            let builder = builder.output_interface(self.device);
-            match self.tunnel {
-                Some(tunnel) => tunnel.encapsulate(builder.gateway(NEXT_HOP_V6).onlink()).build(),
-                None => builder.build(),
-            }
-        } else {
-            let builder = RouteMessageBuilder::<Ipv4Addr>::new().table_id(self.table).protocol(protocol);
-            let builder = builder.output_interface(self.device);
-            match self.tunnel {
-                Some(tunnel) => tunnel.encapsulate(builder.gateway(NEXT_HOP_V4).onlink()).build(),
-                None => builder.build(),
-            }
+        let mut message = RouteMessage::default();
+        message.header.address_family = if self.is_ipv6 { AddressFamily::Inet6 } else { AddressFamily::Inet };
+        message.header.protocol = PROTOCOL.into();
+        message.header.kind = RouteType::Unicast;
+        message.attributes = vec![RouteAttribute::Table(self.table), RouteAttribute::Oif(self.device)];
+        if let Some(tunnel) = self.tunnel {
+            let gateway: IpAddr = if self.is_ipv6 { NEXT_HOP_V6.into() } else { NEXT_HOP_V4.into() };
+            message.header.flags = RouteFlags::Onlink;
+            message.attributes.push(RouteAttribute::Gateway(gateway.into()));
+            message.attributes.extend(tunnel.encapsulation());
         }
+        message
     }
 
     /// A route as the kernel lists it; `None`: none that could be ours.
@@ -105,44 +100,44 @@ impl Route {
 }
 
 impl Tunnel {
-    fn encapsulate<T>(&self, builder: RouteMessageBuilder<T>) -> RouteMessageBuilder<T> {
-        match (self.source, self.destination) {
-            (IpAddr::V4(source), IpAddr::V4(destination)) => builder.encap_ip(vec![
-                RouteIpTunnel::Id(self.vni.into()),
-                RouteIpTunnel::Destination(destination),
-                RouteIpTunnel::Source(source),
-                RouteIpTunnel::Ttl(TTL),
-            ]),
-            (IpAddr::V6(source), IpAddr::V6(destination)) => builder.encap_ip6(vec![
-                RouteIp6Tunnel::Id(self.vni.into()),
-                RouteIp6Tunnel::Destination(destination),
-                RouteIp6Tunnel::Source(source),
-                RouteIp6Tunnel::Hoplimit(TTL),
-            ]),
+    fn encapsulation(&self) -> Vec<RouteAttribute> {
+        let id = self.vni.into();
+        let (kind, header) = match (self.source, self.destination) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                let header = [
+                    RouteIpTunnel::Id(id),
+                    RouteIpTunnel::Destination(destination),
+                    RouteIpTunnel::Source(source),
+                    RouteIpTunnel::Ttl(TTL),
+                ];
+                (RouteLwEnCapType::Ip, header.map(RouteLwTunnelEncap::Ip))
+            }
+            (IpAddr::V6(source), IpAddr::V6(destination)) => {
+                let header = [
+                    RouteIp6Tunnel::Id(id),
+                    RouteIp6Tunnel::Destination(destination),
+                    RouteIp6Tunnel::Source(source),
+                    RouteIp6Tunnel::Hoplimit(TTL),
+                ];
+                (RouteLwEnCapType::Ip6, header.map(RouteLwTunnelEncap::Ip6))
+            }
             // A plan has no such tunnel: `Fault::IncompatibleEndpoint`.
-            _ => builder,
-        }
+            _ => return Vec::new(),
+        };
+        vec![RouteAttribute::EncapType(kind), RouteAttribute::Encap(header.into())]
     }
 }
 
 /// Adds, replaces and removes routes until exactly these are in the tables; how many.
 pub(super) async fn ensure(
-    handle: &Handle,
+    client: &mut Client,
     desired: &BTreeSet<Route>,
     tables: &RangeInclusive<u32>,
 ) -> Result<usize, KernelError> {
     let (mut missing, mut stale) = (desired.clone(), Vec::new());
-    for is_ipv6 in [false, true] {
-        let request = if is_ipv6 {
-            RouteMessageBuilder::<Ipv6Addr>::new().build()
-        } else {
-            RouteMessageBuilder::<Ipv4Addr>::new().build()
-        };
-        let mut dump = handle.route().get(request).execute();
-        while let Some(message) = dump.try_next().await.map_err(KernelError::request("listing routes"))? {
-            if message.header.protocol != RouteProtocol::from(PROTOCOL) || !tables.contains(&table_of(&message)) {
-                continue;
-            }
+    for family in FAMILIES {
+        let routes = client.own_routes(family).await.map_err(KernelError::request("listing routes"))?;
+        for message in routes.into_iter().filter(|message| tables.contains(&table_of(message))) {
             if !Route::parse(&message).is_some_and(|route| missing.remove(&route)) {
                 stale.push(message);
             }
@@ -151,7 +146,7 @@ pub(super) async fn ensure(
     let mut changed = missing.len() + stale.len();
     // A table never is without a route if it has one before and after.
     for route in &missing {
-        match handle.route().add(route.message()).replace().execute().await {
+        match client.set(RouteNetlinkMessage::NewRoute(route.message()), NLM_F_CREATE | NLM_F_REPLACE).await {
             // IPv6 is disabled.
             Err(error) if route.is_ipv6 && (is_errno(&error, libc::EACCES) || is_errno(&error, libc::ENODEV)) => {
                 changed -= 1;
@@ -166,7 +161,7 @@ pub(super) async fn ensure(
         if is_replaced {
             continue;
         }
-        match handle.route().del(message).execute().await {
+        match client.set(RouteNetlinkMessage::DelRoute(message), 0).await {
             Err(error) if is_errno(&error, libc::ESRCH) => {}
             result => result.map_err(KernelError::request("removing a route"))?,
         }

@@ -3,14 +3,12 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use futures::TryStreamExt;
 use ipnet::IpNet;
-use rtnetlink::packet_route::AddressFamily;
-use rtnetlink::packet_route::route::RouteProtocol;
-use rtnetlink::packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
-use rtnetlink::{Handle, IpVersion};
+use vipgate_netlink::packet_route::route::RouteProtocol;
+use vipgate_netlink::packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
+use vipgate_netlink::packet_route::{AddressFamily, RouteNetlinkMessage};
+use vipgate_netlink::{Client, FAMILIES, NLM_F_CREATE, NLM_F_EXCL, PROTOCOL};
 
-use super::PROTOCOL;
 use super::error::{KernelError, is_errno};
 use crate::mark_users::MarkRule;
 
@@ -44,15 +42,11 @@ pub(super) enum Verdict {
 }
 
 /// Adds and removes rules until these, and no others of vipgate's at its priorities, are there; how many.
-pub(super) async fn ensure(handle: &Handle, desired: &BTreeSet<Rule>, first: u32) -> Result<usize, KernelError> {
+pub(super) async fn ensure(client: &mut Client, desired: &BTreeSet<Rule>, first: u32) -> Result<usize, KernelError> {
     let mut changed = 0;
-    for version in [IpVersion::V4, IpVersion::V6] {
-        let is_ipv6 = matches!(version, IpVersion::V6);
-        let mut messages = Vec::new();
-        let mut dump = handle.rule().get(version).execute();
-        while let Some(message) = dump.try_next().await.map_err(KernelError::request("listing rules"))? {
-            messages.push(message);
-        }
+    for family in FAMILIES {
+        let is_ipv6 = family == AddressFamily::Inet6;
+        let messages = client.rules(family).await.map_err(KernelError::request("listing rules"))?;
         let mut missing: BTreeSet<Rule> = desired.iter().filter(|rule| rule.is_ipv6 == is_ipv6).copied().collect();
         let mut stale = Vec::new();
         for message in messages.into_iter().filter(|message| is_ours(message, first)) {
@@ -63,10 +57,10 @@ pub(super) async fn ensure(handle: &Handle, desired: &BTreeSet<Rule>, first: u32
         }
         changed += stale.len();
         for rule in &missing {
-            changed += usize::from(add(handle, rule).await?);
+            changed += usize::from(add(client, rule).await?);
         }
         for message in stale {
-            match handle.rule().del(message).execute().await {
+            match client.set(RouteNetlinkMessage::DelRule(message), 0).await {
                 Err(error) if is_errno(&error, libc::ENOENT) => {}
                 result => result.map_err(KernelError::request("removing a rule"))?,
             }
@@ -76,14 +70,11 @@ pub(super) async fn ensure(handle: &Handle, desired: &BTreeSet<Rule>, first: u32
 }
 
 /// Rules of others that match a mark.
-pub(super) async fn of_others(handle: &Handle) -> Result<Vec<MarkRule>, KernelError> {
+pub(super) async fn of_others(client: &mut Client) -> Result<Vec<MarkRule>, KernelError> {
     let mut rules = Vec::new();
-    for version in [IpVersion::V4, IpVersion::V6] {
-        let is_ipv6 = matches!(version, IpVersion::V6);
-        let mut dump = handle.rule().get(version).execute();
-        while let Some(message) = dump.try_next().await.map_err(KernelError::request("listing rules"))? {
-            rules.extend(mark_of(&message, is_ipv6));
-        }
+    for family in FAMILIES {
+        let messages = client.rules(family).await.map_err(KernelError::request("listing rules"))?;
+        rules.extend(messages.iter().filter_map(|message| mark_of(message, family == AddressFamily::Inet6)));
     }
     Ok(rules)
 }
@@ -104,11 +95,11 @@ fn mark_of(message: &RuleMessage, is_ipv6: bool) -> Option<MarkRule> {
 }
 
 /// Adds a rule; whether it is there now.
-async fn add(handle: &Handle, rule: &Rule) -> Result<bool, KernelError> {
-    let mut request = handle.rule().add().priority(rule.priority);
-    let message = request.message_mut();
+async fn add(client: &mut Client, rule: &Rule) -> Result<bool, KernelError> {
+    let mut message = RuleMessage::default();
     message.header.family = if rule.is_ipv6 { AddressFamily::Inet6 } else { AddressFamily::Inet };
-    message.attributes.push(RuleAttribute::Protocol(RouteProtocol::from(PROTOCOL)));
+    let protocol = RuleAttribute::Protocol(RouteProtocol::from(PROTOCOL));
+    message.attributes = vec![RuleAttribute::Priority(rule.priority), protocol];
     if let Some(destination) = rule.destination {
         message.header.dst_len = destination.prefix_len();
         message.attributes.push(RuleAttribute::Destination(destination.network()));
@@ -128,7 +119,7 @@ async fn add(handle: &Handle, rule: &Rule) -> Result<bool, KernelError> {
     if table != 0 {
         message.attributes.push(RuleAttribute::Table(table));
     }
-    match request.execute().await {
+    match client.set(RouteNetlinkMessage::NewRule(message), NLM_F_CREATE | NLM_F_EXCL).await {
         Err(error) if is_errno(&error, libc::EEXIST) => Ok(true),
         // IPv6 is disabled.
         Err(error) if rule.is_ipv6 && is_errno(&error, libc::EAFNOSUPPORT) => Ok(false),

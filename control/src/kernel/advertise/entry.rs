@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use rtnetlink::packet_route::route::{RouteAttribute, RouteMessage, RouteScope, RouteType};
-use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
+use vipgate_netlink::packet_route::route::{RouteAttribute, RouteMessage, RouteScope, RouteType};
+use vipgate_netlink::packet_route::{AddressFamily, RouteNetlinkMessage};
+use vipgate_netlink::{PROTOCOL, Route};
 
-use super::super::message::{KernelEvent, RTPROT_VIPGATE};
 use super::RouteTable;
 
 /// linux/ipv6_route.h: the default metric of an IPv6 route (`IP6_RT_PRIO_USER`).
@@ -29,19 +29,9 @@ impl AdvertisedRoute {
     }
 
     /// The dumped route, if vipgate has installed it.
-    pub(super) fn from_event(event: &KernelEvent) -> Option<Self> {
-        match event {
-            KernelEvent::Route(_, route)
-                if route.protocol == RTPROT_VIPGATE && route.prefix.prefix_len() == route.prefix.max_prefix_len() =>
-            {
-                Some(Self { table: route.table, metric: route.metric, address: route.prefix.addr() })
-            }
-            KernelEvent::Route(..)
-            | KernelEvent::Link(..)
-            | KernelEvent::Address(..)
-            | KernelEvent::NextHop(..)
-            | KernelEvent::Neighbor(..) => None,
-        }
+    pub(super) fn from_route(route: &Route) -> Option<Self> {
+        let is_ours = route.protocol == PROTOCOL && route.prefix.prefix_len() == route.prefix.max_prefix_len();
+        is_ours.then_some(Self { table: route.table, metric: route.metric, address: route.prefix.addr() })
     }
 
     /// Whether it is in this table.
@@ -83,7 +73,7 @@ pub(super) fn dump_request(v4: bool, table: Option<u32>) -> RouteNetlinkMessage 
 fn base_message(v4: bool, table: Option<u32>) -> RouteMessage {
     let mut message = RouteMessage::default();
     message.header.address_family = if v4 { AddressFamily::Inet } else { AddressFamily::Inet6 };
-    message.header.protocol = RTPROT_VIPGATE.into();
+    message.header.protocol = PROTOCOL.into();
     if let Some(table) = table {
         // The header field has 8 bits.
         message.header.table = u8::try_from(table).unwrap_or(0);
@@ -102,7 +92,6 @@ pub(super) fn difference(
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::message::{Change, Route};
     use super::*;
 
     const TABLE: RouteTable = RouteTable { table: 179, metric: None };
@@ -139,13 +128,13 @@ mod tests {
             prefix: "2001:db8::1/128".parse().unwrap(),
             metric: V6_DEFAULT_METRIC,
             kind: libc::RTN_BLACKHOLE,
-            protocol: RTPROT_VIPGATE,
+            protocol: PROTOCOL,
             next_hops: Vec::new(),
             nexthop_id: None,
         };
-        let from_route = |route| AdvertisedRoute::from_event(&KernelEvent::Route(Change::New, route));
-        assert_eq!(from_route(route.clone()), Some(entry("2001:db8::1")));
-        assert_eq!(from_route(Route { protocol: libc::RTPROT_STATIC, ..route.clone() }), None);
-        assert_eq!(from_route(Route { prefix: "2001:db8::/64".parse().unwrap(), ..route }), None);
+        let from_route = AdvertisedRoute::from_route;
+        assert_eq!(from_route(&route), Some(entry("2001:db8::1")));
+        assert_eq!(from_route(&Route { protocol: libc::RTPROT_STATIC, ..route.clone() }), None);
+        assert_eq!(from_route(&Route { prefix: "2001:db8::/64".parse().unwrap(), ..route }), None);
     }
 }

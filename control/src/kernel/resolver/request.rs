@@ -5,11 +5,9 @@
 
 use std::net::IpAddr;
 
-use rtnetlink::packet_core::NLM_F_CREATE;
-use rtnetlink::packet_route::neighbour::{NeighbourAttribute, NeighbourExtFlags, NeighbourFlags, NeighbourMessage};
-use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
-
-use super::super::message::{Neighbor, RTPROT_VIPGATE};
+use vipgate_netlink::packet_route::RouteNetlinkMessage;
+use vipgate_netlink::packet_route::neighbour::{NeighbourAttribute, NeighbourExtFlags, NeighbourFlags};
+use vipgate_netlink::{NLM_F_CREATE, Neighbor, PROTOCOL, neighbor_message};
 
 /// How to resolve a next hop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,9 +27,9 @@ impl ResolveAction {
         let Some(entry) = entry else { return default };
         let is_static = entry.state & (libc::NUD_PERMANENT | libc::NUD_NOARP) != 0;
         let is_learned = entry.flags & libc::NTF_EXT_LEARNED != 0;
-        if is_static || is_learned || entry.is_managed() && entry.protocol != RTPROT_VIPGATE {
+        if is_static || is_learned || entry.is_managed() && entry.protocol != PROTOCOL {
             Self::Skip
-        } else if entry.protocol != 0 && entry.protocol != RTPROT_VIPGATE {
+        } else if entry.protocol != 0 && entry.protocol != PROTOCOL {
             Self::Probe
         } else {
             default
@@ -54,7 +52,7 @@ impl ReleaseAction {
     /// Chooses by the kernel's entry; `None`: there is none.
     pub(super) fn new(entry: Option<&Neighbor>) -> Self {
         match entry {
-            Some(entry) if entry.is_managed() && entry.protocol == RTPROT_VIPGATE => {
+            Some(entry) if entry.is_managed() && entry.protocol == PROTOCOL => {
                 if entry.usable_mac().is_some() {
                     Self::Unmanage
                 } else {
@@ -66,19 +64,14 @@ impl ReleaseAction {
     }
 }
 
-/// RTM_GETNEIGH: gets the entry.
-pub(super) fn get(ifindex: u32, address: IpAddr) -> RouteNetlinkMessage {
-    RouteNetlinkMessage::GetNeighbour(message(ifindex, address))
-}
-
 /// RTM_NEWNEIGH with `NTF_USE`: resolves it as if a packet were sent, optionally managed. Returns the message and its
 /// flags.
 pub(super) fn probe(ifindex: u32, address: IpAddr, manage: bool) -> (RouteNetlinkMessage, u16) {
-    let mut message = message(ifindex, address);
+    let mut message = neighbor_message(ifindex, address);
     message.header.flags = NeighbourFlags::Use;
     if manage {
         message.attributes.push(NeighbourAttribute::ExtFlags(NeighbourExtFlags::Managed));
-        message.attributes.push(NeighbourAttribute::Protocol(RTPROT_VIPGATE.into()));
+        message.attributes.push(NeighbourAttribute::Protocol(PROTOCOL.into()));
     }
     (RouteNetlinkMessage::NewNeighbour(message), NLM_F_CREATE)
 }
@@ -90,20 +83,13 @@ pub(super) fn unmanage(ifindex: u32, address: IpAddr) -> RouteNetlinkMessage {
 
 /// RTM_DELNEIGH: deletes the entry.
 pub(super) fn delete(ifindex: u32, address: IpAddr) -> RouteNetlinkMessage {
-    RouteNetlinkMessage::DelNeighbour(message(ifindex, address))
-}
-
-fn message(ifindex: u32, address: IpAddr) -> NeighbourMessage {
-    let mut message = NeighbourMessage::default();
-    message.header.family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
-    message.header.ifindex = ifindex;
-    message.attributes.push(NeighbourAttribute::Destination(address.into()));
-    message
+    RouteNetlinkMessage::DelNeighbour(neighbor_message(ifindex, address))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::message::NTF_EXT_MANAGED;
+    use vipgate_netlink::NTF_EXT_MANAGED;
+
     use super::*;
 
     fn entry() -> Neighbor {
@@ -136,7 +122,7 @@ mod tests {
 
     #[test]
     fn own_and_unowned_entries_are_managed_if_supported() {
-        let ours = Neighbor { ext_flags: NTF_EXT_MANAGED, protocol: RTPROT_VIPGATE, ..entry() };
+        let ours = Neighbor { ext_flags: NTF_EXT_MANAGED, protocol: PROTOCOL, ..entry() };
         for entry in [None, Some(&entry()), Some(&ours)] {
             assert_eq!(ResolveAction::new(entry, true), ResolveAction::Manage);
             assert_eq!(ResolveAction::new(entry, false), ResolveAction::Probe);

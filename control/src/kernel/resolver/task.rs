@@ -6,19 +6,17 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rtnetlink::packet_route::RouteNetlinkMessage;
-use rtnetlink::packet_route::neighbour::NeighbourMessage;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{broadcast, mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tracing::{debug, info, warn};
 use vipgate_common::MinInterval;
 use vipgate_dataplane::policy::spec::{NetworkSpec, RouteTarget};
+use vipgate_netlink::protocols::NETLINK_ROUTE;
+use vipgate_netlink::{Client, PROTOCOL};
 
 use super::super::error::NetworkError;
-use super::super::message::{KernelEvent, Neighbor, RTPROT_VIPGATE};
 use super::super::network::Network;
-use super::super::socket::RequestSocket;
 use super::super::watcher::NeighborFailed;
 use super::{Command, NextHop, ResolverLimits};
 use crate::kernel::resolver::request;
@@ -33,7 +31,7 @@ const LOG_INTERVAL: Duration = Duration::from_mins(1);
 /// State of the resolver task.
 pub(super) struct ResolverTask {
     limits: ResolverLimits,
-    client: RequestSocket,
+    client: Client,
     table: NextHopTable,
     /// When the gateways of all routes were last marked as in use.
     gateways_marked: Option<Instant>,
@@ -48,7 +46,7 @@ impl ResolverTask {
     /// Checks the permission to change neighbors, and restores the entries marked as vipgate's.
     pub(super) async fn open(network: &Network, limits: ResolverLimits) -> Result<Self, NetworkError> {
         let error = |source| NetworkError::new("changing the kernel's neighbors", source);
-        let mut client = RequestSocket::open().map_err(error)?;
+        let mut client = Client::open(NETLINK_ROUTE).map_err(error)?;
         let mut table = NextHopTable::new(limits, Instant::now());
         let receiver = network.subscribe();
         let interfaces = receiver.borrow().interfaces.clone();
@@ -60,16 +58,8 @@ impl ResolverTask {
                 Ok(()) | Err(_) => {}
             }
         }
-        let mut managed: Vec<Neighbor> = Vec::new();
-        let request = RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default());
-        let collect = |event| match event {
-            KernelEvent::Neighbor(_, entry) if entry.is_managed() && entry.protocol == RTPROT_VIPGATE => {
-                managed.push(entry);
-            }
-            _ => {}
-        };
-        client.dump(request, collect).await.map_err(error)?;
-        for entry in managed {
+        let neighbors = client.neighbors().await.map_err(error)?;
+        for entry in neighbors.iter().filter(|entry| entry.is_managed() && entry.protocol == PROTOCOL) {
             if let Some(interface) = interfaces.iter().find(|interface| interface.ifindex == entry.ifindex) {
                 table.restore((interface.id, entry.address), Instant::now());
             }
@@ -169,7 +159,7 @@ impl ResolverTask {
     }
 
     async fn try_request(&mut self, ifindex: u32, hop: NextHop) -> io::Result<bool> {
-        let entry = self.get(ifindex, hop).await?;
+        let entry = self.client.neighbor(ifindex, hop.1).await?;
         let manage = match ResolveAction::new(entry.as_ref(), self.can_manage.unwrap_or(true)) {
             ResolveAction::Skip => return Ok(false),
             ResolveAction::Probe => false,
@@ -179,7 +169,7 @@ impl ResolverTask {
         self.client.set(probe, flags).await?;
         if manage && self.can_manage.is_none() {
             // A kernel without support ignores the flag.
-            self.can_manage = self.get(ifindex, hop).await?.map(|entry| entry.is_managed());
+            self.can_manage = self.client.neighbor(ifindex, hop.1).await?.map(|entry| entry.is_managed());
             if self.can_manage == Some(false) {
                 info!("no managed neighbors (Linux before 5.16); probing periodically");
             }
@@ -198,20 +188,13 @@ impl ResolverTask {
     }
 
     async fn try_release(&mut self, ifindex: u32, hop: NextHop) -> io::Result<()> {
-        let entry = self.get(ifindex, hop).await?;
+        let entry = self.client.neighbor(ifindex, hop.1).await?;
         let request = match ReleaseAction::new(entry.as_ref()) {
             ReleaseAction::Skip => return Ok(()),
             ReleaseAction::Unmanage => request::unmanage(ifindex, hop.1),
             ReleaseAction::Delete => request::delete(ifindex, hop.1),
         };
         self.client.set(request, 0).await
-    }
-
-    async fn get(&mut self, ifindex: u32, hop: NextHop) -> io::Result<Option<Neighbor>> {
-        match self.client.get(request::get(ifindex, hop.1)).await? {
-            Some(KernelEvent::Neighbor(_, entry)) => Ok(Some(entry)),
-            _ => Ok(None),
-        }
     }
 
     /// The index of the interface; `None` while it is down.

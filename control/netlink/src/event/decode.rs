@@ -1,4 +1,4 @@
-//! Decoder of rtnetlink messages into [`KernelEvent`]s.
+//! Decoders of rtnetlink messages: what follows netlink's header.
 //!
 //! Only the needed attributes are decoded, so additions of newer kernels can't make a message unreadable. A malformed
 //! message is an error; an unused type of message or route is `None`.
@@ -6,20 +6,19 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
-use rtnetlink::packet_core::{DecodeError, NLA_HEADER_SIZE, NLM_F_REPLACE, NlasIterator};
-use rtnetlink::packet_route::address::AddressHeader;
-use rtnetlink::packet_route::link::LinkHeader;
-use rtnetlink::packet_route::neighbour::NeighbourHeader;
-use rtnetlink::packet_route::route::RouteHeader;
+use netlink_packet_core::DecodeError;
+use netlink_packet_route::address::AddressHeader;
+use netlink_packet_route::link::LinkHeader;
+use netlink_packet_route::neighbour::NeighbourHeader;
+use netlink_packet_route::route::RouteHeader;
 
-use super::message::{
-    Address, Change, KernelEvent, Link, Neighbor, NextHop, NextHopObject, NextHopObjectTarget, Route,
-};
+use super::{Address, Link, Neighbor, NextHop, NextHopObject, NextHopObjectTarget, Route};
+use crate::message::attributes;
 
 // linux/rtnetlink.h, linux/nexthop.h and linux/neighbour.h; not in the libc crate.
-pub(super) const RTM_NEWNEXTHOP: u16 = 104;
-pub(super) const RTM_DELNEXTHOP: u16 = 105;
-pub(super) const RTM_GETNEXTHOP: u16 = 106;
+pub(crate) const RTM_NEWNEXTHOP: u16 = 104;
+pub(crate) const RTM_DELNEXTHOP: u16 = 105;
+pub(crate) const RTM_GETNEXTHOP: u16 = 106;
 const RTA_NH_ID: u16 = 30;
 const RTNH_F_DEAD: u32 = 1;
 const NHA_ID: u16 = 1;
@@ -30,6 +29,9 @@ const NHA_GATEWAY: u16 = 6;
 const NHA_ENCAP: u16 = 8;
 const NDA_PROTOCOL: u16 = 12;
 const NDA_FLAGS_EXT: u16 = 15;
+// linux/if_link.h.
+const IFLA_VXLAN_PORT: u16 = 15;
+const IFLA_VXLAN_COLLECT_METADATA: u16 = 25;
 
 const IPV4: u8 = 2;
 const IPV6: u8 = 10;
@@ -43,28 +45,7 @@ const NEXTHOP_HEADER: usize = 8;
 const NEXTHOP_MEMBER: usize = 8;
 const NEIGHBOR_HEADER: usize = 12;
 
-/// Decodes one message: `kind` and `flags` are from its header, `body` follows the header.
-pub(super) fn event(kind: u16, flags: u16, body: &[u8]) -> Result<Option<KernelEvent>, DecodeError> {
-    let new = if flags & NLM_F_REPLACE == 0 { Change::New } else { Change::Replaced };
-    Ok(match kind {
-        libc::RTM_NEWLINK => link(body)?.map(|link| KernelEvent::Link(new, link)),
-        libc::RTM_DELLINK => link(body)?.map(|link| KernelEvent::Link(Change::Removed, link)),
-        libc::RTM_NEWADDR => address(body)?.map(|address| KernelEvent::Address(new, address)),
-        libc::RTM_DELADDR => address(body)?.map(|address| KernelEvent::Address(Change::Removed, address)),
-        libc::RTM_NEWROUTE => route(body)?.map(|route| KernelEvent::Route(new, route)),
-        libc::RTM_DELROUTE => route(body)?.map(|route| KernelEvent::Route(Change::Removed, route)),
-        libc::RTM_NEWNEIGH => neighbor(body)?.map(|neighbor| KernelEvent::Neighbor(new, neighbor)),
-        libc::RTM_DELNEIGH => neighbor(body)?.map(|neighbor| KernelEvent::Neighbor(Change::Removed, neighbor)),
-        RTM_NEWNEXTHOP => Some(KernelEvent::NextHop(new, next_hop(body)?)),
-        RTM_DELNEXTHOP => Some(KernelEvent::NextHop(Change::Removed, next_hop(body)?)),
-        _ => None,
-    })
-}
-
-/// The attribute of `IFLA_LINKINFO` that names the type of a device; a NIC has none (linux/if_link.h).
-const IFLA_INFO_KIND: u16 = 1;
-
-fn link(body: &[u8]) -> Result<Option<Link>, DecodeError> {
+pub(crate) fn link(body: &[u8]) -> Result<Option<Link>, DecodeError> {
     let header = LinkHeader::parse(body)?;
     if u8::from(header.interface_family) != 0 {
         // AF_BRIDGE messages describe bridge ports; the device itself hasn't changed.
@@ -79,6 +60,7 @@ fn link(body: &[u8]) -> Result<Option<Link>, DecodeError> {
         mtu: 0,
         master: None,
         is_virtual: false,
+        metadata_vxlan_port: None,
     };
     for attribute in attributes(body, LINK_HEADER)? {
         let (kind, value) = attribute?;
@@ -88,7 +70,16 @@ fn link(body: &[u8]) -> Result<Option<Link>, DecodeError> {
             libc::IFLA_MTU => link.mtu = number(value)?,
             libc::IFLA_MASTER => link.master = Some(number(value)?),
             libc::IFLA_LINKINFO => {
-                link.is_virtual = attributes(value, 0)?.any(|info| info.is_ok_and(|(kind, _)| kind == IFLA_INFO_KIND));
+                let info = |wanted| {
+                    let mut infos = attributes(value, 0).ok()?.flatten();
+                    infos.find_map(|(kind, value)| (kind == wanted).then_some(value))
+                };
+                // The type of a device; a NIC has none.
+                let kind = info(libc::IFLA_INFO_KIND);
+                link.is_virtual = kind.is_some();
+                if kind.is_some_and(|kind| kind.starts_with(b"vxlan")) {
+                    link.metadata_vxlan_port = info(libc::IFLA_INFO_DATA).and_then(metadata_vxlan_port);
+                }
             }
             _ => {}
         }
@@ -96,7 +87,19 @@ fn link(body: &[u8]) -> Result<Option<Link>, DecodeError> {
     Ok(Some(link))
 }
 
-fn address(body: &[u8]) -> Result<Option<Address>, DecodeError> {
+fn metadata_vxlan_port(data: &[u8]) -> Option<u16> {
+    let (mut port, mut collects_metadata) = (None, false);
+    for (kind, value) in attributes(data, 0).ok()?.flatten() {
+        match kind {
+            IFLA_VXLAN_PORT => port = value.try_into().ok().map(u16::from_be_bytes),
+            IFLA_VXLAN_COLLECT_METADATA => collects_metadata = value.first() == Some(&1),
+            _ => {}
+        }
+    }
+    port.filter(|_| collects_metadata)
+}
+
+pub(crate) fn address(body: &[u8]) -> Result<Option<Address>, DecodeError> {
     let header = AddressHeader::parse(body)?;
     let mut flags = u32::from(header.flags.bits());
     let (mut local, mut peer) = (None, None);
@@ -120,7 +123,7 @@ fn address(body: &[u8]) -> Result<Option<Address>, DecodeError> {
     }))
 }
 
-fn route(body: &[u8]) -> Result<Option<Route>, DecodeError> {
+pub(crate) fn route(body: &[u8]) -> Result<Option<Route>, DecodeError> {
     let header = RouteHeader::parse(body)?;
     let family = u8::from(header.address_family);
     let unspecified: IpAddr = match family {
@@ -197,7 +200,7 @@ fn hop_attribute(hop: &mut NextHop, kind: u16, value: &[u8]) -> Result<(), Decod
     Ok(())
 }
 
-fn next_hop(body: &[u8]) -> Result<NextHopObject, DecodeError> {
+pub(crate) fn next_hop(body: &[u8]) -> Result<NextHopObject, DecodeError> {
     let flags = body.get(4..NEXTHOP_HEADER).ok_or_else(|| invalid("length of a next-hop message"))?;
     let mut hop = NextHop { ifindex: 0, gateway: None, dead: is_dead(number(flags)?), encapsulated: false };
     let mut id = None;
@@ -221,7 +224,7 @@ fn next_hop(body: &[u8]) -> Result<NextHopObject, DecodeError> {
     Ok(NextHopObject { id, target: target.unwrap_or(NextHopObjectTarget::Single(hop)) })
 }
 
-fn neighbor(body: &[u8]) -> Result<Option<Neighbor>, DecodeError> {
+pub(crate) fn neighbor(body: &[u8]) -> Result<Option<Neighbor>, DecodeError> {
     let header = NeighbourHeader::parse(body)?;
     if !matches!(u8::from(header.family), IPV4 | IPV6) {
         // Bridge FDB entries are sent to the same multicast group.
@@ -250,20 +253,6 @@ fn neighbor(body: &[u8]) -> Result<Option<Neighbor>, DecodeError> {
     Ok(address.map(|address| Neighbor { address, ..neighbor }))
 }
 
-/// The attributes after a fixed header of `header` bytes: kind and value.
-fn attributes(
-    body: &[u8],
-    header: usize,
-) -> Result<impl Iterator<Item = Result<(u16, &[u8]), DecodeError>>, DecodeError> {
-    let rest = body.get(header..).ok_or_else(|| invalid("length of a message"))?;
-    Ok(NlasIterator::new(rest).map(|attribute| {
-        let attribute = attribute?;
-        let (kind, length) = (attribute.kind(), usize::from(attribute.length()));
-        // The iterator has checked the length.
-        Ok((kind, &attribute.into_inner()[NLA_HEADER_SIZE..length]))
-    }))
-}
-
 fn is_dead(flags: u32) -> bool {
     flags & RTNH_F_DEAD != 0
 }
@@ -286,5 +275,5 @@ fn invalid(what: &str) -> DecodeError {
 }
 
 #[cfg(test)]
-#[path = "parse_tests.rs"]
+#[path = "decode_tests.rs"]
 mod tests;

@@ -1,21 +1,23 @@
 //! Decoded rtnetlink messages, limited to the fields that vipgate uses.
 //!
-//! One [`KernelEvent`] is one object that was added, replaced or removed. Dumps and notifications yield the same
+//! One [`Event`] is one object that was added, replaced or removed. Dumps and notifications yield the same
 //! events.
+
+pub(crate) mod decode;
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use netlink_packet_core::{DecodeError, NLM_F_REPLACE};
 
-/// The protocol number (`RTPROT_*`) of routes and neighbors that vipgate installs, as `ip` shows it; no routing daemon
-/// uses it.
-pub(super) const RTPROT_VIPGATE: u8 = 118;
+use crate::message::Message;
+
 /// linux/neighbour.h: the kernel keeps the entry resolved.
-pub(super) const NTF_EXT_MANAGED: u32 = 1;
+pub const NTF_EXT_MANAGED: u32 = 1;
 
 /// A change of one kernel object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum KernelEvent {
+pub enum Event {
     /// A network device.
     Link(Change, Link),
     /// An address of a device.
@@ -26,9 +28,33 @@ pub(super) enum KernelEvent {
     Neighbor(Change, Neighbor),
 }
 
+impl Event {
+    /// Decodes a message; `None`: of a type that isn't used.
+    ///
+    /// # Errors
+    /// The message is malformed.
+    pub fn decode(message: &Message<'_>) -> Result<Option<Self>, DecodeError> {
+        let new = if message.flags & NLM_F_REPLACE == 0 { Change::New } else { Change::Replaced };
+        let body = message.body;
+        Ok(match message.kind {
+            libc::RTM_NEWLINK => decode::link(body)?.map(|link| Self::Link(new, link)),
+            libc::RTM_DELLINK => decode::link(body)?.map(|link| Self::Link(Change::Removed, link)),
+            libc::RTM_NEWADDR => decode::address(body)?.map(|address| Self::Address(new, address)),
+            libc::RTM_DELADDR => decode::address(body)?.map(|address| Self::Address(Change::Removed, address)),
+            libc::RTM_NEWROUTE => decode::route(body)?.map(|route| Self::Route(new, route)),
+            libc::RTM_DELROUTE => decode::route(body)?.map(|route| Self::Route(Change::Removed, route)),
+            libc::RTM_NEWNEIGH => decode::neighbor(body)?.map(|neighbor| Self::Neighbor(new, neighbor)),
+            libc::RTM_DELNEIGH => decode::neighbor(body)?.map(|neighbor| Self::Neighbor(Change::Removed, neighbor)),
+            decode::RTM_NEWNEXTHOP => Some(Self::NextHop(new, decode::next_hop(body)?)),
+            decode::RTM_DELNEXTHOP => Some(Self::NextHop(Change::Removed, decode::next_hop(body)?)),
+            _ => None,
+        })
+    }
+}
+
 /// The kind of change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Change {
+pub enum Change {
     /// Added, or changed in place.
     New,
     /// Replaces another object (`NLM_F_REPLACE`).
@@ -38,33 +64,35 @@ pub(super) enum Change {
 
 /// A network device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Link {
+pub struct Link {
     /// Its interface index.
-    pub(super) ifindex: u32,
-    pub(super) name: String,
+    pub ifindex: u32,
+    pub name: String,
     /// Its ARPHRD type.
-    pub(super) hardware_type: u16,
+    pub hardware_type: u16,
     /// Its `IFF_*` flags.
-    pub(super) flags: u32,
+    pub flags: u32,
     /// Its MAC address; `None` if its address isn't six bytes long.
-    pub(super) mac: Option<[u8; 6]>,
+    pub mac: Option<[u8; 6]>,
     /// Its MTU, bytes.
-    pub(super) mtu: u32,
+    pub mtu: u32,
     /// The index of its bridge, bond or VRF.
-    pub(super) master: Option<u32>,
+    pub master: Option<u32>,
     /// Whether it is a device of the kernel's own: veth, tun, bridge and the like.
-    pub(super) is_virtual: bool,
+    pub is_virtual: bool,
+    /// The UDP port of a VXLAN device whose tunnels are in the metadata of packets, from routes or eBPF programs.
+    pub metadata_vxlan_port: Option<u16>,
 }
 
 impl Link {
     /// Whether it is administratively up and has a carrier.
-    pub(super) fn is_up(&self) -> bool {
+    pub fn is_up(&self) -> bool {
         let required = (libc::IFF_UP | libc::IFF_LOWER_UP).cast_unsigned();
         self.flags & required == required
     }
 
     /// Its state: the first condition that prevents forwarding, or up.
-    pub(super) fn state(&self) -> LinkState {
+    pub fn state(&self) -> LinkState {
         let has = |flag: libc::c_int| self.flags & flag.cast_unsigned() != 0;
         if !has(libc::IFF_UP) {
             LinkState::Down
@@ -109,68 +137,68 @@ impl LinkState {
 /// An address of a device. Ordered by preference as a source address: IPv4 first, then primary before secondary, then
 /// the widest scope.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Address {
+pub struct Address {
     /// The device.
-    pub(super) ifindex: u32,
+    pub ifindex: u32,
     /// Whether it is an IPv6 address.
-    pub(super) v6: bool,
+    pub v6: bool,
     /// Whether it is a secondary address of its subnet.
-    pub(super) secondary: bool,
+    pub secondary: bool,
     /// `RT_SCOPE_*`; 0 is universe.
-    pub(super) scope: u8,
+    pub scope: u8,
     /// The address.
-    pub(super) ip: IpAddr,
+    pub ip: IpAddr,
     /// Whether it may be a source address: duplicate address detection is done and found none.
-    pub(super) usable: bool,
+    pub usable: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Route {
-    pub(super) table: u32,
+pub struct Route {
+    pub table: u32,
     /// Its destination.
-    pub(super) prefix: IpNet,
+    pub prefix: IpNet,
     /// Its metric; the lowest is preferred.
-    pub(super) metric: u32,
+    pub metric: u32,
     /// Its type (`RTN_*`).
-    pub(super) kind: u8,
+    pub kind: u8,
     /// Its originator (`RTPROT_*`).
-    pub(super) protocol: u8,
+    pub protocol: u8,
     /// The next hops listed in the route itself.
-    pub(super) next_hops: Vec<NextHop>,
+    pub next_hops: Vec<NextHop>,
     /// The id of its nexthop object.
-    pub(super) nexthop_id: Option<u32>,
+    pub nexthop_id: Option<u32>,
 }
 
 /// One next hop of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct NextHop {
+pub struct NextHop {
     /// The output device; 0: none.
-    pub(super) ifindex: u32,
+    pub ifindex: u32,
     /// The gateway's address; `None`: on-link.
-    pub(super) gateway: Option<IpAddr>,
+    pub gateway: Option<IpAddr>,
     /// Unusable at present (`RTNH_F_DEAD`).
-    pub(super) dead: bool,
+    pub dead: bool,
     /// Lightweight tunnel encapsulation is set (`RTA_ENCAP`).
-    pub(super) encapsulated: bool,
+    pub encapsulated: bool,
 }
 
 impl NextHop {
     /// Whether both are the same next hop, regardless of state.
-    pub(super) fn same_next_hop(&self, other: &Self) -> bool {
+    pub fn same_next_hop(&self, other: &Self) -> bool {
         (self.ifindex, self.gateway, self.encapsulated) == (other.ifindex, other.gateway, other.encapsulated)
     }
 }
 
 /// A nexthop object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct NextHopObject {
-    pub(super) id: u32,
-    pub(super) target: NextHopObjectTarget,
+pub struct NextHopObject {
+    pub id: u32,
+    pub target: NextHopObjectTarget,
 }
 
 /// The target of a nexthop object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum NextHopObjectTarget {
+pub enum NextHopObjectTarget {
     /// Packets are dropped.
     Blackhole,
     /// One next hop.
@@ -181,20 +209,20 @@ pub(super) enum NextHopObjectTarget {
 
 /// A neighbor (ARP or ND entry).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Neighbor {
+pub struct Neighbor {
     /// The index of its interface.
-    pub(super) ifindex: u32,
-    pub(super) address: IpAddr,
+    pub ifindex: u32,
+    pub address: IpAddr,
     /// Its state (`NUD_*`).
-    pub(super) state: u16,
+    pub state: u16,
     /// `NTF_*`.
-    pub(super) flags: u8,
+    pub flags: u8,
     /// `NTF_EXT_*`.
-    pub(super) ext_flags: u32,
+    pub ext_flags: u32,
     /// Its originator (`RTPROT_*`); 0: unknown.
-    pub(super) protocol: u8,
+    pub protocol: u8,
     /// Its MAC address; `None` if its link-layer address isn't six bytes long.
-    pub(super) mac: Option<[u8; 6]>,
+    pub mac: Option<[u8; 6]>,
 }
 
 impl Neighbor {
@@ -208,19 +236,19 @@ impl Neighbor {
 
     /// Its MAC address, if it is a valid unicast destination. Excludes multicast mappings, which are in the neighbor
     /// table too, and proxy entries.
-    pub(super) fn usable_mac(&self) -> Option<[u8; 6]> {
+    pub fn usable_mac(&self) -> Option<[u8; 6]> {
         let is_unicast = |mac: &[u8; 6]| mac[0] & 1 == 0 && mac != &[0; 6];
         let valid = self.state & Self::VALID != 0 && self.flags & libc::NTF_PROXY == 0;
         self.mac.filter(|mac| valid && !self.address.is_multicast() && is_unicast(mac))
     }
 
     /// Whether the resolution failed.
-    pub(super) fn has_failed(&self) -> bool {
+    pub fn has_failed(&self) -> bool {
         self.state & libc::NUD_FAILED != 0
     }
 
     /// Whether the kernel keeps it resolved (`NTF_EXT_MANAGED`).
-    pub(super) fn is_managed(&self) -> bool {
+    pub fn is_managed(&self) -> bool {
         self.ext_flags & NTF_EXT_MANAGED != 0
     }
 }

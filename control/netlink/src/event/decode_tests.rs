@@ -1,4 +1,12 @@
+use netlink_packet_core::NLM_F_REPLACE;
+
+use super::super::{Change, Event};
 use super::*;
+use crate::message::{Message, push_attribute};
+
+fn event(kind: u16, flags: u16, body: &[u8]) -> Result<Option<Event>, DecodeError> {
+    Event::decode(&Message { kind, flags, sequence: 0, body })
+}
 
 /// The body of the RTM_NEWROUTE message for
 /// `ip -6 route add 2001:db8:9::/48 metric 10 nexthop via 2001:db8::9 dev A nexthop via 2001:db8::a dev B`, where A has
@@ -19,16 +27,14 @@ fn multipath() -> Vec<u8> {
 }
 
 fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
-    let length = u16::try_from(value.len() + 4).unwrap();
-    let mut bytes = [length.to_ne_bytes(), kind.to_ne_bytes()].concat();
-    bytes.extend(value);
-    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    let mut bytes = Vec::new();
+    push_attribute(&mut bytes, kind, value);
     bytes
 }
 
 #[test]
 fn a_multipath_route_has_all_next_hops() {
-    let Some(KernelEvent::Route(Change::New, route)) = event(libc::RTM_NEWROUTE, 0, &multipath()).unwrap() else {
+    let Some(Event::Route(Change::New, route)) = event(libc::RTM_NEWROUTE, 0, &multipath()).unwrap() else {
         panic!("no route");
     };
     let hop =
@@ -55,8 +61,7 @@ fn a_gateway_of_the_other_family_is_decoded() {
     let mut via = vec![10, 0];
     via.extend("fe80::1".parse::<Ipv6Addr>().unwrap().octets());
     body.extend(attribute(18, &via));
-    let Some(KernelEvent::Route(Change::Replaced, route)) = event(libc::RTM_NEWROUTE, NLM_F_REPLACE, &body).unwrap()
-    else {
+    let Some(Event::Route(Change::Replaced, route)) = event(libc::RTM_NEWROUTE, NLM_F_REPLACE, &body).unwrap() else {
         panic!("no route");
     };
     assert_eq!(
@@ -87,4 +92,17 @@ fn source_specific_tos_and_cached_routes_are_ignored() {
         body[offset] = value;
         assert_eq!(event(libc::RTM_NEWROUTE, 0, &body).unwrap(), None);
     }
+}
+
+#[test]
+fn a_vxlan_device_has_a_port_only_if_its_tunnels_are_in_metadata() {
+    let link = |kind: &[u8], metadata: u8| {
+        let data = [attribute(1, &[0; 4]), attribute(15, &4789u16.to_be_bytes()), attribute(25, &[metadata])].concat();
+        let info = [attribute(libc::IFLA_INFO_KIND, kind), attribute(libc::IFLA_INFO_DATA, &data)].concat();
+        let body = [vec![0; LINK_HEADER], attribute(libc::IFLA_LINKINFO, &info)].concat();
+        link(&body).unwrap().map(|link| (link.is_virtual, link.metadata_vxlan_port)).unwrap()
+    };
+    assert_eq!(link(b"vxlan\0", 1), (true, Some(4789)));
+    assert_eq!(link(b"vxlan\0", 0), (true, None));
+    assert_eq!(link(b"geneve\0", 1), (true, None));
 }
