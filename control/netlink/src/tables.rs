@@ -55,14 +55,8 @@ impl Client {
 
     /// The neighbors of all devices.
     pub async fn neighbors(&mut self) -> io::Result<Vec<Neighbor>> {
-        let mut neighbors = Vec::new();
-        for family in FAMILIES {
-            let mut request = NeighbourMessage::default();
-            request.header.family = family;
-            let request = RouteNetlinkMessage::GetNeighbour(request);
-            neighbors.extend(self.dump(request, of_kind(libc::RTM_NEWNEIGH, decode::neighbor)).await?);
-        }
-        Ok(neighbors)
+        let request = RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default());
+        self.dump(request, of_kind(libc::RTM_NEWNEIGH, decode::neighbor)).await
     }
 
     /// One neighbor.

@@ -81,45 +81,39 @@ fn u64_at(bytes: &[u8; FIXED], at: usize) -> u64 {
     u64::from_be_bytes(field)
 }
 
-/// What a message to send consists of.
-struct Message {
-    macs: MacPair,
-    source: V6,
-    destination: V6,
+/// Builds the Ethernet frame of a message with at most one link-layer address option, given as its type and value; without
+/// one, padding takes its place.
+fn frame(
+    macs: &MacPair,
+    [source, destination]: [V6; 2],
     kind: u8,
     flags: u8,
     target: V6,
-    /// Type and value of a link-layer address option.
     option: Option<(u8, Mac)>,
-}
-
-impl Message {
-    /// Builds the Ethernet frame; padding takes the place of an option that isn't there.
-    fn frame(&self) -> [u8; FRAME] {
-        let length = if self.option.is_some() { MESSAGE } else { FIXED };
-        let mut frame = [0; FRAME];
-        ethernet::set_macs(&mut frame, &self.macs);
-        frame[12..14].copy_from_slice(&ethernet::IPV6.to_be_bytes());
-        let (header, message) = frame[ethernet::HEADER..].split_at_mut(ipv6::HEADER);
-        header[0] = 0x60;
-        header[5] = length as u8;
-        header[6] = protocol::ICMPV6;
-        header[ipv6::HOP_LIMIT] = 255;
-        header[8..24].copy_from_slice(&self.source.to_bits().to_be_bytes());
-        header[24..40].copy_from_slice(&self.destination.to_bits().to_be_bytes());
-        message[0] = self.kind;
-        message[4] = self.flags;
-        message[8..24].copy_from_slice(&self.target.to_bits().to_be_bytes());
-        if let Some((kind, mac)) = self.option {
-            message[24] = kind;
-            message[25] = 1;
-            message[26..32].copy_from_slice(&mac);
-        }
-        let pseudo = checksum::pseudo_header_sum(self.source, self.destination, length as u32, protocol::ICMPV6);
-        let sum = checksum::checksum(pseudo, &message[..length]);
-        message[2..4].copy_from_slice(&sum.to_be_bytes());
-        frame
+) -> [u8; FRAME] {
+    let length = if option.is_some() { MESSAGE } else { FIXED };
+    let mut frame = [0; FRAME];
+    ethernet::set_macs(&mut frame, macs);
+    frame[12..14].copy_from_slice(&ethernet::IPV6.to_be_bytes());
+    let (header, message) = frame[ethernet::HEADER..].split_at_mut(ipv6::HEADER);
+    header[0] = 0x60;
+    header[5] = length as u8;
+    header[6] = protocol::ICMPV6;
+    header[ipv6::HOP_LIMIT] = 255;
+    header[8..24].copy_from_slice(&source.to_bits().to_be_bytes());
+    header[24..40].copy_from_slice(&destination.to_bits().to_be_bytes());
+    message[0] = kind;
+    message[4] = flags;
+    message[8..24].copy_from_slice(&target.to_bits().to_be_bytes());
+    if let Some((kind, mac)) = option {
+        message[24] = kind;
+        message[25] = 1;
+        message[26..32].copy_from_slice(&mac);
     }
+    let pseudo = checksum::pseudo_header_sum(source, destination, length as u32, protocol::ICMPV6);
+    let sum = checksum::checksum(pseudo, &message[..length]);
+    message[2..4].copy_from_slice(&sum.to_be_bytes());
+    frame
 }
 
 /// A neighbor solicitation.
@@ -143,17 +137,10 @@ impl Solicitation {
             Some(mac) => (self.target, mac),
             None => (V6::from_bits(group), ethernet::ipv6_multicast(group)),
         };
-        let message = Message {
-            macs: ethernet::mac_pair(destination_mac, self.mac),
-            source: self.source,
-            destination,
-            kind: SOLICITATION,
-            flags: 0,
-            target: self.target,
-            // A MAC address belongs to a source address (RFC 4861 section 4.3).
-            option: (self.source != V6::default()).then_some((OPTION_SOURCE_LINK_LAYER_ADDRESS, self.mac)),
-        };
-        message.frame()
+        // A MAC address belongs to a source address (RFC 4861 section 4.3).
+        let option = (self.source != V6::default()).then_some((OPTION_SOURCE_LINK_LAYER_ADDRESS, self.mac));
+        let macs = ethernet::mac_pair(destination_mac, self.mac);
+        frame(&macs, [self.source, destination], SOLICITATION, 0, self.target, option)
     }
 }
 
@@ -181,16 +168,10 @@ impl Advertisement {
 
     /// Builds the Ethernet frame.
     pub fn frame(&self) -> [u8; FRAME] {
-        let message = Message {
-            macs: ethernet::mac_pair(self.destination_mac, self.mac),
-            source: self.target,
-            destination: self.destination,
-            kind: ADVERTISEMENT,
-            flags: 0x20 | if self.solicited { 0x40 } else { 0 },
-            target: self.target,
-            option: Some((OPTION_TARGET_LINK_LAYER_ADDRESS, self.mac)),
-        };
-        message.frame()
+        let flags = 0x20 | if self.solicited { 0x40 } else { 0 };
+        let macs = ethernet::mac_pair(self.destination_mac, self.mac);
+        let option = Some((OPTION_TARGET_LINK_LAYER_ADDRESS, self.mac));
+        frame(&macs, [self.target, self.destination], ADVERTISEMENT, flags, self.target, option)
     }
 }
 
