@@ -1,6 +1,6 @@
 //! Decoded rtnetlink messages, limited to the fields that vipgate uses.
 //!
-//! One [`Event`] is one object that was added, replaced or removed. Dumps and notifications yield the same
+//! One [`NetworkEvent`] is one object that was added, replaced or removed. Dumps and notifications yield the same
 //! events.
 
 pub(crate) mod decode;
@@ -17,7 +17,7 @@ pub const NTF_EXT_MANAGED: u32 = 1;
 
 /// A change of one kernel object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum NetworkEvent {
     /// A network device.
     Link(Change, Link),
     /// An address of a device.
@@ -28,7 +28,7 @@ pub enum Event {
     Neighbor(Change, Neighbor),
 }
 
-impl Event {
+impl NetworkEvent {
     /// Decodes a message; `None`: of a type that isn't used.
     ///
     /// # Errors

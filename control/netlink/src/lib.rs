@@ -1,7 +1,7 @@
 //! Netlink (RFC 3549): the one client of gateway and node agent.
 //!
 //! [`Client`] sends requests and dumps tables; [`Subscription`] receives notifications. Requests are built with
-//! [`packet_route`]'s types. What the kernel sends is decoded into an [`Event`], which has only the attributes that are
+//! [`packet_route`]'s types. What the kernel sends is decoded into an [`NetworkEvent`], which has only the attributes that are
 //! used; whoever needs a whole message, e.g. to delete exactly what was listed, decodes it with `packet_route`.
 //! Sockets work in the network namespace of the thread that opens them, and need a tokio runtime.
 
@@ -13,8 +13,8 @@ mod tables;
 
 pub use client::Client;
 pub use event::{
-    Address, Change, Event, Link, LinkState, NTF_EXT_MANAGED, Neighbor, NextHop, NextHopObject, NextHopObjectTarget,
-    Route,
+    Address, Change, Link, LinkState, NTF_EXT_MANAGED, Neighbor, NetworkEvent, NextHop, NextHopObject,
+    NextHopObjectTarget, Route,
 };
 pub use message::{Message, Messages, Request, attributes, push_attribute};
 pub use netlink_packet_core::{DecodeError, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};

@@ -8,7 +8,7 @@ use netlink_sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
 use tracing::debug;
 
 use crate::client::DATAGRAM_BYTES;
-use crate::event::Event;
+use crate::event::NetworkEvent;
 use crate::message::Messages;
 
 /// SO_RCVBUF for about 10 000 notifications; the kernel grants at most net.core.rmem_max.
@@ -83,12 +83,12 @@ impl Subscription {
     ///
     /// # Errors
     /// The socket failed.
-    pub async fn next_events(&mut self) -> io::Result<Option<Vec<Event>>> {
+    pub async fn next_events(&mut self) -> io::Result<Option<Vec<NetworkEvent>>> {
         loop {
             let Some(messages) = self.next().await? else { return Ok(None) };
             let mut events = Vec::new();
             for message in messages {
-                match message.and_then(|message| Event::decode(&message)) {
+                match message.and_then(|message| NetworkEvent::decode(&message)) {
                     Ok(event) => events.extend(event),
                     Err(error) => {
                         debug!(%error, "a netlink notification is unreadable");

@@ -31,7 +31,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use tracing::{info, warn};
 use vipgate_common::LoggedErrors;
 use vipgate_netlink::protocols::NETLINK_ROUTE;
-use vipgate_netlink::{Client, Event, NLM_F_CREATE, NLM_F_EXCL};
+use vipgate_netlink::{Client, NLM_F_CREATE, NLM_F_EXCL, NetworkEvent};
 use watchdog::Watchdog;
 pub use watchdog::{SUBCOMMAND as WITHDRAW, wait_and_withdraw};
 
@@ -143,8 +143,8 @@ async fn read(client: &mut Client, table: Option<u32>) -> io::Result<BTreeSet<Ad
     let mut installed = BTreeSet::new();
     for v4 in [true, false] {
         let request = entry::dump_request(v4, table);
-        let routes = client.dump(request, |message| match Event::decode(message)? {
-            Some(Event::Route(_, route)) => Ok(AdvertisedRoute::from_route(&route)),
+        let routes = client.dump(request, |message| match NetworkEvent::decode(message)? {
+            Some(NetworkEvent::Route(_, route)) => Ok(AdvertisedRoute::from_route(&route)),
             _ => Ok(None),
         });
         match routes.await {

@@ -2,7 +2,7 @@
 //! demand.
 
 use vipgate_dataplane::policy::spec::NetworkSpec;
-use vipgate_netlink::{Address, Change, Event, Link, Neighbor, NextHopObject, Route};
+use vipgate_netlink::{Address, Change, Link, Neighbor, NetworkEvent, NextHopObject, Route};
 
 use super::error::NetworkError;
 use super::links::{Effect, Links};
@@ -77,9 +77,9 @@ impl Model {
     }
 
     /// Applies one event.
-    pub(super) fn apply(&mut self, event: Event) -> Effect {
+    pub(super) fn apply(&mut self, event: NetworkEvent) -> Effect {
         match event {
-            Event::Link(change, link) => {
+            NetworkEvent::Link(change, link) => {
                 let own = self.links.interface_id(link.ifindex);
                 let mut effect = self.links.apply(change, &link);
                 if let Some(interface) = own.filter(|_| change == Change::Removed) {
@@ -87,14 +87,14 @@ impl Model {
                 }
                 effect
             }
-            Event::Address(change, address) => self.links.apply_address(change, address),
-            Event::Route(change, route) => self.routes.apply(change, route),
-            Event::NextHop(change, nexthop) => {
+            NetworkEvent::Address(change, address) => self.links.apply_address(change, address),
+            NetworkEvent::Route(change, route) => self.routes.apply(change, route),
+            NetworkEvent::NextHop(change, nexthop) => {
                 let changed = self.nexthops.apply(change, nexthop);
                 // The kernel removes the IPv4 routes of a removed object without a notification.
                 Effect { changed, routes_stale: change == Change::Removed }
             }
-            Event::Neighbor(change, neighbor) => {
+            NetworkEvent::Neighbor(change, neighbor) => {
                 let interface = self.links.interface_id(neighbor.ifindex);
                 let changed = interface.is_some_and(|interface| self.neighbors.apply(interface, change, &neighbor));
                 Effect { changed, routes_stale: false }

@@ -15,7 +15,7 @@ use tracing::{info, warn};
 use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::policy::spec::{NetworkSpec, RouteTarget};
 use vipgate_netlink::protocols::NETLINK_ROUTE;
-use vipgate_netlink::{Change, Client, Event, Subscription};
+use vipgate_netlink::{Change, Client, NetworkEvent, Subscription};
 
 use super::links::LinkStatus;
 use super::model::{Dump, Model, RouteDump};
@@ -153,13 +153,13 @@ impl Watcher {
     }
 
     /// Applies events, `None` if some were lost; returns whether they are part of a burst.
-    fn apply(&mut self, events: Option<Vec<Event>>) -> bool {
+    fn apply(&mut self, events: Option<Vec<NetworkEvent>>) -> bool {
         let Some(events) = events else {
             self.pending.resync = true;
             return true;
         };
-        let is_burst = events.iter().any(|event| !matches!(event, Event::Neighbor(..)));
-        let has_links = events.iter().any(|event| matches!(event, Event::Link(..)));
+        let is_burst = events.iter().any(|event| !matches!(event, NetworkEvent::Neighbor(..)));
+        let has_links = events.iter().any(|event| matches!(event, NetworkEvent::Link(..)));
         for event in events {
             self.publish_failure(&event);
             let effect = self.model.apply(event);
@@ -180,8 +180,8 @@ impl Watcher {
         self.links.send_modify(|report| *report = LinkReport { links, messages: report.messages + 1 });
     }
 
-    fn publish_failure(&self, event: &Event) {
-        if let Event::Neighbor(Change::New | Change::Replaced, neighbor) = event
+    fn publish_failure(&self, event: &NetworkEvent) {
+        if let NetworkEvent::Neighbor(Change::New | Change::Replaced, neighbor) = event
             && neighbor.has_failed()
             && let Some(interface) = self.model.links.interface_id(neighbor.ifindex)
         {

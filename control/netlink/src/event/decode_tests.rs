@@ -1,11 +1,11 @@
 use netlink_packet_core::NLM_F_REPLACE;
 
-use super::super::{Change, Event};
+use super::super::{Change, NetworkEvent};
 use super::*;
 use crate::message::{Message, push_attribute};
 
-fn event(kind: u16, flags: u16, body: &[u8]) -> Result<Option<Event>, DecodeError> {
-    Event::decode(&Message { kind, flags, sequence: 0, body })
+fn event(kind: u16, flags: u16, body: &[u8]) -> Result<Option<NetworkEvent>, DecodeError> {
+    NetworkEvent::decode(&Message { kind, flags, sequence: 0, body })
 }
 
 /// The body of the RTM_NEWROUTE message for
@@ -34,7 +34,7 @@ fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
 
 #[test]
 fn a_multipath_route_has_all_next_hops() {
-    let Some(Event::Route(Change::New, route)) = event(libc::RTM_NEWROUTE, 0, &multipath()).unwrap() else {
+    let Some(NetworkEvent::Route(Change::New, route)) = event(libc::RTM_NEWROUTE, 0, &multipath()).unwrap() else {
         panic!("no route");
     };
     let hop =
@@ -61,7 +61,8 @@ fn a_gateway_of_the_other_family_is_decoded() {
     let mut via = vec![10, 0];
     via.extend("fe80::1".parse::<Ipv6Addr>().unwrap().octets());
     body.extend(attribute(18, &via));
-    let Some(Event::Route(Change::Replaced, route)) = event(libc::RTM_NEWROUTE, NLM_F_REPLACE, &body).unwrap() else {
+    let Some(NetworkEvent::Route(Change::Replaced, route)) = event(libc::RTM_NEWROUTE, NLM_F_REPLACE, &body).unwrap()
+    else {
         panic!("no route");
     };
     assert_eq!(
