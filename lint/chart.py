@@ -38,35 +38,28 @@ FOREIGN = {"cert-manager.io/v1", "monitoring.coreos.com/v1"}
 TLS_MODES = {"job", "helm", "certManager", "secret", "none"}
 # Values that the chart refuses, and what it says.
 REFUSED = [
-    (["tls.mode=secret", "tls.secret.gateways=vipgate-gateway-tls"], "give their names with {name} in it, such as vipgate-gateway-tls-{name}"),
+    (["policyd.enabled=false", "gateway.serverUrl=https://policy.example:18000"], "tls.mode job makes the certificate of a policy server"),
     (["monitoring.serviceMonitor.enabled=true"], "monitoring.serviceMonitor needs policyd.networkPolicy.metricsFrom"),
 ]
 
 HEADER = """\
-# vipgate in a cluster without Helm: CustomResourceDefinitions, policy server, gateways, agents of nodes, and the Job that makes their
-# certificates. Made by `make chart` from charts/vipgate with its default values; change the chart instead. docs/kubernetes.md has the whole way.
+# vipgate in a cluster without Helm: CustomResourceDefinitions, policy server, gateways, agents of nodes, and the Job that makes the
+# server's certificate. Made by `make chart` from charts/vipgate with its default values; change the chart instead. docs/kubernetes.md has the whole way.
 #
 # 1. Adapt in this file
 #    - the image, wherever it is;
 #    - in the ConfigMap vipgate-gateway, the interfaces: those toward pods (inside) and toward remote hosts (outside); `overlay.address`, where
 #      the tunnels of nodes end, is the node's own address there, if it is on an inside interface;
-#    - in the ConfigMap vipgate-node, `pod_cidrs`: the prefixes of all pods;
-#    - in the ConfigMap vipgate-certificates, the gateways: names of their nodes, such as "node-1,node-2". The policy server accepts a
-#      gateway only with a certificate of its node's name;
-#    - in gateway.yaml beside it, the image.
+#    - in the ConfigMap vipgate-node, `pod_cidrs`: the prefixes of all pods.
 #
 # 2. kubectl apply -f install.yaml
 #
-# 3. For each gateway: gateway.yaml with the node's name and address, and the node's label. The Job for certificates is tried again until all are there:
+# 3. For each gateway: gateway.yaml beside it with the node's name and address, and the node's label. The policy server accepts no other gateways:
 #
 #      sed 's/node-1/NODE/g; s/192.0.2.11/ADDRESS/g' gateway.yaml | kubectl apply -f -
 #      kubectl label node NODE vipgate.io/gateway=
 #
-# Another gateway: add it to the ConfigMap vipgate-certificates, step 3, and make its certificate now instead of tomorrow:
-#
-#      kubectl -n vipgate create job --from=cronjob/vipgate-certificates certificates-node-3
-#
-# A gateway less: take it out of the ConfigMap, and `kubectl delete` what step 3 has applied: its Secret goes with it.
+# Another gateway: step 3. A gateway less: take the label away, and `kubectl delete` what step 3 has applied.
 #
 # To apply this file again with another image, delete the Job first, which can't be changed: its Secrets stay.
 #
@@ -84,7 +77,7 @@ metadata:
 
 
 GATEWAY_HEADER = """\
-# One gateway, beside install.yaml, whose head has the steps: replace node-1 and 192.0.2.11 by its node's name and address, and the image.
+# One gateway, beside install.yaml, whose head has the steps: replace node-1 and 192.0.2.11 by its node's name and address.
 # Made by `make chart` from charts/vipgate; change the chart instead.
 """
 
@@ -147,8 +140,7 @@ def admission_yaml(helm):
 
 def gateway_yaml(helm):
     values = ["--set", "gateways[0].name=node-1,gateways[0].peerAddress=192.0.2.11"]
-    shown = [word for name in ("vipgateways", "gateway-certificates") for word in ("--show-only", f"templates/{name}.yaml")]
-    return f"{GATEWAY_HEADER}{without_helm(template(helm, *values, *shown))}\n"
+    return f"{GATEWAY_HEADER}{without_helm(template(helm, *values, '--show-only', 'templates/vipgateways.yaml'))}\n"
 
 
 def values_table():
@@ -300,9 +292,7 @@ def check(helm, vipgate):
     yield from render(helm, False)
     yield from schema_is_whole()
     validate = validator()
-    # The names in the ConfigMap as somebody writes them who follows the steps.
-    installed = install_yaml(helm).replace('\n  gateways: ""\n', '\n  gateways: "node-1"\n')
-    yield from examine("install.yaml with gateway.yaml", f"{installed}---\n{gateway_yaml(helm)}", validate, vipgate, "job")
+    yield from examine("install.yaml with gateway.yaml", f"{install_yaml(helm)}---\n{gateway_yaml(helm)}", validate, vipgate, "job")
     yield from examine("admission-policies.yaml", admission_yaml(helm), validate, vipgate)
     values, seen = yaml.safe_load((CHART / "values.yaml").read_text()), set()
     for path in [None, *sorted((CHART / "ci").glob("*.yaml"))]:

@@ -15,7 +15,7 @@ WRITING = {
     **{f"{kind}/status": {"patch"} for kind in KINDS},
 }
 # Arguments of `vipgate certificates` with the names of Secrets.
-SECRET_FLAGS = ("--ca", "--server", "--gateways", "--nodes", "--tunnels")
+SECRET_FLAGS = ("--server", "--clients", "--tunnels")
 
 
 def problems(documents, mode):
@@ -39,14 +39,11 @@ def pod_templates(documents):
 
 def made_secrets(documents):
     """Names of the Secrets that Jobs make, with the Job's kind."""
-    lists = [it["data"]["gateways"] for it in documents if it["kind"] == "ConfigMap" and "gateways" in it["data"]]
-    gateways = [name for it in lists for name in it.split(",") if name]
     for workload, spec in pod_templates(documents):
         for container in spec["containers"]:
             for flag, _, value in (it.partition("=") for it in container.get("args", [])):
                 if flag in SECRET_FLAGS:
-                    names = [value.replace("{name}", name) for name in gateways] if "{name}" in value else [value]
-                    yield from ((workload["kind"], name) for name in names)
+                    yield workload["kind"], value
 
 
 def mounted_secrets(spec):
@@ -63,45 +60,34 @@ def mounted_secrets(spec):
         yield from ((it["secretRef"]["name"], set()) for it in container.get("envFrom", []) if "secretRef" in it)
 
 
-def node_of(workload, spec):
-    """The only node that a DaemonSet can have pods on, by the node's name: labels are no proof, since a kubelet may change its node's."""
-    required = spec.get("affinity", {}).get("nodeAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution", {})
-    match required.get("nodeSelectorTerms"):
-        case [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}] if workload["kind"] == "DaemonSet":
-            return node
-    return None
-
-
 def keys(documents, mode):
-    """A node, and so who has taken it over, can read the Secrets of its pods: a gateway's key is on its node alone, and nobody's on all."""
-    gateways = {it["metadata"]["name"] for it in documents if it["kind"] == "VipGateway"}
-    runs_gateways = any(it["kind"] == "DaemonSet" and it["metadata"]["labels"]["app.kubernetes.io/component"] == "gateway" for it in documents)
-    there, brought = {}, {}
+    """A node, and so who has taken it over, can read the Secrets of its pods: gateways and agents have no key, but the CA bundle, and a token for the
+    policy server, which accepts those of their service accounts."""
+    import yaml
+
+    accepted = set()
+    for config in (yaml.safe_load(it["data"]["policyd.yaml"]) for it in documents if it["kind"] == "ConfigMap" and "policyd.yaml" in it["data"]):
+        tokens = [config.get("gateway_tokens"), config.get("node_agents", {}).get("tokens")]
+        accepted |= {it["service_account"] for it in tokens if it}
+    shown, readers = set(), {}
     for workload, spec in pod_templates(documents):
-        name, node = f"{workload['kind']} {workload['metadata']['name']}", node_of(workload, spec)
-        for secret, items in mounted_secrets(spec):
-            if items == {"ca.crt"}:
-                continue
-            if workload["kind"] == "DaemonSet" and node is None:
-                yield f"{name}: its pods on all nodes can read Secret {secret}"
-            if secret in there and there[secret] != name:
-                yield f"{name} and {there[secret]} can read Secret {secret}"
-            there[secret] = name
-            if node is not None:
-                brought.setdefault(node, []).append(secret)
-    expected = gateways if runs_gateways and mode != "none" else set()
-    if brought.keys() != expected or any(len(secrets) != 1 for secrets in brought.values()):
-        yield f"gateways {sorted(expected)} have the Secrets {brought}"
-    # The others' are not in it.
-    certificates = {it["spec"]["secretName"]: it["spec"].get("dnsNames") for it in documents if it["kind"] == "Certificate"}
-    secrets = {it["metadata"]["name"]: it["data"].keys() for it in documents if it["kind"] == "Secret"}
-    for node, (secret, *_) in brought.items():
-        if mode == "helm" and secrets.get(secret) != {"ca.crt", "tls.crt", "tls.key"}:
-            yield f"Secret {secret} has {secrets.get(secret)}"
-        if mode == "certManager" and certificates.get(secret) != [node]:
-            yield f"Certificate {secret} of node {node} is for {certificates.get(secret)}"
-        if sum(name in secret for name in gateways) != 1 or node not in secret:
-            yield f"node {node} has Secret {secret}"
+        name = f"{workload['kind']} {workload['metadata']['name']}"
+        secrets = list(mounted_secrets(spec))
+        for secret, items in secrets:
+            if items != {"ca.crt"} and readers.setdefault(secret, name) != name:
+                yield f"{name} and {readers[secret]} can read Secret {secret}"
+        if workload["kind"] != "DaemonSet":
+            continue
+        if [items for _, items in secrets] != ([{"ca.crt"}] if mode != "none" else []):
+            yield f"{name}: its pods on all nodes can read {secrets}"
+        sources = [source for volume in spec["volumes"] for source in volume.get("projected", {}).get("sources", [])]
+        tokens = [source["serviceAccountToken"] for source in sources if "serviceAccountToken" in source]
+        if [it["audience"] for it in tokens] != (["vipgate"] if mode != "none" else []):
+            yield f"{name}: tokens {tokens}"
+        if tokens:
+            shown.add(spec["serviceAccountName"])
+    if any(it["kind"] == "Deployment" for it in documents) and shown != accepted:
+        yield f"pods of {sorted(shown)} show tokens, the policy server accepts those of {sorted(accepted)}"
 
 
 def network(documents):
@@ -177,13 +163,11 @@ def bindings(documents):
 
 
 def may_make_certificates(rule, role, made):
-    """Whether a rule allows no more than to create Secrets, to read and update those that are made, and to read their owners."""
+    """Whether a rule allows no more than to create Secrets, to read and update those that are made, and to read their owner."""
     names, verbs = set(rule.get("resourceNames", [])), set(rule["verbs"])
     match role["kind"], rule["apiGroups"], rule["resources"]:
         case "Role", [""], ["secrets"]:
             return verbs == {"create"} or (names and names <= made and verbs <= {"get", "update"})
-        case "Role", [""], ["configmaps"]:
-            return names == {role["metadata"]["name"]} and verbs == {"get"}
-        case "Role", ["apps"], ["daemonsets"]:
+        case "Role", [""], ["serviceaccounts"]:
             return names == {role["metadata"]["name"]} and verbs == {"get"}
     return False

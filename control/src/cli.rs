@@ -103,10 +103,10 @@ enum Command {
     /// Wait for end of file on standard input, then remove the routes that a gateway here has advertised
     #[command(name = kernel::WITHDRAW, hide = true)]
     Withdraw,
-    /// Make and renew the certificates of a policy server and its gateways, as Secrets in the Kubernetes API, and end
+    /// Make and renew the certificate of a policy server, as Secrets in the Kubernetes API, and end
     ///
-    /// A CA of their own signs them. Certificates are made anew, each with a new key, when they are missing, can't be
-    /// used, have other names or end soon; others are kept. The Helm chart's Job and CronJob run it.
+    /// It signs itself. It is made anew, with the same key, when it is missing, can't be used, has other names or ends
+    /// soon; otherwise it is kept. The Helm chart's Job and CronJob run it.
     #[command(after_help = certificates::EXAMPLE)]
     Certificates(certificates::Certificates),
     /// Validate configuration and manifests: file, line, field, reason

@@ -31,7 +31,7 @@ pub use self::nat_log::{NatLog, NatLogTransport};
 pub use self::node::{NodeConfig, NodePolicyServer, NodeRouting, NodeTunnel};
 pub use self::policyd::{
     Etcd, HandledServices, KubernetesSource, LeaseName, Leases, ListMode, MembershipLimits, NodeAgentsConfig,
-    NodeTokens, PodWatch, PolicydConfig, PolicydLimits, PolicydSource, Tls, Unclassed,
+    PodTokens, PodWatch, PolicydConfig, PolicydLimits, PolicydSource, Tls, Unclassed,
 };
 pub use self::privileges::{Privileges, Seccomp};
 pub use self::services::{DenyAction, Services};

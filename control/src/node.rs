@@ -191,7 +191,7 @@ fn start_client(
     published: Published,
     connection: &Arc<ArcSwap<ServerStatus>>,
 ) -> (JoinHandle<()>, JoinHandle<()>) {
-    let identity = Identity::agent(&config.name, config.server.token.clone());
+    let identity = Identity::agent(&config.name);
     let (confirmations, received) = mpsc::unbounded_channel();
     let resources = NodeResources::new(&config.name, published, confirmations);
     let client = DeltaClient::new(identity, config.server.connection(), RETRY_DELAY, connection.clone(), resources);

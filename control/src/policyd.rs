@@ -20,9 +20,9 @@ mod meter;
 pub mod metric_families;
 mod node_agents;
 mod node_events;
-mod node_token;
 mod object_state;
 mod object_status;
+mod pod_token;
 mod policy_summary;
 mod publisher;
 pub mod registry;
@@ -52,7 +52,7 @@ use self::identity::RejectionLog;
 use self::kubernetes::KubernetesState;
 use self::listen::Certificates;
 use self::meter::MeterLayer;
-use self::node_token::{NodeTokenLayer, TokenVerifier};
+use self::pod_token::{PodTokenLayer, TokenVerifier};
 use self::publisher::Publisher;
 use self::service::{AggregatedDiscoveryServiceServer, DiscoveryService};
 use self::state::{AcceptEmptyCommand, ServerState};
@@ -135,11 +135,11 @@ fn address_record(config: &PolicydConfig) -> Result<(RecordMode, Option<RecordSt
     Ok((RecordMode::Kept, Some(storage)))
 }
 
-/// What identifies clients: certificates, and tokens of the agents of nodes.
+/// What identifies clients: certificates, and tokens of gateways and agents of nodes in pods.
 type Identification = (Option<Arc<TokenVerifier>>, Option<Arc<Certificates>>);
 
 fn identification(config: &PolicydConfig) -> Result<Identification, CommandError> {
-    let verifier = node_agents::token_verifier(config);
+    let verifier = TokenVerifier::configured(config);
     let presence = if verifier.is_some() { ClientCertificates::Optional } else { ClientCertificates::Required };
     let certificates = config.tls.clone().map(|files| Certificates::read(files, presence)).transpose();
     let certificates = certificates.map_err(|error| CommandError::input(error).context("tls"))?;
@@ -272,7 +272,7 @@ fn serve_gateways(
     };
     let router = Server::builder()
         .layer(MeterLayer(state.budget.clone()))
-        .layer(NodeTokenLayer { verifier, stats: state.stats.clone(), rejections: rejections.clone() })
+        .layer(PodTokenLayer { verifier, stats: state.stats.clone(), rejections: rejections.clone() })
         .max_concurrent_streams(MAX_STREAMS_PER_CONNECTION)
         .http2_max_header_list_size(MAX_HEADER_BYTES)
         .initial_stream_window_size(FLOW_CONTROL_WINDOW)

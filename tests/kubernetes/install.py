@@ -32,15 +32,12 @@ OLDER = {
 NODES = [("node-1", "192.0.2.11"), ("node-2", "192.0.2.12")]
 GATEWAYS = "gateways:\n" + "".join(f"  - {{name: {name}, peerAddress: {address}}}\n" for name, address in NODES)
 THREE_GATEWAYS = f"{GATEWAYS}  - {{name: node-3, peerAddress: 192.0.2.13}}\n"
-# Values with certificates of Helm, not of the Job.
+# Values with a certificate of Helm, not of the Job.
 BY_HELM = "tls: {mode: helm}\n"
-# Secrets with certificates: the CA's, those of the policy server and of each gateway, and that of agents with the CA's certificate alone.
-GATEWAY_SECRETS = {name: f"vipgate-gateway-{name}-tls" for name in ("node-1", "node-2", "node-3")}
-SECRETS = ("vipgate-ca", "vipgate-policyd-tls", "vipgate-node-tls", *(GATEWAY_SECRETS[name] for name, _ in NODES))
+# Secrets: of the policy server, and of gateways and agents, with its CA bundle alone; and for the MAC addresses in nodes' tunnels.
+SERVER, CLIENTS, TUNNELS = "vipgate-policyd-tls", "vipgate-clients-tls", "vipgate-node-tunnels"
+SECRETS = (SERVER, CLIENTS, TUNNELS)
 PAIR = ("ca.crt", "tls.crt", "tls.key")
-# The other one: for the MAC addresses in nodes' tunnels.
-TUNNELS = "vipgate-node-tunnels"
-ALL_SECRETS = (*SECRETS, TUNNELS)
 POLICY = """
 apiVersion: vipgate.io/v1alpha1
 kind: AddressPool
@@ -134,12 +131,12 @@ def secrets():
 
 
 def delete_secrets():
-    api.kubectl("delete", "secret", *ALL_SECRETS, "-n", NAMESPACE)
+    api.kubectl("delete", "secret", *SECRETS, "-n", NAMESPACE)
 
 
 def versions():
     """The resource version of each Secret with certificates."""
-    return {name: api.get("secret", name, NAMESPACE)["metadata"]["resourceVersion"] for name in ALL_SECRETS}
+    return {name: api.get("secret", name, NAMESPACE)["metadata"]["resourceVersion"] for name in SECRETS}
 
 
 def job_pod(kind="job", changes=()):
@@ -159,7 +156,7 @@ def run_job(kind="job", changes=()):
 
 def collect_garbage():
     """Deletes the Secrets whose owner is gone, as the API server's garbage collector does; their names."""
-    there = {it["metadata"]["uid"] for kind in ("configmap", "daemonset") for it in api.get(kind, namespace=NAMESPACE)["items"]}
+    there = {it["metadata"]["uid"] for it in api.get("serviceaccount", namespace=NAMESPACE)["items"]}
     collected = set()
     for secret in api.get("secret", namespace=NAMESPACE)["items"]:
         owners = {owner["uid"] for owner in secret["metadata"].get("ownerReferences", [])}
@@ -174,7 +171,7 @@ def is_signed(ca, signed, name):
     for file, text in (("ca.pem", ca), ("signed.pem", signed)):
         (api.folder / file).write_text(text)
     verify = ["openssl", "verify", "-x509_strict", "-CAfile", api.folder / "ca.pem", "-verify_hostname", name]
-    # Gateways are clients, and the server is one for its own command line.
+    # The server is a client, too: for its own command line.
     purposes = [["-purpose", purpose, api.folder / "signed.pem"] for purpose in ("sslserver", "sslclient")]
     return all(subprocess.run([*verify, *purpose], capture_output=True, check=False).returncode == 0 for purpose in purposes)
 
@@ -208,7 +205,7 @@ class Validation(unittest.TestCase):
         self.assertEqual(seen, FOREIGN | NEWER, "a kind that nothing renders any more")
 
     def test_the_server_accepts_the_manifests_without_helm(self):
-        for name, least in (("install.yaml", 10), ("gateway.yaml", 4)):
+        for name, least in (("install.yaml", 10), ("gateway.yaml", 1)):
             count, skipped = self.dry_run((ROOT / "conf/kubernetes" / name).read_text())
             self.assertEqual(skipped, set())
             self.assertGreaterEqual(count, least)
@@ -239,10 +236,9 @@ class Releases(unittest.TestCase):
             ("PodDisruptionBudget", NAMESPACE, "vipgate-policyd"),
             ("ConfigMap", NAMESPACE, "vipgate-policyd"), ("ConfigMap", NAMESPACE, "vipgate-gateway"),
             ("ServiceAccount", NAMESPACE, "vipgate-policyd"), ("ServiceAccount", NAMESPACE, "vipgate-gateway"),
-            ("ConfigMap", NAMESPACE, "vipgate-certificates"), ("ServiceAccount", NAMESPACE, "vipgate-certificates"),
+            ("ServiceAccount", NAMESPACE, "vipgate-certificates"),
             ("Role", NAMESPACE, "vipgate-certificates"), ("RoleBinding", NAMESPACE, "vipgate-certificates"),
             ("CronJob", NAMESPACE, "vipgate-certificates"), ("Job", NAMESPACE, job_pod().name),
-            *((kind, NAMESPACE, f"vipgate-certificate-{name}") for kind in ("DaemonSet", "Role", "RoleBinding") for name, _ in NODES),
             ("NetworkPolicy", NAMESPACE, "vipgate-policyd"), ("Secret", NAMESPACE, "sh.helm.release.v1.vipgate.v1"),
             ("DaemonSet", NAMESPACE, "vipgate-node"), ("ConfigMap", NAMESPACE, "vipgate-node"), ("ServiceAccount", NAMESPACE, "vipgate-node"),
             ("ClusterRole", "<none>", "vipgate-policyd"), ("ClusterRoleBinding", "<none>", "vipgate-policyd"),
@@ -284,21 +280,15 @@ class Releases(unittest.TestCase):
         # The server has an APIService for each group of definitions.
         self.assertEqual(api.objects() - before, definitions | {("APIService", "<none>", "v1alpha1.vipgate.io")})
 
-    def test_with_helm_upgrades_keep_certificates_and_sign_those_of_new_gateways(self):
+    def test_with_helm_upgrades_keep_the_certificate(self):
         helm("install", values=BY_HELM + GATEWAYS)
         first = secrets()
-        ca = certificate("vipgate-ca", "tls.crt")
-        self.assertTrue(is_signed(ca, certificate("vipgate-policyd-tls", "tls.crt"), "vipgate-policyd.vipgate.svc"))
-        self.assertTrue(is_signed(ca, certificate(GATEWAY_SECRETS["node-1"], "tls.crt"), "node-1"))
-        self.assertFalse(is_signed(ca, certificate(GATEWAY_SECRETS["node-1"], "tls.crt"), "node-2"))
+        bundle = certificate(CLIENTS, "ca.crt")
+        self.assertTrue(is_signed(bundle, certificate(SERVER, "tls.crt"), "vipgate-policyd.vipgate.svc"))
+        self.assertFalse(is_signed(bundle, certificate(SERVER, "tls.crt"), "node-1"))
 
         helm("upgrade", values=f"{BY_HELM}image: {{tag: newer}}\n{THREE_GATEWAYS}")
-        second = secrets()
-        self.assertEqual({key: second[key] for key in first}, first, "an upgrade keeps each certificate and key")
-        self.assertEqual(second.keys() - first.keys(), {(GATEWAY_SECRETS["node-3"], key) for key in PAIR})
-        self.assertTrue(is_signed(ca, certificate(GATEWAY_SECRETS["node-3"], "tls.crt"), "node-3"))
-
-        # To the version before, which had no third gateway.
+        self.assertEqual(secrets(), first, "an upgrade keeps certificate and key")
         api.helm("rollback", "vipgate", "1", "--namespace", NAMESPACE)
         self.assertEqual(secrets(), first)
 
@@ -308,7 +298,7 @@ class Releases(unittest.TestCase):
         third = secrets()
         self.assertEqual(third.keys(), first.keys())
         self.assertFalse([key for key in first if third[key] == first[key]], "all are new")
-        self.assertFalse(is_signed(ca, certificate("vipgate-policyd-tls", "tls.crt"), "localhost"))
+        self.assertFalse(is_signed(bundle, certificate(SERVER, "tls.crt"), "localhost"))
 
     def test_with_helm_a_rollback_behind_replaced_certificates_brings_the_old_ones_back(self):
         """A limit, which docs/kubernetes.md names: they are part of each revision."""
@@ -320,75 +310,60 @@ class Releases(unittest.TestCase):
         api.helm("rollback", "vipgate", "1", "--namespace", NAMESPACE)
         self.assertEqual(secrets(), first)
 
-    def test_with_helm_one_lost_secret_is_made_again_of_the_same_ca(self):
+    def test_with_helm_a_lost_bundle_is_put_back(self):
         helm("install", values=BY_HELM + GATEWAYS)
         first = secrets()
-        api.kubectl("delete", "secret", "vipgate-policyd-tls", "-n", NAMESPACE)
+        api.kubectl("delete", "secret", CLIENTS, "-n", NAMESPACE)
         helm("upgrade", values=BY_HELM + GATEWAYS)
-        second = secrets()
-        same = {key for key in first if first[key] == second[key]}
-        self.assertEqual(first.keys() - same, {("vipgate-policyd-tls", "tls.crt"), ("vipgate-policyd-tls", "tls.key")})
-        self.assertTrue(is_signed(certificate("vipgate-ca", "tls.crt"), certificate("vipgate-policyd-tls", "tls.crt"), "localhost"))
+        self.assertEqual(secrets(), first)
 
 
 class Certificates(unittest.TestCase):
-    """The Job that makes certificates, at the API server, with the rights that the chart grants."""
+    """The Job that makes the certificate, at the API server, with the rights that the chart grants."""
 
     def tearDown(self):
         if api.helm("list", "--namespace", NAMESPACE, "--short").strip():
             uninstall()
-        api.kubectl("delete", "secret", "--ignore-not-found", *ALL_SECRETS, GATEWAY_SECRETS["node-3"], "-n", NAMESPACE)
+        api.kubectl("delete", "secret", "--ignore-not-found", *SECRETS, "-n", NAMESPACE)
 
-    def assert_signed(self, nodes):
-        """Each certificate is valid for its names, and for no other gateway's."""
-        ca = certificate("vipgate-ca", "tls.crt")
+    def assert_signed(self):
+        """The certificate is valid for its names, and for no other one."""
         for name in ("vipgate-policyd.vipgate.svc", "vipgate-policyd.vipgate.svc.cluster.local", "localhost"):
-            self.assertTrue(is_signed(ca, certificate("vipgate-policyd-tls", "tls.crt"), name), name)
-        for node in nodes:
-            for name in nodes:
-                self.assertEqual(is_signed(ca, certificate(GATEWAY_SECRETS[node], "tls.crt"), name), name == node, f"{node} as {name}")
-        expected = {(name, key) for name in ("vipgate-policyd-tls", *(GATEWAY_SECRETS[node] for node in nodes)) for key in PAIR}
-        expected |= {("vipgate-ca", "tls.crt"), ("vipgate-ca", "tls.key"), ("vipgate-node-tls", "ca.crt"), (TUNNELS, "secret")}
-        self.assertEqual(secrets().keys(), expected)
+            self.assertTrue(is_signed(certificate(CLIENTS, "ca.crt"), certificate(SERVER, "tls.crt"), name), name)
+        self.assertFalse(is_signed(certificate(CLIENTS, "ca.crt"), certificate(SERVER, "tls.crt"), "node-1"))
+        self.assertEqual(secrets().keys(), {*((SERVER, key) for key in PAIR), (CLIENTS, "ca.crt"), (TUNNELS, "secret")})
 
-    def test_they_are_made_once_and_upgrades_and_rollbacks_keep_them(self):
+    def test_it_is_made_once_and_upgrades_and_rollbacks_keep_it(self):
         helm("install")
         output = run_job()
-        self.assertRegex(output, r"(?m)^made CA vipgate-ca until \d{4}-\d\d-\d\d$")
-        self.assertRegex(output, r"(?m)^made certificate of node-1 until \d{4}-\d\d-\d\d: there was none$")
+        self.assertRegex(output, r"(?m)^made certificate of the policy server until \d{4}-\d\d-\d\d: there was none$")
         self.assertNotIn("PRIVATE", output)
-        self.assert_signed(["node-1", "node-2"])
+        self.assert_signed()
         first, written = secrets(), versions()
 
         # The other one has the same inputs.
-        self.assertRegex(run_job("cronjob"), r"\Akept CA .*\nkept certificate of the policy server .*\nkept `secret` of Secret vipgate-node-tunnels\n(kept certificate of node-[12] .*\n){2}\Z")
+        self.assertRegex(run_job("cronjob"), r"\Akept certificate of the policy server .*\nkept `secret` of Secret vipgate-node-tunnels\n\Z")
         self.assertEqual(versions(), written, "nothing is written when nothing changes")
 
         job = job_pod().name
-        helm("upgrade", values=GATEWAYS + "policyd: {tenancy: open}\n")
+        helm("upgrade", values=THREE_GATEWAYS + "policyd: {tenancy: open}\n")
         self.assertEqual(job_pod().name, job, "the same inputs are the same Job")
-        helm("upgrade", values=THREE_GATEWAYS)
+        helm("upgrade", values=GATEWAYS + "image: {tag: newer}\n")
         self.assertNotEqual(job_pod().name, job, "other inputs are another Job")
-        output = run_job()
-        second = secrets()
-        self.assertEqual({key: second[key] for key in first}, first, "each certificate and key is kept")
-        self.assertEqual(second.keys() - first.keys(), {(GATEWAY_SECRETS["node-3"], key) for key in PAIR})
-        self.assertEqual([line.split(" until ")[0] for line in output.splitlines() if not line.startswith("kept")], ["made certificate of node-3"])
-        self.assert_signed(["node-1", "node-2", "node-3"])
-
+        run_job()
         api.helm("rollback", "vipgate", "1", "--namespace", NAMESPACE)
         self.assertEqual(job_pod().name, job)
-        self.assertEqual(collect_garbage(), {GATEWAY_SECRETS["node-3"]}, "it goes with its gateway")
+        self.assertEqual(collect_garbage(), set())
         run_job()
-        self.assertEqual(secrets(), first)
+        self.assertEqual(secrets(), first, "certificate and key are kept")
 
-        # Each of them is due.
+        # It is due.
         output = run_job("cronjob", [("--renew-before=30", "--renew-before=365")])
-        self.assertEqual(len(re.findall("(?m)^made certificate .*: the one before ends on ", output)), 3, output)
-        third = secrets()
-        same = {key for key in first if first[key] == third[key]}
-        self.assertEqual(same, {("vipgate-ca", "tls.crt"), ("vipgate-ca", "tls.key"), (TUNNELS, "secret"), *((it, "ca.crt") for it in SECRETS[1:])})
-        self.assert_signed(["node-1", "node-2"])
+        self.assertEqual(len(re.findall("(?m)^made certificate .*: the one before ends on ", output)), 1, output)
+        second = secrets()
+        changed = {key for key in first if first[key] != second[key]}
+        self.assertEqual(changed, {(SERVER, "ca.crt"), (SERVER, "tls.crt"), (CLIENTS, "ca.crt")}, "the key stays")
+        self.assert_signed()
 
     def test_two_at_once_agree(self):
         for _ in range(3):
@@ -399,97 +374,88 @@ class Certificates(unittest.TestCase):
             for pod in pods:
                 process = pod.processes["certificates"]
                 self.assertEqual(process.process.wait(60), 0, process.log())
-            self.assert_signed(["node-1", "node-2"])
+            self.assert_signed()
             written = versions()
             run_job()
             self.assertEqual(versions(), written)
             uninstall()
-            self.assertEqual(collect_garbage(), set(ALL_SECRETS))
+            self.assertEqual(collect_garbage(), set(SECRETS))
 
     def test_secrets_go_with_the_release_and_change_their_owner_with_the_next(self):
         before = api.objects()
         helm("install")
         run_job()
         first = secrets()
-        owner = dict.fromkeys(ALL_SECRETS, ("v1", "ConfigMap", "vipgate-certificates"))
-        owner |= {GATEWAY_SECRETS[name]: ("apps/v1", "DaemonSet", f"vipgate-certificate-{name}") for name, _ in NODES}
-        for secret, (version, kind, name) in owner.items():
-            uid = api.get(kind.lower(), name, NAMESPACE)["metadata"]["uid"]
-            expected = [{"apiVersion": version, "kind": kind, "name": name, "uid": uid}]
+        uid = api.get("serviceaccount", "vipgate-certificates", NAMESPACE)["metadata"]["uid"]
+        expected = [{"apiVersion": "v1", "kind": "ServiceAccount", "name": "vipgate-certificates", "uid": uid}]
+        for secret in SECRETS:
             self.assertEqual(api.get("secret", secret, NAMESPACE)["metadata"]["ownerReferences"], expected)
         self.assertEqual(collect_garbage(), set())
 
         # Installed again before they are gone.
         uninstall()
         helm("install")
-        self.assertIn("changed owner of Secret vipgate-ca\n", run_job())
+        self.assertIn("changed owner of Secret vipgate-policyd-tls\n", run_job())
         self.assertEqual(secrets(), first)
         self.assertEqual(collect_garbage(), set())
 
         uninstall()
-        self.assertEqual(collect_garbage(), set(ALL_SECRETS))
+        self.assertEqual(collect_garbage(), set(SECRETS))
         self.assertEqual(api.objects(), before)
 
     def test_secrets_of_helm_are_refused_until_it_has_deleted_them(self):
         """From mode helm to mode job: the Job's first pods may run before Helm has deleted its Secrets."""
         helm("install", values=BY_HELM + GATEWAYS)
         first = secrets()
-        manifests = {name: api.get("secret", name, NAMESPACE) for name in ALL_SECRETS}
+        manifests = {name: api.get("secret", name, NAMESPACE) for name in SECRETS}
         helm("upgrade")
-        for name in ALL_SECRETS:
+        for name in SECRETS:
             metadata = manifests[name]["metadata"]
             manifests[name]["metadata"] = {key: metadata[key] for key in ("name", "namespace", "labels", "annotations")}
             api.apply(manifests[name])
-        with self.assertRaisesRegex(AssertionError, "exit code 1\nvipgate: Secret vipgate-ca is managed by Helm: delete it"):
+        with self.assertRaisesRegex(AssertionError, "exit code 1\nvipgate: Secret vipgate-policyd-tls is managed by Helm: delete it"):
             run_job()
         self.assertEqual(secrets(), first)
         delete_secrets()
         run_job()
-        self.assert_signed(["node-1", "node-2"])
+        self.assert_signed()
 
-    def test_a_broken_ca_is_not_replaced(self):
+    def test_a_broken_certificate_is_replaced_and_its_key_kept(self):
         helm("install")
         run_job()
-        for patch, problem in (
-            ('{"data": {"tls.key": "%s"}}' % api.get("secret", GATEWAY_SECRETS["node-1"], NAMESPACE)["data"]["tls.key"], "isn't the certificate's key"),
-            ('{"data": {"tls.crt": "eA=="}}', "is no certificate in PEM"),
-        ):
-            api.kubectl("patch", "secret", "vipgate-ca", "-n", NAMESPACE, "-p", patch)
-            written = versions()
-            with self.assertRaisesRegex(AssertionError, f"exit code 1\nvipgate: Secret vipgate-ca has no usable CA: .*{problem}.* delete it to replace"):
-                run_job()
-            self.assertEqual(versions(), written)
+        key = certificate(SERVER, "tls.key")
+        api.kubectl("patch", "secret", SERVER, "-n", NAMESPACE, "-p", '{"data": {"tls.crt": "eA=="}}')
+        self.assertRegex(run_job(), r"(?m)^made certificate of the policy server .*: the one before was unreadable$")
+        self.assert_signed()
+        self.assertEqual(certificate(SERVER, "tls.key"), key)
 
     def test_outside_of_a_pod(self):
-        """As somebody without the chart runs it: with a kubeconfig, and without a policy server or an owner."""
+        """As somebody without the chart runs it: with a kubeconfig, and without an owner."""
         command = [os.environ["VIPGATE_BINARY"], "certificates", "--kubeconfig", api.kubeconfig, "--namespace", "tenant-b"]
-        command += ["--ca", "authority", "--gateways", "{name}.node", "--gateway", "10.0.0.1,node-1.example"]
-        with self.assertRaisesRegex(AssertionError, "vipgate: ConfigMap absent doesn't exist"):
+        command += ["--server", "server", "--server-name", "10.0.0.1,policyd.example", "--clients", "clients"]
+        with self.assertRaisesRegex(AssertionError, "vipgate: ServiceAccount absent doesn't exist"):
             run(*command, "--owner", "absent")
         run(*command)
-        self.addCleanup(api.kubectl, "delete", "secret", "authority", "10.0.0.1.node", "node-1.example.node", "-n", "tenant-b")
-        found = api.get("secret", "node-1.example.node", "tenant-b")["data"]
-        self.assertEqual(found.keys(), set(PAIR))
-        ca, node = (base64.b64decode(found[key]).decode() for key in ("ca.crt", "tls.crt"))
-        self.assertTrue(is_signed(ca, node, "node-1.example"))
-        self.assertRegex(run(*command), r"\A(kept .*\n){3}\Z")
+        self.addCleanup(api.kubectl, "delete", "secret", "server", "clients", "-n", "tenant-b")
+        found = {name: api.get("secret", name, "tenant-b")["data"] for name in ("server", "clients")}
+        self.assertEqual([data.keys() for data in found.values()], [set(PAIR), {"ca.crt"}])
+        bundle, server = (base64.b64decode(data).decode() for data in (found["clients"]["ca.crt"], found["server"]["tls.crt"]))
+        self.assertTrue(is_signed(bundle, server, "policyd.example"))
+        self.assertRegex(run(*command), r"\Akept .*\n\Z")
         with self.assertRaisesRegex(AssertionError, "vipgate: --kubeconfig /absent: .*"):
-            run(os.environ["VIPGATE_BINARY"], "certificates", "--kubeconfig", "/absent", "--ca", "a")
+            run(os.environ["VIPGATE_BINARY"], "certificates", "--kubeconfig", "/absent", "--server", "a", "--server-name", "b", "--clients", "c")
 
     def test_each_right_is_needed(self):
         helm("install")
         account = f"system:serviceaccount:{NAMESPACE}:vipgate-certificates"
-        # One for each gateway, besides.
-        roles = {f"vipgate-certificate{suffix}": None for suffix in ("s", "-node-1", "-node-2")}
-        roles = {name: api.get("role", name, NAMESPACE)["rules"] for name in roles}
-        rights = [(role, number, verb, name) for role, rules in roles.items() for number, rule in enumerate(rules)
-                  for verb in rule["verbs"] for name in rule.get("resourceNames", [None])]
-        resources = {(roles[role][number]["resources"][0], verb) for role, number, verb, _ in rights}
-        expected = {("secrets", verb) for verb in ("get", "update", "create")} | {("configmaps", "get"), ("daemonsets", "get")}
+        granted_rules = api.get("role", "vipgate-certificates", NAMESPACE)["rules"]
+        rights = [(number, verb, name) for number, rule in enumerate(granted_rules) for verb in rule["verbs"] for name in rule.get("resourceNames", [None])]
+        resources = {(granted_rules[number]["resources"][0], verb) for number, verb, _ in rights}
+        expected = {("secrets", verb) for verb in ("get", "update", "create")} | {("serviceaccounts", "get")}
         self.assertEqual(resources, expected)
 
-        def set_rules(role, rules):
-            path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/roles/{role}"
+        def set_rules(rules):
+            path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/roles/vipgate-certificates"
             status, body = api.request(path, "PATCH", {"rules": rules}, "application/merge-patch+json")
             self.assertEqual(status, 200, body)
 
@@ -498,32 +464,32 @@ class Certificates(unittest.TestCase):
             review = {"spec": {"user": account, "groups": ["system:serviceaccounts"], "resourceAttributes": attributes}}
             return api.request("/apis/authorization.k8s.io/v1/subjectaccessreviews", "POST", review)[1]["status"]["allowed"]
 
-        for role, number, verb, name in rights:
-            granted = roles[role][number]
+        for number, verb, name in rights:
+            granted = granted_rules[number]
             resource = granted["resources"][0]
             with self.subTest(verb=verb, resource=resource, name=name):
-                # What needs the right to update: all certificates are due, and this Secret has lost its owner.
+                # What needs the right to update: the certificate is due, and this Secret has lost its owner.
                 if verb == "update":
                     run_job()
                     api.kubectl("patch", "secret", name, "-n", NAMESPACE, "-p", '{"metadata": {"ownerReferences": null}}')
                 rules = []
-                for at, rule in enumerate(roles[role]):
+                for at, rule in enumerate(granted_rules):
                     for one in rule["verbs"]:
                         names = [it for it in rule.get("resourceNames", []) if (at, one, it) != (number, verb, name)]
                         if rule.get("resourceNames") and names:
                             rules.append({**rule, "verbs": [one], "resourceNames": names})
                         elif not rule.get("resourceNames") and (at, one, None) != (number, verb, name):
                             rules.append({**rule, "verbs": [one]})
-                set_rules(role, rules)
+                set_rules(rules)
                 wait_for("the right is gone", lambda: not is_allowed(verb, granted, name))
                 refused = rf'vipgate: cannot {verb} \w+ [\w-]+ in namespace {NAMESPACE}: .*cannot {verb} resource "{resource}"'
                 with self.assertRaisesRegex(AssertionError, refused):
                     run_job("job", [("--renew-before=30", "--renew-before=365")])
-                set_rules(role, roles[role])
+                set_rules(granted_rules)
                 wait_for("the right is back", lambda: is_allowed(verb, granted, name))
-                api.kubectl("delete", "secret", "--ignore-not-found", *ALL_SECRETS, "-n", NAMESPACE)
+                api.kubectl("delete", "secret", "--ignore-not-found", *SECRETS, "-n", NAMESPACE)
         run_job()
-        self.assert_signed(["node-1", "node-2"])
+        self.assert_signed()
 
 
 class Rights(unittest.TestCase):
@@ -570,20 +536,14 @@ class Running(unittest.TestCase):
         return policyd
 
     def start_gateway(self):
-        """The gateway's pod on node-1, beside the one that brings its certificate: that pod, too."""
-        certificate = Pod(api, api.get("daemonset", "vipgate-certificate-node-1", NAMESPACE), NAMESPACE, "node-1", "192.0.2.11")
-        self.addCleanup(certificate.stop)
-        certificate.start("certificate")
+        """The gateway's pod on node-1, which the policy server knows by its token."""
         workload = api.get("daemonset", "vipgate-gateway", NAMESPACE)
         gateway = Pod(api, workload, NAMESPACE, "node-1", "192.0.2.11", [f"vipgate-policyd.{NAMESPACE}.svc"])
-        # The same directory of the node.
-        gateway.volumes["tls"] = certificate.volumes["certificate"]
         self.addCleanup(gateway.stop)
         gateway.run("configure")
         self.assertRegex((gateway.volumes["configuration"] / "gateway.yaml").read_text(), r"(?m)^name: '?node-1'?$")
-        self.assertEqual({it.name for it in (gateway.volumes["tls"] / "current").iterdir()}, set(PAIR))
-        gateway.start("gateway").wait_until("ready", lambda: gateway.is_ready("gateway"))
-        return gateway, certificate
+        gateway.start("gateway")
+        return gateway
 
     def apply_policy(self, policyd):
         """A policy, its pod, and a Service that gets an address."""
@@ -615,33 +575,34 @@ class Running(unittest.TestCase):
         status = gateway.execute("gateway", "vipgate", "status")
         self.assertIn("2 VIPs, 1 endpoint, 1 Service, from server https://vipgate-policyd.vipgate.svc:18000", status)
 
-    def test_what_is_installed_serves_policy_and_certificates_can_be_replaced(self):
+    def test_what_is_installed_serves_policy_and_the_certificate_can_be_replaced(self):
         before = api.objects()
         helm("install")
         run_job()
         pods = self.serve()
-        self.renew_certificates(*pods)
-        self.replace_certificates(*pods, lambda: run_job("cronjob"))
+        self.renew_certificate(*pods)
+        self.replace_certificate(*pods, lambda: run_job("cronjob"))
         self.end(*pods, before)
 
-    def test_certificates_of_helm_can_be_replaced(self):
+    def test_the_certificate_of_helm_can_be_replaced(self):
         before = api.objects()
         helm("install", values=BY_HELM + GATEWAYS)
         pods = self.serve()
-        self.replace_certificates(*pods, lambda: helm("upgrade", values=BY_HELM + GATEWAYS))
+        self.replace_certificate(*pods, lambda: helm("upgrade", values=BY_HELM + GATEWAYS))
         self.end(*pods, before)
 
     def serve(self):
         policyd = self.start_server()
         self.apply_policy(policyd)
-        gateway, certificate = self.start_gateway()
+        gateway = self.start_gateway()
+        gateway.processes["gateway"].wait_until("ready", lambda: gateway.is_ready("gateway"))
         self.wait_in_sync(policyd, gateway)
-        return policyd, gateway, certificate
+        return policyd, gateway
 
-    def end(self, policyd, gateway, certificate, before):
+    def end(self, policyd, gateway, before):
         self.assertEqual(gateway.stop(), [0])
-        self.assertEqual(certificate.stop(), [0])
         self.assertEqual(policyd.stop(), [0])
+        api.kubectl("delete", "pods", "--all", "-n", NAMESPACE, "--force", "--grace-period=0")
         uninstall()
         collect_garbage()
         # What docs/kubernetes.md names.
@@ -651,38 +612,40 @@ class Running(unittest.TestCase):
             ("ConfigMap", NAMESPACE, "vipgate-policyd-membership"),
         })
 
-    def take_up(self, policyd, certificates):
-        """Kubelet updates the files, and both take up what is new while they run."""
-        copier, copied = certificates.processes["certificate"], "the certificate of this node's gateway is copied"
-        times = copier.log().count(copied) + 1
+    def take_up(self, policyd):
+        """Kubelet updates the server's files, which takes up what is new while it runs."""
         policyd.update_volumes()
-        certificates.update_volumes()
-        copier.wait_until("the new certificate", lambda: copier.log().count(copied) == times)
-        new = ssl.PEM_cert_to_DER_cert(certificate("vipgate-policyd-tls", "tls.crt"))
+        new = ssl.PEM_cert_to_DER_cert(certificate(SERVER, "tls.crt"))
         wait_for("the server's new certificate", lambda: ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate(("127.0.0.1", 18000))) == new,
                  log=policyd.processes["policyd"].log)
 
-    def renew_certificates(self, policyd, gateway, certificates):
-        """Certificates of the same CA: connections from before go on, and new ones are accepted throughout."""
+    def restart(self, policyd):
+        """A connection from before would go on: the gateway's next one is to another process."""
+        self.assertEqual(policyd.stop(), [0])
+        policyd.start("policyd")
+
+    def renew_certificate(self, policyd, gateway):
+        """The gateway accepts it while it still has the bundle from before."""
         before = secrets()
         run_job("cronjob", [("--renew-before=30", "--renew-before=365")])
         changed = {key for key, value in secrets().items() if before[key] != value}
-        self.assertEqual({name for name, _ in changed}, {"vipgate-policyd-tls", *(GATEWAY_SECRETS[name] for name, _ in NODES)})
-        self.take_up(policyd, certificates)
+        self.assertEqual(changed, {(SERVER, "ca.crt"), (SERVER, "tls.crt"), (CLIENTS, "ca.crt")})
+        self.take_up(policyd)
+        self.restart(policyd)
         self.wait_status(policyd, r"^node-1 +in sync\b", seconds=60)
+        gateway.update_volumes()
 
-    def replace_certificates(self, policyd, gateway, certificates, replace):
-        """Both take up certificates of another CA while they run, as docs/kubernetes.md says."""
+    def replace_certificate(self, policyd, gateway, replace):
+        """Both take up a certificate with another key while they run, as docs/kubernetes.md says."""
         before = secrets()
         delete_secrets()
         replace()
         self.assertFalse(before.items() & secrets().items())
-        self.take_up(policyd, certificates)
-        # The command line has the new ones, so the server does.
+        self.take_up(policyd)
+        gateway.update_volumes()
+        # The command line has the new one, so the server does.
         self.wait_status(policyd, "^server ", seconds=60)
-        # A connection from before would go on: the gateway's next one is to another process.
-        self.assertEqual(policyd.stop(), [0])
-        policyd.start("policyd")
+        self.restart(policyd)
         api.apply(POLICY.replace("203.0.113.16/28", "203.0.113.16/29").replace("name: out,", "name: later,"))
         self.wait_status(policyd, r"^EgressPolicy tenant-a/later +accepted", seconds=60)
         self.wait_status(policyd, r"^node-1 +in sync\b", seconds=60)
@@ -744,27 +707,22 @@ class Running(unittest.TestCase):
 
         # With the token of a pod on another node it gets nothing.
         other = self.start_agent("node-3", name="node-2")
-        other.processes["node"].wait_until("refused", lambda: "the token is that of a pod on node node-3, not on node-2" in other.processes["node"].log())
+        other.processes["node"].wait_until("refused", lambda: "the token is that of the agent of node node-3, not of node-2" in other.processes["node"].log())
         self.assertFalse(other.is_ready("node"))
 
-    def test_a_gateway_waits_for_its_certificate(self):
-        """Its pod may start before there is one for its node."""
+    def test_a_gateway_outside_of_the_policy_is_refused(self):
+        """Whoever labels a node gets a gateway's pod there, and with its token nothing until there is a VipGateway."""
         helm("install", values="gateways: [{name: node-2, peerAddress: 192.0.2.12}]\n")
         run_job()
-        gateway = Pod(api, api.get("daemonset", "vipgate-gateway", NAMESPACE), NAMESPACE, "node-1", "192.0.2.11")
-        self.addCleanup(gateway.stop)
-        configure = gateway.start("configure")
-        configure.wait_until("waiting", lambda: "no certificate for node node-1: waiting" in configure.log())
+        self.apply_policy(self.start_server())
+        gateway = self.start_gateway()
+        process = gateway.processes["gateway"]
+        process.wait_until("refused", lambda: "node-1 is no gateway of the policy" in process.log())
+        self.assertFalse(gateway.is_ready("gateway"))
         template = api.get("daemonset", "vipgate-gateway", NAMESPACE)["spec"]["template"]
         helm("upgrade")
         self.assertEqual(api.get("daemonset", "vipgate-gateway", NAMESPACE)["spec"]["template"], template, "a new gateway restarts no others")
-        run_job()
-        copier = Pod(api, api.get("daemonset", "vipgate-certificate-node-1", NAMESPACE), NAMESPACE, "node-1", "192.0.2.11")
-        copier.volumes["certificate"] = gateway.volumes["tls"]
-        self.addCleanup(copier.stop)
-        copier.start("certificate")
-        self.assertEqual(configure.process.wait(30), 0, configure.log())
-        self.assertEqual((gateway.volumes["tls"] / "current/tls.crt").read_text(), certificate(GATEWAY_SECRETS["node-1"], "tls.crt"))
+        process.wait_until("ready", lambda: gateway.is_ready("gateway"))
 
     def test_rights_in_two_namespaces_suffice(self):
         helm("install", values="policyd: {source: {namespaces: [tenant-a, tenant-b]}}\n")
@@ -781,18 +739,15 @@ class Running(unittest.TestCase):
 class WithoutHelm(Running):
     """conf/kubernetes/install.yaml, with the steps in its head."""
 
-    test_what_is_installed_serves_policy_and_certificates_can_be_replaced = None
-    test_certificates_of_helm_can_be_replaced = None
-    test_a_gateway_waits_for_its_certificate = None
+    test_what_is_installed_serves_policy_and_the_certificate_can_be_replaced = None
+    test_the_certificate_of_helm_can_be_replaced = None
+    test_a_gateway_outside_of_the_policy_is_refused = None
     test_the_agent_of_a_node_is_known_by_the_token_of_its_pod = None
     test_rights_in_two_namespaces_suffice = None
 
     def test_the_steps_in_the_file_are_enough(self):
-        text = (ROOT / "conf/kubernetes/install.yaml").read_text()
-        text, count = re.subn(r'^  gateways: ""$', '  gateways: "node-1,node-2"', older(text), flags=re.M)
-        self.assertEqual(count, 1)
         manifests = api.folder / "install.yaml"
-        manifests.write_text(text)
+        manifests.write_text(older((ROOT / "conf/kubernetes/install.yaml").read_text()))
         # 1.20 doesn't know CEL rules.
         api.kubectl("apply", "--validate=ignore", "-f", manifests)
         gateway = (ROOT / "conf/kubernetes/gateway.yaml").read_text()
@@ -802,7 +757,9 @@ class WithoutHelm(Running):
         run_job()
         policyd = self.start_server()
         self.apply_policy(policyd)
-        self.wait_in_sync(policyd, self.start_gateway()[0])
+        gateway = self.start_gateway()
+        gateway.processes["gateway"].wait_until("ready", lambda: gateway.is_ready("gateway"))
+        self.wait_in_sync(policyd, gateway)
 
 
 if __name__ == "__main__":

@@ -17,15 +17,6 @@
 {{/* At most 52 characters, for a CronJob. */}}
 {{- define "vipgate.certificates" -}}{{ include "vipgate.fullname" . | trunc 39 | trimSuffix "-" }}-certificates{{- end -}}
 
-{{/* What brings a gateway's certificate to its node: (dict "root" $ "name" NAME). */}}
-{{- define "vipgate.gatewayCertificate" -}}{{ include "vipgate.gatewayCertificates" .root | replace "{name}" .name }}{{- end -}}
-{{- define "vipgate.gatewayCertificates" -}}{{ include "vipgate.fullname" . }}-certificate-{name}{{- end -}}
-
-{{/* A name as the value of a label. */}}
-{{- define "vipgate.labelValue" -}}
-{{- if le (len .) 63 }}{{ . }}{{ else }}{{ . | trunc 46 | trimAll "-." }}-{{ sha256sum . | trunc 16 }}{{ end -}}
-{{- end -}}
-
 {{/* Affinity to nodes without a gateway: root there can read what pods on the node can. */}}
 {{- define "vipgate.apartFromGateways" -}}
 preferredDuringSchedulingIgnoredDuringExecution:
@@ -68,23 +59,9 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{- define "vipgate.policydSecret" -}}
 {{- if eq .Values.tls.mode "secret" }}{{ .Values.tls.secret.policyd }}{{ else }}{{ include "vipgate.policyd" . }}-tls{{ end -}}
 {{- end -}}
-{{/* Of a gateway: (dict "root" $ "name" NAME). */}}
-{{- define "vipgate.gatewaySecret" -}}
-{{- include "vipgate.gatewaySecrets" .root | replace "{name}" .name -}}
-{{- end -}}
-{{/* Of all gateways, with `{name}` for the gateway's. */}}
-{{- define "vipgate.gatewaySecrets" -}}
-{{- $own := .Values.tls.secret.gateways -}}
-{{- if ne .Values.tls.mode "secret" -}}
-{{ include "vipgate.gateway" . }}-{name}-tls
-{{- else if contains "{name}" $own -}}
-{{ $own }}
-{{- else -}}
-{{ fail (printf "tls.secret.gateways: %s would be one Secret with the keys of all gateways: each has its own, with ca.crt, tls.crt and tls.key, so give their names with {name} in it, such as %s-{name}" $own $own) }}
-{{- end -}}
-{{- end -}}
-{{- define "vipgate.nodeSecret" -}}
-{{- if eq .Values.tls.mode "secret" }}{{ .Values.tls.secret.nodes }}{{ else }}{{ include "vipgate.node" . }}-tls{{ end -}}
+{{/* Of gateways and agents of nodes. */}}
+{{- define "vipgate.clientsSecret" -}}
+{{- if eq .Values.tls.mode "secret" }}{{ .Values.tls.secret.clients }}{{ else }}{{ include "vipgate.fullname" . }}-clients-tls{{ end -}}
 {{- end -}}
 {{- define "vipgate.tunnelSecret" -}}
 {{- if eq .Values.tls.mode "secret" }}{{ .Values.tls.secret.tunnels }}{{ else }}{{ include "vipgate.node" . }}-tunnels{{ end -}}
@@ -93,6 +70,23 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{/* Whether nodes run the agent: the release's policy server knows the nodes and verifies their tokens by the API. */}}
 {{- define "vipgate.hasNodes" -}}
 {{- and .Values.node.enabled .Values.policyd.enabled (not (hasKey .Values.policyd.config "source")) -}}
+{{- end -}}
+
+{{/* Whether the policy server verifies tokens of pods. */}}
+{{- define "vipgate.verifiesTokens" -}}
+{{- and (ne .Values.tls.mode "none") (or .Values.gateway.enabled (eq (include "vipgate.hasNodes" .) "true")) -}}
+{{- end -}}
+
+{{/* Volumes of a client of the policy server: its CA bundle, and the token of the pod. */}}
+{{- define "vipgate.clientVolumes" -}}
+- name: ca
+  secret:
+    secretName: {{ include "vipgate.clientsSecret" . }}
+    items: [{key: ca.crt, path: ca.crt}]
+- name: token
+  projected:
+    sources:
+      - serviceAccountToken: {path: token, audience: vipgate, expirationSeconds: 3600}
 {{- end -}}
 
 {{/* Whether there can be several policy servers: not with files as source, since each would be a membership authority of its own. */}}
@@ -183,7 +177,7 @@ httpGet: {port: metrics, path: {{ .path }}}
 {{- $values := .root.Values -}}
 {{- $server := dict "url" (include "vipgate.serverUrl" .root) "cache" "/var/lib/vipgate/policy.cache" -}}
 {{- if ne $values.tls.mode "none" -}}
-{{- $_ := merge $server (dict "ca" "/etc/vipgate-tls/current/ca.crt" "cert" "/etc/vipgate-tls/current/tls.crt" "key" "/etc/vipgate-tls/current/tls.key") -}}
+{{- $_ := merge $server (dict "ca" "/etc/vipgate-tls/ca.crt" "token" "/var/run/secrets/vipgate/token") -}}
 {{- end -}}
 {{- $config := dict
   "name" "@NODE@"

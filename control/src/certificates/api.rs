@@ -1,19 +1,15 @@
 //! Secrets in the Kubernetes API, and the object that owns them.
 
-use std::fmt::Debug;
 use std::time::Duration;
 
-use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::apps::v1::DaemonSet;
-use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use k8s_openapi::api::core::v1::{Secret, ServiceAccount};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::PostParams;
-use kube::{Api, Client, Resource};
-use serde::de::DeserializeOwned;
+use kube::{Api, Client};
 
+use super::Location;
 use super::error::CertificatesError;
 use super::pass::{SecretStore, WriteError};
-use super::{Location, Owner};
 use crate::config::KubernetesSource;
 use crate::source::kubernetes::{RequestError, client, request};
 
@@ -40,32 +36,20 @@ impl SecretApi {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// A reference to an object that exists.
-    async fn reference<K>(&self, name: &str) -> Result<OwnerReference, CertificatesError>
-    where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
-    {
-        let kind = K::kind(&()).into_owned();
-        let title = format!("{kind} {name}");
-        let api: Api<K> = Api::namespaced(self.client.clone(), &self.namespace);
-        let found = request(REQUEST_TIMEOUT, api.get_opt(name)).await;
-        let found = found.map_err(|error| self.failed("get", &title, error))?;
-        let uid = found.and_then(|it| it.meta().uid.clone()).ok_or(CertificatesError::NoOwner(title))?;
-        let (api_version, name) = (K::api_version(&()).into_owned(), name.to_owned());
-        Ok(OwnerReference { api_version, kind, name, uid, ..OwnerReference::default() })
-    }
-
     fn failed(&self, verb: &str, object: &str, error: RequestError) -> CertificatesError {
         CertificatesError::Request { action: format!("{verb} {object} in namespace {}", self.namespace), error }
     }
 }
 
 impl SecretStore for SecretApi {
-    async fn owner(&mut self, owner: &Owner) -> Result<OwnerReference, CertificatesError> {
-        match owner {
-            Owner::ConfigMap(name) => self.reference::<ConfigMap>(name).await,
-            Owner::DaemonSet(name) => self.reference::<DaemonSet>(name).await,
-        }
+    async fn owner(&mut self, name: &str) -> Result<OwnerReference, CertificatesError> {
+        let title = format!("ServiceAccount {name}");
+        let api: Api<ServiceAccount> = Api::namespaced(self.client.clone(), &self.namespace);
+        let found = request(REQUEST_TIMEOUT, api.get_opt(name)).await;
+        let found = found.map_err(|error| self.failed("get", &title, error))?;
+        let uid = found.and_then(|it| it.metadata.uid).ok_or(CertificatesError::NoOwner(title))?;
+        let [api_version, kind] = ["v1", "ServiceAccount"].map(str::to_owned);
+        Ok(OwnerReference { api_version, kind, name: name.to_owned(), uid, ..OwnerReference::default() })
     }
 
     async fn read(&mut self, name: &str) -> Result<Option<Secret>, CertificatesError> {

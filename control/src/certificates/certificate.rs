@@ -1,29 +1,34 @@
-//! A certificate with its key, and the defects for which another one is made.
+//! The policy server's certificate and key, the defects for which another certificate is made, and that one.
+//!
+//! It is self-signed, and so its own CA bundle. A new one has the same key and subject, so that each of the two is
+//! accepted by whoever still trusts the other: the Secrets of server and clients needn't change at once.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
-use rcgen::{KeyPair, date_time_ymd};
+use rcgen::{
+    CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose,
+    PKCS_ECDSA_P256_SHA256, SanType, SerialNumber, date_time_ymd,
+};
+use ring::signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::GeneralName;
 use x509_parser::pem::parse_x509_pem;
 use x509_parser::time::ASN1Time;
 
-use super::authority::Authority;
+use super::error::GenerationError;
 use super::names::DnsName;
+
+/// Certificates are valid from so long ago, for clocks that are slow.
+const CLOCK_TOLERANCE: Duration = Duration::from_hours(1);
+/// The subject, an organization: no gateway's name, as a common name would be.
+const ORGANIZATION: &str = "vipgate";
 
 /// A certificate and its key, both in PEM.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct CertificatePair {
     pub(super) certificate: Vec<u8>,
     pub(super) key: Vec<u8>,
-}
-
-/// When a certificate is valid.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Validity {
-    pub(super) from: SystemTime,
-    pub(super) until: SystemTime,
 }
 
 /// Why a certificate is replaced.
@@ -35,8 +40,8 @@ pub(super) enum Defect {
     Unreadable,
     /// The key is another certificate's.
     OtherKey,
-    /// This CA hasn't signed it.
-    OtherAuthority,
+    /// Somebody else has signed it.
+    OtherIssuer,
     /// It has other names.
     OtherNames,
     /// It is valid from this time on, which is later than now.
@@ -45,80 +50,121 @@ pub(super) enum Defect {
     Ending(SystemTime),
 }
 
-/// What a certificate is to be.
+/// What the certificate is to be.
 #[derive(Clone, Copy)]
 pub(super) struct Requirements<'a> {
-    pub(super) authority: &'a Authority,
+    pub(super) names: &'a [DnsName],
     pub(super) now: SystemTime,
     pub(super) validity: Duration,
     pub(super) renew_before: Duration,
 }
 
-impl Validity {
-    pub(super) fn of(certificate: &X509Certificate<'_>) -> Self {
-        let time = |time: ASN1Time| {
-            let seconds = u64::try_from(time.timestamp()).unwrap_or(0);
-            SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
-        };
-        let validity = certificate.validity();
-        Self { from: time(validity.not_before), until: time(validity.not_after) }
-    }
-}
-
 impl Requirements<'_> {
+    /// When a certificate ends that is made now.
+    pub(super) fn until(&self) -> SystemTime {
+        self.now + self.validity
+    }
+
     /// Examines a certificate and its key, both in PEM; returns its end.
-    pub(super) fn examine(
-        &self,
-        certificate: Option<&[u8]>,
-        key: Option<&[u8]>,
-        names: &[&DnsName],
-    ) -> Result<SystemTime, Defect> {
+    pub(super) fn examine(&self, certificate: Option<&[u8]>, key: Option<&[u8]>) -> Result<SystemTime, Defect> {
         let (Some(certificate), Some(key)) = (certificate, key) else { return Err(Defect::Missing) };
         let (_, decoded) = parse_x509_pem(certificate).map_err(|_| Defect::Unreadable)?;
         let certificate = decoded.parse_x509().map_err(|_| Defect::Unreadable)?;
-        let key = str::from_utf8(key).ok().and_then(|key| KeyPair::from_pem(key).ok()).ok_or(Defect::Unreadable)?;
+        let key = read_key(key).ok_or(Defect::Unreadable)?;
         if key.public_key_raw() != &*certificate.public_key().subject_public_key.data {
             return Err(Defect::OtherKey);
         }
-        if !self.authority.has_signed(&certificate) {
-            return Err(Defect::OtherAuthority);
+        if !has_signed_itself(&certificate, &key) {
+            return Err(Defect::OtherIssuer);
         }
-        if !has_names(&certificate, names) {
+        if !self.are_names_of(&certificate) {
             return Err(Defect::OtherNames);
         }
-        let Validity { from, until } = Validity::of(&certificate);
+        let validity = certificate.validity();
+        let (from, until) = (system_time(validity.not_before), system_time(validity.not_after));
         if from > self.now {
             return Err(Defect::NotYetValid(from));
         }
-        // Another one would not end later than the CA's.
-        let renewed_until = (self.now + self.validity).min(self.authority.validity.until);
-        if until < self.now + self.renew_before && until < renewed_until {
+        if until < self.now + self.renew_before {
             return Err(Defect::Ending(until));
         }
         Ok(until)
     }
+
+    /// A new certificate of this key, or of a new one if this can't be used.
+    pub(super) fn certify(&self, key: Option<&[u8]>) -> Result<CertificatePair, GenerationError> {
+        let (key, pem) = if let Some(kept) = key.and_then(|pem| Some((read_key(pem)?, pem.to_vec()))) {
+            kept
+        } else {
+            let key = KeyPair::generate()?;
+            let pem = key.serialize_pem().into_bytes();
+            (key, pem)
+        };
+        let mut params = CertificateParams::default();
+        let alternative = self.names.iter().map(|name| Ok(SanType::DnsName(name.as_str().try_into()?)));
+        params.subject_alt_names = alternative.collect::<Result<_, rcgen::Error>>()?;
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::OrganizationName, ORGANIZATION);
+        params.is_ca = IsCa::ExplicitNoCa;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        // A client's, too: of the server's own command line.
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        // One derived from the key would be that of the certificate before.
+        params.serial_number = Some(serial_number()?);
+        params.not_before = date_time_ymd(1970, 1, 1) + since_1970(self.now - CLOCK_TOLERANCE);
+        params.not_after = date_time_ymd(1970, 1, 1) + since_1970(self.until());
+        let certificate = params.self_signed(&key)?.pem().into_bytes();
+        Ok(CertificatePair { certificate, key: pem })
+    }
+
+    /// Whether a certificate has these DNS names and no other name.
+    fn are_names_of(&self, certificate: &X509Certificate<'_>) -> bool {
+        let Ok(Some(alternative)) = certificate.subject_alternative_name() else { return false };
+        let found = alternative.value.general_names.iter().map(|name| match name {
+            GeneralName::DNSName(name) => Some(*name),
+            _ => None,
+        });
+        let Some(mut found) = found.collect::<Option<Vec<&str>>>() else { return false };
+        let mut wanted: Vec<&str> = self.names.iter().map(DnsName::as_str).collect();
+        found.sort_unstable();
+        wanted.sort_unstable();
+        // Common names authenticate gateways, too.
+        found == wanted && certificate.subject().iter_common_name().next().is_none()
+    }
 }
 
-/// Whether a certificate has these DNS names and no other name.
-fn has_names(certificate: &X509Certificate<'_>, names: &[&DnsName]) -> bool {
-    let Ok(Some(alternative)) = certificate.subject_alternative_name() else { return false };
-    let found = alternative.value.general_names.iter().map(|name| match name {
-        GeneralName::DNSName(name) => Some(*name),
-        _ => None,
-    });
-    let Some(mut found) = found.collect::<Option<Vec<&str>>>() else { return false };
-    let mut wanted: Vec<&str> = names.iter().map(|name| name.as_str()).collect();
-    found.sort_unstable();
-    wanted.sort_unstable();
-    // Common names authenticate gateways, too.
-    let mut common = certificate.subject().iter_common_name().map(|name| name.as_str().ok());
-    found == wanted && common.all(|name| name.is_some_and(|name| wanted.contains(&name)))
+/// A key of the only kind that is made here.
+fn read_key(pem: &[u8]) -> Option<KeyPair> {
+    KeyPair::from_pkcs8_pem_and_sign_algo(str::from_utf8(pem).ok()?, &PKCS_ECDSA_P256_SHA256).ok()
+}
+
+fn has_signed_itself(certificate: &X509Certificate<'_>, key: &KeyPair) -> bool {
+    let key = UnparsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, key.public_key_raw());
+    certificate.issuer().as_raw() == certificate.subject().as_raw()
+        && key.verify(certificate.tbs_certificate.as_ref(), &certificate.signature_value.data).is_ok()
+}
+
+fn system_time(time: ASN1Time) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(time.timestamp()).unwrap_or(0))
+}
+
+/// A positive number of 127 bits.
+fn serial_number() -> Result<SerialNumber, getrandom::Error> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes)?;
+    // Neither negative nor of fewer bytes.
+    bytes[0] = bytes[0] & 0x7f | 0x40;
+    Ok(SerialNumber::from_slice(&bytes))
+}
+
+/// Whole seconds.
+fn since_1970(time: SystemTime) -> Duration {
+    Duration::from_secs(time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs())
 }
 
 /// The day of a time, in UTC: `2027-02-25`.
 pub(super) fn day(time: SystemTime) -> String {
-    let seconds = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-    (date_time_ymd(1970, 1, 1) + Duration::from_secs(seconds)).date().to_string()
+    (date_time_ymd(1970, 1, 1) + since_1970(time)).date().to_string()
 }
 
 impl fmt::Display for Defect {
@@ -127,7 +173,7 @@ impl fmt::Display for Defect {
             Self::Missing => f.write_str("there was none"),
             Self::Unreadable => f.write_str("the one before was unreadable"),
             Self::OtherKey => f.write_str("the one before had another key"),
-            Self::OtherAuthority => f.write_str("another CA signed the one before"),
+            Self::OtherIssuer => f.write_str("somebody else signed the one before"),
             Self::OtherNames => f.write_str("the one before had other names"),
             Self::NotYetValid(from) => write!(f, "the one before is not valid before {}", day(*from)),
             Self::Ending(until) => write!(f, "the one before ends on {}", day(*until)),
@@ -137,20 +183,37 @@ impl fmt::Display for Defect {
 
 #[cfg(test)]
 mod tests {
+    use rcgen::Issuer;
+    use tokio_rustls::rustls::RootCertStore;
+    use tokio_rustls::rustls::client::WebPkiServerVerifier;
+    use tokio_rustls::rustls::client::danger::ServerCertVerifier;
+    use tokio_rustls::rustls::crypto::ring::default_provider;
+    use tokio_rustls::rustls::pki_types::pem::PemObject;
+    use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+
     use super::super::fixtures::{DAY, names, now};
     use super::*;
 
+    fn requirements(names: &[DnsName], now: SystemTime) -> Requirements<'_> {
+        Requirements { names, now, validity: 90 * DAY, renew_before: 30 * DAY }
+    }
+
+    /// Whether a client with this bundle accepts a server's certificate for a name.
+    fn accepts(bundle: &CertificatePair, server: &CertificatePair, name: &str, now: SystemTime) -> bool {
+        let certificate = |pair: &CertificatePair| CertificateDer::from_pem_slice(&pair.certificate).unwrap();
+        let mut roots = RootCertStore::empty();
+        roots.add(certificate(bundle)).unwrap();
+        let verifier = WebPkiServerVerifier::builder_with_provider(roots.into(), default_provider().into());
+        let (name, now) = (ServerName::try_from(name.to_owned()).unwrap(), UnixTime::since_unix_epoch(since_1970(now)));
+        verifier.build().unwrap().verify_server_cert(&certificate(server), &[], &name, &[], now).is_ok()
+    }
+
     #[test]
-    fn what_the_ca_signs_has_no_defect_until_shortly_before_its_end() {
-        let authority = Authority::generate("ca", now()).unwrap();
-        let requirements =
-            Requirements { authority: &authority, now: now(), validity: 90 * DAY, renew_before: 30 * DAY };
-        for set in [&["node-1"][..], &["a.b", "localhost", "a.b.c"], &["10.0.0.1"], &[&long()]] {
+    fn what_is_made_has_no_defect_until_shortly_before_its_end() {
+        for set in [&["node-1"][..], &["a.b", "localhost", "a.b.c"], &["10.0.0.1"]] {
             let names = names(set);
-            let names: Vec<&DnsName> = names.iter().collect();
-            let pair = authority.sign(&names, now(), 90 * DAY).unwrap();
-            let examine =
-                |now| Requirements { now, ..requirements }.examine(Some(&pair.certificate), Some(&pair.key), &names);
+            let pair = requirements(&names, now()).certify(None).unwrap();
+            let examine = |now| requirements(&names, now).examine(Some(&pair.certificate), Some(&pair.key));
             let until = now() + 90 * DAY;
             assert_eq!(examine(now()), Ok(until));
             assert_eq!(examine(now() + 60 * DAY), Ok(until));
@@ -160,61 +223,62 @@ mod tests {
         }
     }
 
-    /// A gateway's name of more characters than a common name may have.
-    fn long() -> String {
-        ["x".repeat(60), "y".repeat(60)].join(".")
-    }
-
     #[test]
-    fn a_name_that_is_too_long_for_a_common_name_has_none() {
-        let authority = Authority::generate("ca", now()).unwrap();
-        let common_names = |name: &str| {
-            let names = names(&[name]);
-            let pair = authority.sign(&[&names[0]], now(), DAY).unwrap();
-            let (_, decoded) = parse_x509_pem(&pair.certificate).unwrap();
-            let parsed = decoded.parse_x509().unwrap();
-            parsed.subject().iter_common_name().map(|it| it.as_str().unwrap().to_owned()).collect::<Vec<_>>()
-        };
-        assert_eq!(common_names("node-1"), ["node-1"]);
-        assert!(common_names(&long()).is_empty());
+    fn a_renewed_certificate_and_the_one_before_are_accepted_by_those_who_have_either() {
+        let names = names(&["policyd.vipgate.svc", "localhost"]);
+        let before = requirements(&names, now()).certify(None).unwrap();
+        let later = now() + 70 * DAY;
+        let renewed = requirements(&names, later).certify(Some(&before.key)).unwrap();
+        assert!(renewed.key == before.key && renewed.certificate != before.certificate);
+        for (bundle, server) in [(&before, &before), (&before, &renewed), (&renewed, &before), (&renewed, &renewed)] {
+            for name in ["policyd.vipgate.svc", "localhost"] {
+                assert!(accepts(bundle, server, name, later));
+            }
+            assert!(!accepts(bundle, server, "other.vipgate.svc", later));
+        }
+        // Also when the bundle's own time is over.
+        let much_later = now() + 140 * DAY;
+        assert!(accepts(&before, &renewed, "localhost", much_later));
+        assert!(!accepts(&before, &before, "localhost", much_later));
+        let other = requirements(&names, later).certify(None).unwrap();
+        assert!(!accepts(&before, &other, "localhost", later) && !accepts(&other, &before, "localhost", later));
     }
 
     #[test]
     fn each_defect_is_found() {
-        let (authority, other) = (Authority::generate("ca", now()).unwrap(), Authority::generate("ca", now()).unwrap());
-        let requirements =
-            Requirements { authority: &authority, now: now(), validity: 90 * DAY, renew_before: 30 * DAY };
-        let list = names(&["a", "b"]);
-        let both: Vec<&DnsName> = list.iter().collect();
-        let good = authority.sign(&both, now(), 90 * DAY).unwrap();
+        let (list, one, more) = (names(&["a", "b"]), names(&["a"]), names(&["a", "b", "c"]));
+        let good = requirements(&list, now()).certify(None).unwrap();
         let (crt, key) = (Some(&*good.certificate), Some(&*good.key));
-        let foreign = other.sign(&both, now(), 90 * DAY).unwrap();
-        let another = authority.sign(&both, now(), 90 * DAY).unwrap();
-        let examine = |crt, key, names: &[&DnsName]| requirements.examine(crt, key, names).unwrap_err();
-        assert_eq!(examine(None, key, &both), Defect::Missing);
-        assert_eq!(examine(crt, None, &both), Defect::Missing);
-        assert_eq!(examine(Some(b"x"), key, &both), Defect::Unreadable);
-        assert_eq!(examine(crt, Some(b"x"), &both), Defect::Unreadable);
-        assert_eq!(examine(crt, Some(b"\xff"), &both), Defect::Unreadable);
-        assert_eq!(examine(crt, crt, &both), Defect::Unreadable);
-        assert_eq!(examine(crt, Some(&another.key), &both), Defect::OtherKey);
-        assert_eq!(examine(Some(&foreign.certificate), Some(&foreign.key), &both), Defect::OtherAuthority);
-        assert_eq!(examine(crt, key, &both[..1]), Defect::OtherNames);
-        let more = names(&["a", "b", "c"]);
-        assert_eq!(examine(crt, key, &more.iter().collect::<Vec<_>>()), Defect::OtherNames);
+        let another = requirements(&list, now()).certify(None).unwrap();
+        let examine = |crt, key, names| requirements(names, now()).examine(crt, key).unwrap_err();
+        assert_eq!(examine(None, key, &list), Defect::Missing);
+        assert_eq!(examine(crt, None, &list), Defect::Missing);
+        assert_eq!(examine(Some(b"x"), key, &list), Defect::Unreadable);
+        assert_eq!(examine(crt, Some(b"x"), &list), Defect::Unreadable);
+        assert_eq!(examine(crt, Some(b"\xff"), &list), Defect::Unreadable);
+        assert_eq!(examine(crt, crt, &list), Defect::Unreadable);
+        assert_eq!(examine(crt, Some(&another.key), &list), Defect::OtherKey);
+        assert_eq!(examine(crt, key, &one), Defect::OtherNames);
+        assert_eq!(examine(crt, key, &more), Defect::OtherNames);
         // The order of names is of no importance.
-        assert!(requirements.examine(crt, key, &[both[1], both[0]]).is_ok());
+        assert!(requirements(&names(&["b", "a"]), now()).examine(crt, key).is_ok());
     }
 
     #[test]
-    fn a_certificate_does_not_outlive_its_ca_and_is_not_renewed_in_vain() {
-        let authority = Authority::generate("ca", now()).unwrap();
-        let late = authority.validity.until - 20 * DAY;
+    fn a_certificate_that_somebody_else_has_signed_is_replaced_and_its_key_kept() {
         let list = names(&["a"]);
-        let pair = authority.sign(&[&list[0]], late, 90 * DAY).unwrap();
-        let requirements =
-            Requirements { authority: &authority, now: late, validity: 90 * DAY, renew_before: 30 * DAY };
-        let found = requirements.examine(Some(&pair.certificate), Some(&pair.key), &[&list[0]]);
-        assert_eq!(found, Ok(authority.validity.until));
+        let own = requirements(&list, now()).certify(None).unwrap();
+        let key = read_key(&own.key).unwrap();
+        let mut issuer = CertificateParams::default();
+        issuer.distinguished_name = DistinguishedName::new();
+        issuer.distinguished_name.push(DnType::OrganizationName, ORGANIZATION);
+        let mut params = CertificateParams::new(vec!["a".to_owned()]).unwrap();
+        params.distinguished_name = issuer.distinguished_name.clone();
+        let foreign = params.signed_by(&key, &Issuer::from_params(&issuer, &KeyPair::generate().unwrap())).unwrap();
+        let foreign = foreign.pem().into_bytes();
+        let examined = requirements(&list, now()).examine(Some(&foreign), Some(&own.key));
+        assert_eq!(examined, Err(Defect::OtherIssuer));
+        assert!(requirements(&list, now()).certify(Some(&own.key)).unwrap().key == own.key);
+        assert!(requirements(&list, now()).certify(Some(b"x")).unwrap().key != own.key);
     }
 }

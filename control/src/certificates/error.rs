@@ -22,9 +22,6 @@ pub(crate) enum CertificatesError {
     /// A Secret is going to be gone.
     #[error("{0} is being deleted: run this again when it is gone")]
     BeingDeleted(String),
-    /// The CA can't be used. It isn't replaced by itself, since that replaces all certificates.
-    #[error("{secret} has no usable CA: {problem}: restore it, or delete it to replace the CA and all certificates")]
-    BrokenAuthority { secret: String, problem: BrokenAuthority },
     /// Others have written each time.
     #[error("somebody else has changed the Secrets at each of {0} attempts")]
     Conflicts(u32),
@@ -51,30 +48,4 @@ pub(crate) enum GenerationError {
     /// It can't be signed or encoded.
     #[error("{0}")]
     Signature(#[from] rcgen::Error),
-}
-
-/// Why a CA can't be used.
-#[derive(Debug, Error, PartialEq, Eq)]
-pub(crate) enum BrokenAuthority {
-    /// The certificate is missing.
-    #[error("`tls.crt` is missing")]
-    NoCertificate,
-    /// The key is missing.
-    #[error("`tls.key` is missing")]
-    NoKey,
-    /// The certificate can't be parsed.
-    #[error("`tls.crt` is no certificate in PEM")]
-    Certificate,
-    /// The certificate isn't a CA's.
-    #[error("the certificate isn't a CA's")]
-    NotCa,
-    /// The subject isn't a single common name, so a renewed certificate could not have the same.
-    #[error("the certificate's subject isn't a single common name in UTF-8")]
-    Subject,
-    /// The key can't be parsed, or is of another kind.
-    #[error("`tls.key` is no ECDSA P-256 key in PEM (PKCS #8)")]
-    Key,
-    /// It is another certificate's key.
-    #[error("`tls.key` isn't the certificate's key")]
-    OtherKey,
 }

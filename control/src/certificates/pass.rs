@@ -1,19 +1,19 @@
 //! Reads the Secrets, decides, and writes what changes; all of it again when somebody else has written meanwhile.
 //!
-//! The CA is read after the other Secrets, and a write names the version that was read. So a run that has read a CA
-//! before somebody replaced it can't overwrite what was signed by the new one: either it has read the other Secrets
-//! before these were written, and its write is a conflict, or it has read the new CA. And what it wrote before they were
-//! written is a conflict for the others, which then replace it.
+//! The server's Secret is read after the clients', and a write names the version that was read. So a run that has read
+//! a certificate before somebody replaced it can't bring it back: either it has read the clients' Secret before that was
+//! written, and its write is a conflict, or it has read the new certificate. And what it wrote before that is a conflict
+//! for the others, which then replace it.
 
 use std::time::SystemTime;
 
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
+use super::Specification;
 use super::certificate::Requirements;
 use super::error::CertificatesError;
-use super::secret::{Slot, plan, plan_ca};
-use super::{Owner, Specification};
+use super::secret::{Slot, plan_clients, plan_server, plan_tunnels};
 
 /// Attempts while somebody else writes.
 const MAX_ATTEMPTS: u32 = 8;
@@ -21,7 +21,7 @@ const MAX_ATTEMPTS: u32 = 8;
 /// Where the Secrets are.
 pub(super) trait SecretStore {
     /// A reference to an object that is to own Secrets.
-    async fn owner(&mut self, owner: &Owner) -> Result<OwnerReference, CertificatesError>;
+    async fn owner(&mut self, name: &str) -> Result<OwnerReference, CertificatesError>;
 
     /// Reads a Secret with a quorum; `None`: there is none.
     async fn read(&mut self, name: &str) -> Result<Option<Secret>, CertificatesError>;
@@ -74,28 +74,22 @@ async fn attempt(
     now: SystemTime,
     report: &mut impl FnMut(&str),
 ) -> Result<Vec<String>, WriteError> {
-    let common = specification.owner();
-    let common_reference = read_owner(store, common.as_ref()).await?;
-    let mut found = Vec::new();
-    for wanted in specification.secrets() {
-        let owner = if wanted.owner == common {
-            common_reference.clone()
-        } else {
-            read_owner(store, wanted.owner.as_ref()).await?
-        };
-        let present = store.read(&wanted.name).await?;
-        found.push((wanted, owner, present));
-    }
-    let ca = store.read(&specification.ca).await?;
-    let slot = Slot { name: &specification.ca, present: ca.as_ref(), owner: common_reference.as_ref() };
-    let (authority, revision) = plan_ca(slot, now)?;
-    let Specification { validity, renew_before, .. } = *specification;
-    let requirements = Requirements { authority: &authority, now, validity, renew_before };
+    let Specification { server, server_names, clients, tunnels, validity, renew_before, owner } = specification;
+    let owner = match owner {
+        Some(owner) => Some(store.owner(owner).await?),
+        None => None,
+    };
+    let owner = owner.as_ref();
+    let found_clients = store.read(clients).await?;
+    let found_server = store.read(server).await?;
+    let requirements = Requirements { names: server_names, now, validity: *validity, renew_before: *renew_before };
     // Nothing is written if one of them must not be.
-    let mut revisions = vec![revision];
-    for (wanted, owner, present) in &found {
-        let slot = Slot { name: &wanted.name, present: present.as_ref(), owner: owner.as_ref() };
-        revisions.push(plan(slot, wanted.subjects, requirements)?);
+    let (bundle, revision) = plan_server(Slot { name: server, present: found_server.as_ref(), owner }, requirements)?;
+    let slot = Slot { name: clients, present: found_clients.as_ref(), owner };
+    let mut revisions = vec![revision, plan_clients(slot, &bundle)?];
+    if let Some(name) = tunnels {
+        let found = store.read(name).await?;
+        revisions.push(plan_tunnels(Slot { name, present: found.as_ref(), owner })?);
     }
     for revision in revisions.iter().filter(|revision| revision.is_changed) {
         store.write(&revision.secret).await?;
@@ -104,16 +98,6 @@ async fn attempt(
         }
     }
     Ok(revisions.into_iter().flat_map(|revision| revision.kept).collect())
-}
-
-async fn read_owner(
-    store: &mut impl SecretStore,
-    owner: Option<&Owner>,
-) -> Result<Option<OwnerReference>, CertificatesError> {
-    match owner {
-        Some(owner) => store.owner(owner).await.map(Some),
-        None => Ok(None),
-    }
 }
 
 #[cfg(test)]

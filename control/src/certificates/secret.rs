@@ -1,18 +1,15 @@
 //! What becomes of the Secrets: pure, with the Secrets that are there and the time as arguments.
 
 use std::collections::BTreeMap;
-use std::time::SystemTime;
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
-use super::authority::Authority;
 use super::certificate::{CertificatePair, Defect, Requirements, day};
-use super::error::{BrokenAuthority, CertificatesError, GenerationError};
-use super::names::DnsName;
+use super::error::{CertificatesError, GenerationError};
 
-/// Keys of a Secret: the CA's certificate, a certificate, a key.
+/// Keys of a Secret: the CA bundle, the certificate, its key.
 const CA: &str = "ca.crt";
 const CERTIFICATE: &str = "tls.crt";
 const KEY: &str = "tls.key";
@@ -27,19 +24,6 @@ const OPAQUE: &str = "Opaque";
 const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "vipgate");
 /// An annotation of Secrets that cert-manager writes.
 const CERT_MANAGER: &str = "cert-manager.io/certificate-name";
-
-/// What a Secret is for.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Subjects<'a> {
-    /// One of the policy server, with these names.
-    Server(&'a [DnsName]),
-    /// One of this gateway.
-    Gateway(&'a DnsName),
-    /// The CA's alone, for agents of nodes: every node can read it.
-    Nodes,
-    /// None, but a secret of the policy servers, from which they derive the MAC addresses in nodes' tunnels.
-    Tunnels,
-}
 
 /// A Secret as it was found.
 #[derive(Clone, Copy)]
@@ -62,54 +46,29 @@ pub(super) struct Revision {
     pub(super) kept: Vec<String>,
 }
 
-/// The CA, and its Secret: made if there is none, renewed if it is due.
-pub(super) fn plan_ca(slot: Slot<'_>, now: SystemTime) -> Result<(Authority, Revision), CertificatesError> {
+/// The Secret of the policy server, and its CA bundle.
+pub(super) fn plan_server(
+    slot: Slot<'_>,
+    requirements: Requirements<'_>,
+) -> Result<(Vec<u8>, Revision), CertificatesError> {
     let mut draft = Draft::new(slot, TLS)?;
-    let found = slot.present.map(|_| {
-        let part = |key, missing| draft.data.get(key).ok_or(missing);
-        let certificate = part(CERTIFICATE, BrokenAuthority::NoCertificate)?;
-        let key = part(KEY, BrokenAuthority::NoKey)?;
-        Authority::read(&certificate.0, &key.0)
-    });
-    let broken = |problem| CertificatesError::BrokenAuthority { secret: title(slot.name), problem };
-    let found = found.transpose().map_err(broken)?;
-    let (authority, verb) = match found {
-        None => (Authority::generate(slot.name, now)?, Some("made")),
-        Some(found) if found.is_due(now) => (found.renewed(now)?, Some("renewed certificate of")),
-        Some(found) => (found, None),
-    };
-    let name = format!("CA {} until {}", slot.name, day(authority.validity.until));
-    match verb {
-        Some(verb) => draft.changes.push(format!("{verb} {name}")),
-        None => draft.kept.push(format!("kept {name}")),
-    }
-    draft.store(authority.pem.clone());
-    Ok((authority, draft.finish()))
+    let bundle = draft.ensure_certificate(requirements)?;
+    draft.store_bundle(&bundle);
+    Ok((bundle, draft.finish()))
 }
 
-/// A Secret with certificates of the CA, or without.
-pub(super) fn plan(
-    slot: Slot<'_>,
-    subjects: Subjects<'_>,
-    requirements: Requirements<'_>,
-) -> Result<Revision, CertificatesError> {
-    let secret_type = match subjects {
-        Subjects::Server(_) | Subjects::Gateway(_) => TLS,
-        Subjects::Nodes | Subjects::Tunnels => OPAQUE,
-    };
-    let mut draft = Draft::new(slot, secret_type)?;
-    if !matches!(subjects, Subjects::Tunnels) {
-        draft.store_ca(requirements.authority);
-    }
-    match subjects {
-        Subjects::Nodes => {}
-        Subjects::Tunnels => draft.ensure_random(TUNNEL_SECRET)?,
-        Subjects::Server(names) => {
-            let names: Vec<&DnsName> = names.iter().collect();
-            draft.ensure("the policy server", &names, requirements)?;
-        }
-        Subjects::Gateway(gateway) => draft.ensure(gateway.as_str(), &[gateway], requirements)?,
-    }
+/// The Secret of the policy server's clients, gateways and agents of nodes: its CA bundle alone, since every node can
+/// read it.
+pub(super) fn plan_clients(slot: Slot<'_>, bundle: &[u8]) -> Result<Revision, CertificatesError> {
+    let mut draft = Draft::new(slot, OPAQUE)?;
+    draft.store_bundle(bundle);
+    Ok(draft.finish())
+}
+
+/// The Secret of the policy servers from which they derive the MAC addresses in nodes' tunnels.
+pub(super) fn plan_tunnels(slot: Slot<'_>) -> Result<Revision, CertificatesError> {
+    let mut draft = Draft::new(slot, OPAQUE)?;
+    draft.ensure_random(TUNNEL_SECRET)?;
     Ok(draft.finish())
 }
 
@@ -149,38 +108,30 @@ impl<'a> Draft<'a> {
         }
     }
 
-    fn store_ca(&mut self, authority: &Authority) {
-        let before = self.data.insert(CA.to_owned(), ByteString(authority.pem.certificate.clone()));
-        if before.is_some_and(|before| before.0 != authority.pem.certificate) {
-            self.changes.push(format!("changed certificate of the CA in {}", title(self.slot.name)));
+    fn store_bundle(&mut self, bundle: &[u8]) {
+        let before = self.data.insert(CA.to_owned(), ByteString(bundle.to_vec()));
+        if before.is_none_or(|before| before.0 != bundle) {
+            self.changes.push(format!("stored `{CA}` in {}", title(self.slot.name)));
         }
     }
 
-    fn store(&mut self, pair: CertificatePair) {
-        self.data.insert(CERTIFICATE.to_owned(), ByteString(pair.certificate));
-        self.data.insert(KEY.to_owned(), ByteString(pair.key));
-    }
-
-    /// Replaces a certificate and its key if they have a defect.
-    fn ensure(
-        &mut self,
-        subject: &str,
-        names: &[&DnsName],
-        requirements: Requirements<'_>,
-    ) -> Result<(), CertificatesError> {
+    /// Replaces the certificate if it or its key has a defect; returns it.
+    fn ensure_certificate(&mut self, requirements: Requirements<'_>) -> Result<Vec<u8>, CertificatesError> {
         let part = |key| self.data.get(key).map(|value: &ByteString| &*value.0);
-        let defect: Defect = match requirements.examine(part(CERTIFICATE), part(KEY), names) {
+        let (certificate, key) = (part(CERTIFICATE), part(KEY));
+        let defect: Defect = match requirements.examine(certificate, key) {
             Ok(until) => {
-                self.kept.push(format!("kept certificate of {subject} until {}", day(until)));
-                return Ok(());
+                self.kept.push(format!("kept certificate of the policy server until {}", day(until)));
+                return Ok(certificate.unwrap_or_default().to_vec());
             }
             Err(defect) => defect,
         };
-        let Requirements { authority, now, validity, .. } = requirements;
-        let until = (now + validity).min(authority.validity.until);
-        self.store(authority.sign(names, now, validity)?);
-        self.changes.push(format!("made certificate of {subject} until {}: {defect}", day(until)));
-        Ok(())
+        let CertificatePair { certificate, key } = requirements.certify(key)?;
+        self.data.insert(CERTIFICATE.to_owned(), ByteString(certificate.clone()));
+        self.data.insert(KEY.to_owned(), ByteString(key));
+        let until = day(requirements.until());
+        self.changes.push(format!("made certificate of the policy server until {until}: {defect}"));
+        Ok(certificate)
     }
 
     /// Makes a random secret, unless there is one.

@@ -6,13 +6,13 @@ use std::time::{Duration, SystemTime};
 use clap::Args;
 
 use super::show::block_on;
-use crate::certificates::{DnsName, GatewayNames, Gateways, Location, NamePattern, Specification};
+use crate::certificates::{DnsName, Location, Specification};
 use crate::command_error::CommandError;
 use crate::output;
 
 /// The example in its help.
 pub(super) const EXAMPLE: &str =
-    "Example:\n  vipgate certificates --ca vipgate-ca --gateways 'vipgate-gateway-{name}-tls' --gateway node-1,node-2";
+    "Example:\n  vipgate certificates --server policyd-tls --server-name policyd.vipgate.svc --clients clients-tls";
 
 /// Arguments of `vipgate certificates`.
 #[derive(Clone, Debug, Args)]
@@ -20,38 +20,26 @@ pub(super) struct Certificates {
     /// Namespace of the Secrets; default: that of the pod, or of the kubeconfig's context
     #[arg(long, value_name = "NAMESPACE")]
     namespace: Option<String>,
-    /// Secret of the CA: `tls.crt` and `tls.key`, valid for ten years, renewed with the same key
+    /// Secret of the policy server: `ca.crt`, `tls.crt` and `tls.key`, whose key stays the same
     #[arg(long, value_name = "SECRET")]
-    ca: String,
-    /// Secret of the policy server: `ca.crt`, `tls.crt` and `tls.key`
-    #[arg(long, value_name = "SECRET", requires = "server_names")]
-    server: Option<String>,
+    server: String,
     /// DNS names of the policy server
-    #[arg(long = "server-name", value_name = "NAMES", value_delimiter = ',', requires = "server")]
+    #[arg(long = "server-name", value_name = "NAMES", value_delimiter = ',', required = true)]
     server_names: Vec<DnsName>,
-    /// Secrets of the gateways, one each, with the gateway's name at `{name}`: `ca.crt`, `tls.crt` and `tls.key`
-    #[arg(long, value_name = "SECRETS")]
-    gateways: Option<NamePattern>,
-    /// Names of the gateways, which are their nodes'. May be empty
-    #[arg(long = "gateway", value_name = "NAMES", requires = "gateways")]
-    gateway_names: Vec<GatewayNames>,
-    /// DaemonSets that own the gateways' Secrets in place of the ConfigMap, with the gateway's name at `{name}`
-    #[arg(long, value_name = "DAEMONSETS", requires = "gateways")]
-    gateway_owners: Option<NamePattern>,
-    /// Secret of the agents of nodes: `ca.crt`
+    /// Secret of gateways and of the agents of nodes: `ca.crt`
     #[arg(long, value_name = "SECRET")]
-    nodes: Option<String>,
+    clients: String,
     /// Secret of the policy servers for the tunnels of nodes (`node_agents.tunnel_secret`): `secret`, random, made once
     #[arg(long, value_name = "SECRET")]
     tunnels: Option<String>,
-    /// How many days certificates are valid
+    /// How many days the certificate is valid
     #[arg(long, value_name = "DAYS", default_value_t = 90, value_parser = clap::value_parser!(u16).range(1..=365))]
     days: u16,
-    /// How many days before their end they are renewed
+    /// How many days before its end it is renewed
     #[arg(long, value_name = "DAYS", default_value_t = 30, value_parser = clap::value_parser!(u16).range(0..=365))]
     renew_before: u16,
-    /// ConfigMap that owns the Secrets: the cluster deletes them with it
-    #[arg(long, value_name = "CONFIGMAP")]
+    /// ServiceAccount that owns the Secrets: the cluster deletes them with it
+    #[arg(long, value_name = "SERVICEACCOUNT")]
     owner: Option<String>,
     /// kubeconfig with the cluster's address and credentials; default: the service account of the pod
     #[arg(long, value_name = "FILE")]
@@ -71,15 +59,10 @@ pub(super) fn run(args: &Certificates) -> Result<(), CommandError> {
 
 fn specification(args: &Certificates) -> Result<Specification, CommandError> {
     let days = |days: u16| Duration::from_hours(24 * u64::from(days));
-    let mut names: Vec<DnsName> = args.gateway_names.iter().flat_map(|names| names.0.clone()).collect();
-    names.sort_unstable();
-    names.dedup();
-    let owners = args.gateway_owners.clone();
     let specification = Specification {
-        ca: args.ca.clone(),
-        server: args.server.clone().map(|secret| (secret, args.server_names.clone())),
-        gateways: args.gateways.clone().map(|secrets| Gateways { secrets, owners, names }),
-        nodes: args.nodes.clone(),
+        server: args.server.clone(),
+        server_names: args.server_names.clone(),
+        clients: args.clients.clone(),
         tunnels: args.tunnels.clone(),
         validity: days(args.days),
         renew_before: days(args.renew_before),
@@ -106,27 +89,23 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_list_of_gateways_is_one() {
-        // As a pod has it, whose variable is empty.
-        let parsed = parse("vipgate certificates --ca a --gateways b-{name} --gateway=").unwrap();
-        assert_eq!(parsed.gateways.unwrap().names, []);
-        let parsed = parse("vipgate certificates --ca a --gateways b-{name} --gateway=n-2,n-1 --gateway=n-1").unwrap();
-        let names: Vec<String> = parsed.gateways.unwrap().names.iter().map(ToString::to_string).collect();
-        assert_eq!(names, ["n-1", "n-2"]);
+    fn names_are_separated_by_commas() {
+        let line = "vipgate certificates --server a --server-name n-1,n-2 --server-name n-3 --clients b";
+        let names = ["n-1", "n-2", "n-3"].map(|name| name.parse::<DnsName>().unwrap());
+        assert_eq!(parse(line).unwrap().server_names, names);
     }
 
     #[test]
     fn what_cannot_be_meant_is_rejected() {
         for (line, part) in [
-            ("--ca a --server b", "--server-name"),
-            ("--ca a --server-name b", "--server"),
-            ("--ca a --gateway b", "--gateways"),
-            ("--ca a --gateways vipgate-gateway-tls --gateway b", "such as `vipgate-gateway-tls-{name}`"),
-            ("--ca a --gateways {name} --gateway-owners b", "must contain `{name}`"),
-            ("--ca a --gateways {name} --gateway node_1", "no DNS name"),
-            ("--ca a --renew-before 366", "366"),
-            ("--ca a --gateways {name} --gateway a", "different"),
-            ("--ca a --nodes b --tunnels b", "different"),
+            ("--server a --clients b", "--server-name"),
+            ("--server-name a --clients b", "--server"),
+            ("--server a --server-name a", "--clients"),
+            ("--server a --server-name node_1 --clients b", "no DNS name"),
+            ("--server a --server-name n --clients b --renew-before 366", "366"),
+            ("--server a --server-name n --clients a", "different"),
+            ("--server a --server-name n --clients b --tunnels a", "different"),
+            ("--server a --server-name n --clients b --tunnels b", "different"),
         ] {
             let error = parse(&format!("vipgate certificates {line}")).unwrap_err();
             assert!(error.contains(part), "{line}: {error}");

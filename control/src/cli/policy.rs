@@ -107,7 +107,8 @@ pub(super) async fn call<T>(
     request: impl AsyncFnOnce(StatusClient) -> Result<Response<T>, Status>,
 ) -> Result<T, CommandError> {
     let TlsArgs { ca, cert, key } = files.clone();
-    let server = PolicyServer { url: url.to_owned(), other_urls: Vec::new(), ca, cert, key, cache: PathBuf::new() };
+    let (url, cache) = (url.to_owned(), PathBuf::new());
+    let server = PolicyServer { url, other_urls: Vec::new(), ca, cert, key, token: None, cache };
     let failed = |reason: String| CommandError::runtime(reason).context(&server.url);
     let connected = open_channel(&server, &Target::first(&server)).await;
     let (channel, breakage) = connected.map_err(|error| CommandError::runtime(error).context(&server.url))?;

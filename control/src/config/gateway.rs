@@ -273,6 +273,10 @@ pub struct PolicyServer {
     /// Private key of `cert` (PEM).
     #[schemars(with = "Option<FilePath>")]
     pub key: Option<PathBuf>,
+    /// File with the token of the pod's service account, in place of a certificate, read at each connection; the server
+    /// must accept it (`gateway_tokens`). Default: none.
+    #[schemars(with = "Option<FilePath>")]
+    pub token: Option<PathBuf>,
     /// Cache file of the last policy, for a start while the server is unreachable. Default:
     /// `/var/lib/vipgate/policy.cache`.
     #[serde(default = "default_cache")]

@@ -110,8 +110,8 @@ pub struct NodePolicyServer {
 impl NodePolicyServer {
     /// As a gateway's connection.
     pub fn connection(&self) -> PolicyServer {
-        let Self { url, other_urls, ca, cert, key, token: _, cache } = self.clone();
-        PolicyServer { url, other_urls, ca, cert, key, cache }
+        let Self { url, other_urls, ca, cert, key, token, cache } = self.clone();
+        PolicyServer { url, other_urls, ca, cert, key, token, cache }
     }
 }
 
@@ -190,9 +190,6 @@ impl Validate for NodeConfig {
     fn validate(&self, report: &mut Report<'_>) {
         name("name", &self.name, report);
         self.server.connection().validate_at("server", report);
-        if self.server.token.is_some() && !self.server.url.starts_with("https://") {
-            report(Code::TlsWithoutHttps, "server.token", "needs an https:// URL: anybody could read it".into());
-        }
         prefixes("pod_cidrs", &self.pod_cidrs, report);
         let NodeTunnel { device, hold_device, mtu } = &self.tunnel;
         for (field, text) in [("tunnel.device", device), ("tunnel.hold_device", hold_device)] {

@@ -55,6 +55,10 @@ pub struct PolicydConfig {
     /// Action for packets from `pod_cidrs` to destinations outside the cluster that no policy covers. Default: `drop`
     /// if `pod_cidrs` is set, else `pass`.
     pub uncovered: Option<UncoveredAction>,
+    /// Identification by tokens, for gateways in pods without certificates, whose names are those of their nodes; needs
+    /// `tls.ca`. The Kubernetes API verifies them: that of the source, or else that of the cluster that the server runs in.
+    /// Default: none, and gateways need certificates if `tls.ca` is there.
+    pub gateway_tokens: Option<PodTokens>,
     /// The agent that runs on each Kubernetes node (`vipgate node`) and sends pods' packets to gateways in VXLAN tunnels.
     /// Every Node with an address of type InternalIP is then a node of the overlay network, and pods are always read.
     /// Default: nodes run none.
@@ -100,15 +104,15 @@ pub struct NodeAgentsConfig {
     /// Default: none, and any host that can send with a node's address is taken for it.
     #[schemars(with = "Option<FilePath>")]
     pub tunnel_secret: Option<PathBuf>,
-    /// Identification by tokens, for agents without certificates; needs the Kubernetes API as `source`, and `tls.ca`.
-    /// Default: none, and agents need certificates if `tls.ca` is there.
-    pub tokens: Option<NodeTokens>,
+    /// Identification by tokens, as `gateway_tokens`, for agents without certificates. Default: none, and agents need
+    /// certificates if `tls.ca` is there.
+    pub tokens: Option<PodTokens>,
 }
 
-/// Agents that are identified by their pods' service account tokens.
+/// Clients that are identified by their pods' service account tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct NodeTokens {
+pub struct PodTokens {
     /// Namespace of the service account.
     #[schemars(length(min = 1, max = 63))]
     pub namespace: String,

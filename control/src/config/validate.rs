@@ -205,6 +205,10 @@ impl PolicyServer {
                 report(Code::TlsWithoutHttps, &format!("{section}.{field}"), "needs an https:// URL".into());
             }
         }
+        if self.token.is_some() && !tls {
+            let reason = "needs an https:// URL: anybody could read it";
+            report(Code::TlsWithoutHttps, &format!("{section}.token"), reason.into());
+        }
         match (&self.cert, &self.key) {
             (Some(_), None) => report(Code::IncompleteKeyPair, &format!("{section}.cert"), "needs `key`".into()),
             (None, Some(_)) => report(Code::IncompleteKeyPair, &format!("{section}.key"), "needs `cert`".into()),
@@ -263,11 +267,13 @@ impl Validate for PolicydConfig {
             if agents.vni >= 1 << 24 {
                 report(Code::OutOfRange, "node_agents.vni", format!("{} has more than 24 bits", agents.vni));
             }
-            let is_kubernetes = matches!(self.source, PolicydSource::Kubernetes(_));
-            if agents.tokens.is_some() && (!is_kubernetes || self.tls.as_ref().is_none_or(|tls| tls.ca.is_none())) {
-                let reason = "needs the Kubernetes API as `source`, which verifies them, and `tls.ca`: otherwise no client is \
-                              verified";
-                report(Code::TokensWithoutVerification, "node_agents.tokens", reason.into());
+        }
+        let agent_tokens = self.node_agents.as_ref().and_then(|agents| agents.tokens.as_ref());
+        for (field, tokens) in [("gateway_tokens", self.gateway_tokens.as_ref()), ("node_agents.tokens", agent_tokens)]
+        {
+            if tokens.is_some() && self.tls.as_ref().is_none_or(|tls| tls.ca.is_none()) {
+                let reason = "needs `tls.ca`: otherwise no client is verified";
+                report(Code::TokensWithoutVerification, field, reason.into());
             }
         }
         self.limits.validate(report);

@@ -15,7 +15,7 @@ use vipgate_dataplane::replication::lease;
 use super::{HeartbeatClient, ReportedState, StreamEnd};
 use crate::membership::status::Authority;
 use crate::membership::view::{Heartbeat, MembershipView};
-use crate::xds::client::{Target, describe_status, open_channel};
+use crate::xds::client::{Target, authorized, describe_status, open_channel};
 use crate::xds::membership_message::InvalidMessage;
 use crate::xds::proto;
 use crate::xds::proto::membership_client::MembershipClient;
@@ -43,11 +43,15 @@ pub(super) async fn run_stream(client: &mut HeartbeatClient, target: &Target) ->
         Err(error) => return StreamEnd::Disconnected(error.to_string()),
     };
     let (heartbeats, outgoing) = mpsc::channel(QUEUE);
+    let outgoing = match authorized(&client.config.server, ReceiverStream::new(outgoing)) {
+        Ok(outgoing) => outgoing,
+        Err(reason) => return StreamEnd::Disconnected(reason),
+    };
     let mut stream = HeartbeatStream { client, target, heartbeats, sequence: 0, unacked: VecDeque::new() };
     // Before the stream is open: the server may answer only to the first heartbeat.
     stream.send_heartbeat();
     let mut service = MembershipClient::new(channel).max_decoding_message_size(MAX_NOTICE_BYTES);
-    let Ok(opened) = timeout(response_timeout, service.join(ReceiverStream::new(outgoing))).await else {
+    let Ok(opened) = timeout(response_timeout, service.join(outgoing)).await else {
         return stream.client.timed_out(response_timeout);
     };
     let end = |status: &Status| match status.code() {

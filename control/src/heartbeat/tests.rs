@@ -139,7 +139,8 @@ impl Gateway {
         let clock = Arc::new(Clock { start: Instant::now(), until: Mutex::default() });
         let mut urls = ports.iter().map(|port| format!("http://127.0.0.1:{port}"));
         let (url, other_urls) = (urls.next().unwrap(), urls.collect());
-        let server = PolicyServer { url, other_urls, ca: None, cert: None, key: None, cache: "unused".into() };
+        let cache = "unused".into();
+        let server = PolicyServer { url, other_urls, ca: None, cert: None, key: None, token: None, cache };
         let (client, handle) = HeartbeatClient::open(ClientConfig {
             name: name.into(),
             secret: secret(process),

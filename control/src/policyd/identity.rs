@@ -1,7 +1,8 @@
 //! Client authentication and authorization: with client certificates, a gateway's name must be in its certificate (RFC
-//! 9525 section 6); the agent of a node may have a token instead. Rejections are logged, rate-limited per address and
+//! 9525 section 6); in a pod it, and the agent of a node, may have a token instead. Rejections are logged, rate-limited per address and
 //! name.
 
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -43,23 +44,44 @@ enum Credential {
     Missing,
     /// A certificate with these names.
     Certificate(CertificateNames),
-    /// The token of the agent of this node.
-    NodeToken(Arc<str>),
+    /// The token of this pod.
+    Token(VerifiedPod),
 }
 
-/// A request whose token was verified: that of the agent of this node.
-#[derive(Clone, Debug)]
-pub(super) struct VerifiedNode(pub(super) Arc<str>);
+/// What a pod is, by its service account.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PodRole {
+    Gateway,
+    /// The agent of a node.
+    Agent,
+}
+
+/// The pod whose token a request has, once it is verified.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct VerifiedPod {
+    pub(super) role: PodRole,
+    /// The node that it runs on, whose name is the gateway's, too.
+    pub(super) node: Arc<str>,
+}
+
+impl fmt::Display for VerifiedPod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.role {
+            PodRole::Gateway => write!(f, "gateway {}", self.node),
+            PodRole::Agent => write!(f, "the agent of node {}", self.node),
+        }
+    }
+}
 
 impl ClientIdentity {
     /// The client of a request.
     pub fn from_request<T>(request: &Request<T>) -> Self {
         let connection = request.extensions().get::<ConnectionInfo>();
         let certificates = connection.and_then(|it| it.certificates.as_ref()).map(|chain| chain.first());
-        let credential = match (certificates, request.extensions().get::<VerifiedNode>()) {
+        let credential = match (certificates, request.extensions().get::<VerifiedPod>()) {
             (None, _) => Credential::Unneeded,
             (Some(Some(certificate)), _) => Credential::Certificate(CertificateNames::from_certificate(certificate)),
-            (Some(None), Some(VerifiedNode(node))) => Credential::NodeToken(node.clone()),
+            (Some(None), Some(pod)) => Credential::Token(pod.clone()),
             (Some(None), None) => Credential::Missing,
         };
         let ip = |address: Option<SocketAddr>| address.map(|it| it.ip().to_canonical());
@@ -72,17 +94,23 @@ impl ClientIdentity {
     /// Checks that the client may act as this gateway.
     ///
     /// # Errors
-    /// `PERMISSION_DENIED` when its certificate doesn't have that name.
+    /// `PERMISSION_DENIED` when neither its certificate nor its token is that gateway's.
     pub fn authorize_gateway(&self, gateway: &str) -> Result<(), Status> {
         let reason = match &self.credential {
             Credential::Unneeded => return Ok(()),
             Credential::Certificate(names) if names.contains(gateway) => return Ok(()),
+            Credential::Token(pod) if pod.role == PodRole::Gateway && *pod.node == *gateway => return Ok(()),
             Credential::Certificate(names) => format!(
                 "the certificate is valid for {names}, not for gateway {gateway}: give the gateway a certificate with \
                  the DNS name {gateway} (`policy.server.cert`), or set its `name` to one in its certificate"
             ),
-            Credential::NodeToken(node) => format!("the token is that of the agent of node {node}, not of a gateway"),
-            Credential::Missing => NO_CERTIFICATE.to_owned(),
+            Credential::Token(pod @ VerifiedPod { role: PodRole::Agent, .. }) => {
+                format!("the token is that of {pod}, not of a gateway")
+            }
+            Credential::Token(pod) => {
+                format!("the token is that of {pod}, not of {gateway}: set the gateway's `name` to {}", pod.node)
+            }
+            Credential::Missing => format!("{NO_CERTIFICATE}, and no token (`policy.server.token`)"),
         };
         Err(Status::permission_denied(reason))
     }
@@ -90,6 +118,11 @@ impl ClientIdentity {
     /// Whether the client has shown a certificate.
     pub fn has_certificate(&self) -> bool {
         matches!(self.credential, Credential::Certificate(_))
+    }
+
+    /// Whether the client has shown a token.
+    pub fn has_token(&self) -> bool {
+        matches!(self.credential, Credential::Token(_))
     }
 
     /// Checks that the client may act as the agent of this node.
@@ -100,13 +133,16 @@ impl ClientIdentity {
         let reason = match &self.credential {
             Credential::Unneeded => return Ok(()),
             Credential::Certificate(names) if names.contains(node) => return Ok(()),
-            Credential::NodeToken(own) if **own == *node => return Ok(()),
+            Credential::Token(pod) if pod.role == PodRole::Agent && *pod.node == *node => return Ok(()),
             Credential::Certificate(names) => format!(
                 "the certificate is valid for {names}, not for node {node}: give its agent a certificate with the DNS \
                  name {node}"
             ),
-            Credential::NodeToken(own) => {
-                format!("the token is that of a pod on node {own}, not on {node}: set the agent's `name` to {own}")
+            Credential::Token(pod @ VerifiedPod { role: PodRole::Gateway, .. }) => {
+                format!("the token is that of {pod}, not of an agent")
+            }
+            Credential::Token(pod) => {
+                format!("the token is that of {pod}, not of {node}: set the agent's `name` to {}", pod.node)
             }
             Credential::Missing => format!("{NO_CERTIFICATE}, and no token (`server.token`)"),
         };
@@ -130,9 +166,7 @@ impl ClientIdentity {
                 "without client certificates (`tls.ca`) this is allowed from the server's own host only".to_owned()
             }
             Credential::Missing => NO_CERTIFICATE.to_owned(),
-            Credential::NodeToken(node) => {
-                format!("the token is that of the agent of node {node}, and agents may not do this")
-            }
+            Credential::Token(pod) => format!("the token is that of {pod}, which may not do this"),
             Credential::Certificate(names) if !admins.is_empty() => {
                 if admins.iter().any(|admin| names.contains(admin)) {
                     return Ok(());

@@ -1,14 +1,12 @@
-//! The agents of nodes: the secret of their tunnels' MAC addresses, from its file, and who verifies their tokens.
+//! The agents of nodes: the secret of their tunnels' MAC addresses, from its file.
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use vipgate_policy::compiler::{NodeAgents, TunnelSecret};
 
 use crate::command_error::CommandError;
-use crate::config::{NodeAgentsConfig, PolicydConfig, PolicydSource};
-use crate::policyd::node_token::TokenVerifier;
+use crate::config::NodeAgentsConfig;
 use crate::text_file::read_regular;
 
 /// Minimum length of the secret, bytes: 128 bits, if they are random.
@@ -31,13 +29,6 @@ pub(super) fn options(config: &NodeAgentsConfig) -> Result<NodeAgents, CommandEr
     let secret = config.tunnel_secret.as_deref().map(read_secret).transpose();
     let secret = secret.map_err(|error| CommandError::input(error).context("node_agents.tunnel_secret"))?;
     Ok(config.options(secret))
-}
-
-/// The verifier of agents' tokens, if they are accepted.
-pub(super) fn token_verifier(config: &PolicydConfig) -> Option<Arc<TokenVerifier>> {
-    let PolicydSource::Kubernetes(source) = &config.source else { return None };
-    let tokens = config.node_agents.as_ref()?.tokens.clone()?;
-    Some(Arc::new(TokenVerifier::new(tokens, source.clone())))
 }
 
 fn read_secret(path: &Path) -> Result<TunnelSecret, SecretError> {

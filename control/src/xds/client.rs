@@ -31,7 +31,7 @@ use self::connect::CONNECT_TIMEOUT;
 pub use self::connect::error_chain;
 pub(crate) use self::connect::open_channel;
 pub(crate) use self::delta::{DeltaClient, OpenStream, Pending, StreamEnd, Subscriber, describe_status};
-pub(crate) use self::identity::Identity;
+pub(crate) use self::identity::{Identity, authorized};
 pub(crate) use self::target::Target;
 use super::cache::{Cache, CacheContents};
 use crate::config::PolicyServer;

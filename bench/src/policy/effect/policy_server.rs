@@ -324,8 +324,8 @@ mod tests {
         mut server_done: oneshot::Receiver<()>,
     ) -> Builder {
         let (sender, mut events) = mpsc::channel(4);
-        let server =
-            PolicyServer { url, other_urls: Vec::new(), ca: None, cert: None, key: None, cache: cache.to_owned() };
+        let cache = cache.to_owned();
+        let server = PolicyServer { url, other_urls: Vec::new(), ca: None, cert: None, key: None, token: None, cache };
         let (client, cached) = Client::open(GatewayLocality::named("gw-bench"), server, sender);
         assert!(cached.is_none());
         let client = tokio::spawn(client.run());

@@ -8,7 +8,6 @@ use std::task::{Context, Poll, Waker};
 
 use proptest::prelude::*;
 
-use super::super::Gateways;
 use super::super::fixtures::{DAY, names, now};
 use super::*;
 
@@ -25,13 +24,9 @@ struct Contents {
 struct FakeStore(Rc<RefCell<Contents>>);
 
 impl SecretStore for FakeStore {
-    async fn owner(&mut self, owner: &Owner) -> Result<OwnerReference, CertificatesError> {
+    async fn owner(&mut self, name: &str) -> Result<OwnerReference, CertificatesError> {
         tokio::task::yield_now().await;
-        let (kind, name) = match owner {
-            Owner::ConfigMap(name) => ("ConfigMap", name),
-            Owner::DaemonSet(name) => ("DaemonSet", name),
-        };
-        Ok(OwnerReference { kind: kind.to_owned(), name: name.clone(), ..OwnerReference::default() })
+        Ok(OwnerReference { kind: "ServiceAccount".to_owned(), name: name.to_owned(), ..OwnerReference::default() })
     }
 
     async fn read(&mut self, name: &str) -> Result<Option<Secret>, CertificatesError> {
@@ -69,19 +64,19 @@ impl FakeStore {
     fn lose(&self, name: &str) {
         self.0.borrow_mut().secrets.remove(name);
     }
+
+    /// The CA bundle in a Secret.
+    fn bundle(&self, name: &str) -> Vec<u8> {
+        self.0.borrow().secrets[name].data.as_ref().unwrap()["ca.crt"].0.clone()
+    }
 }
 
 fn specification() -> Specification {
     Specification {
-        ca: "ca".to_owned(),
-        server: Some(("server".to_owned(), names(&["policyd"]))),
-        gateways: Some(Gateways {
-            secrets: "gateway-{name}".parse().unwrap(),
-            owners: Some("certificate-{name}".parse().unwrap()),
-            names: names(&["node-1", "node-2"]),
-        }),
-        nodes: None,
-        tunnels: None,
+        server: "server".to_owned(),
+        server_names: names(&["policyd"]),
+        clients: "clients".to_owned(),
+        tunnels: Some("tunnels".to_owned()),
         validity: 90 * DAY,
         renew_before: 30 * DAY,
         owner: Some("certificates".to_owned()),
@@ -120,36 +115,27 @@ fn run_alone(store: &FakeStore) -> Vec<String> {
 fn a_second_run_writes_nothing() {
     let store = FakeStore::default();
     let first = run_alone(&store);
-    assert_eq!(first.iter().filter(|line| line.starts_with("made ")).count(), 4, "{first:?}");
-    assert_eq!(store.version(), 4);
+    assert_eq!(first.iter().filter(|line| line.starts_with("made ")).count(), 2, "{first:?}");
+    assert_eq!(store.version(), 3);
     let second = run_alone(&store);
-    assert_eq!(second.iter().filter(|line| line.starts_with("kept ")).count(), 4, "{second:?}");
-    assert_eq!(store.version(), 4);
+    assert_eq!(second.iter().filter(|line| line.starts_with("kept ")).count(), 2, "{second:?}");
+    assert_eq!(store.version(), 3);
+    for secret in store.0.borrow().secrets.values() {
+        let owners = secret.metadata.owner_references.iter().flatten();
+        let owners: Vec<String> = owners.map(|it| format!("{} {}", it.kind, it.name)).collect();
+        assert_eq!(owners, ["ServiceAccount certificates"]);
+    }
 }
 
 #[test]
-fn a_gateways_secret_has_an_owner_of_its_own() {
+fn a_lost_secret_is_made_again_with_the_same_bundle() {
     let store = FakeStore::default();
     run_alone(&store);
-    let contents = store.0.borrow();
-    let owner = |name: &str| {
-        let owners = contents.secrets[name].metadata.owner_references.clone().unwrap();
-        owners.into_iter().map(|it| format!("{} {}", it.kind, it.name)).collect::<Vec<_>>()
-    };
-    assert_eq!(owner("ca"), ["ConfigMap certificates"]);
-    assert_eq!(owner("server"), ["ConfigMap certificates"]);
-    assert_eq!(owner("gateway-node-1"), ["DaemonSet certificate-node-1"]);
-    assert_eq!(owner("gateway-node-2"), ["DaemonSet certificate-node-2"]);
-}
-
-#[test]
-fn a_lost_secret_is_made_again_of_the_same_ca() {
-    let store = FakeStore::default();
-    run_alone(&store);
-    store.lose("server");
+    store.lose("clients");
     let lines = run_alone(&store);
     let changes: Vec<&String> = lines.iter().filter(|line| !line.starts_with("kept ")).collect();
-    assert_eq!(changes, ["made certificate of the policy server until 2027-02-25: there was none"]);
+    assert_eq!(changes, ["stored `ca.crt` in Secret clients"]);
+    assert_eq!(store.bundle("clients"), store.bundle("server"));
 }
 
 #[test]
@@ -157,14 +143,14 @@ fn nothing_is_written_beside_a_secret_of_somebody_else() {
     let store = FakeStore::default();
     let mut foreign = Secret::default();
     foreign.metadata.resource_version = Some("x".to_owned());
-    store.0.borrow_mut().secrets.insert("gateway-node-1".to_owned(), foreign);
+    store.0.borrow_mut().secrets.insert("clients".to_owned(), foreign);
     let mut running = start(&store);
     let error = loop {
         if let Poll::Ready(done) = running.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             break done.unwrap_err();
         }
     };
-    assert!(error.to_string().starts_with("Secret gateway-node-1 isn't managed by vipgate"), "{error}");
+    assert!(error.to_string().starts_with("Secret clients isn't managed by vipgate"), "{error}");
     assert_eq!(store.version(), 0);
 }
 
@@ -186,15 +172,15 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(400) })]
 
-    /// Three runs at once, of which some are killed: those that end have made one CA and what it signs. After them
-    /// nothing is left to do, unless one was killed; then the next run completes it.
+    /// Three runs at once, of which some are killed: those that end have made one certificate. After them nothing is
+    /// left to do, unless one was killed; then the next run completes it.
     #[test]
-    fn runs_at_once_agree(steps in steps(), is_ca_lost in any::<bool>()) {
+    fn runs_at_once_agree(steps in steps(), is_server_lost in any::<bool>()) {
         let store = FakeStore::default();
-        if is_ca_lost {
-            // By somebody who replaces everything.
+        if is_server_lost {
+            // By somebody who replaces the key.
             run_alone(&store);
-            store.lose("ca");
+            store.lose("server");
         }
         let mut runs: Vec<Option<Running>> = (0..3).map(|_| Some(start(&store))).collect();
         let mut reported = Vec::new();
@@ -211,7 +197,7 @@ proptest! {
             }
         }
         if killed == 0 {
-            let made = reported.iter().filter(|line| line.starts_with("made CA")).count();
+            let made = reported.iter().filter(|line| line.starts_with("made certificate")).count();
             prop_assert_eq!(made, 1);
         }
         let version = store.version();
@@ -224,28 +210,26 @@ proptest! {
         prop_assert_eq!(store.version(), version);
     }
 
-    /// The CA is deleted, with what it signed or without, while a run goes on. A run that begins after that ends with
-    /// certificates of the new one, whatever the first one still writes.
+    /// The server's Secret is deleted, with the clients' or without, while a run goes on. A run that begins after that
+    /// ends with the new certificate in both, whatever the first one still writes.
     #[test]
-    fn a_run_from_before_does_not_bring_a_deleted_ca_back(
+    fn a_run_from_before_does_not_bring_a_deleted_certificate_back(
         before in 0..20_usize,
         order in prop::collection::vec(any::<bool>(), 0..60),
-        are_others_lost in any::<bool>(),
+        are_clients_lost in any::<bool>(),
         is_all_new in any::<bool>(),
     ) {
         let store = FakeStore::default();
         if !is_all_new {
             run_alone(&store);
             // So that there is something to write.
-            store.lose("gateway-node-1");
+            store.lose("clients");
         }
         let mut first = Some(start(&store));
         (0..before).for_each(|_| drop(go_on(&mut first)));
-        store.lose("ca");
-        if are_others_lost {
-            store.lose("server");
-            store.lose("gateway-node-1");
-            store.lose("gateway-node-2");
+        store.lose("server");
+        if are_clients_lost {
+            store.lose("clients");
         }
         let mut second = Some(start(&store));
         for is_first in order {
@@ -255,6 +239,7 @@ proptest! {
             go_on(&mut first);
             go_on(&mut second);
         }
+        prop_assert_eq!(store.bundle("clients"), store.bundle("server"));
         let version = store.version();
         let lines = run_alone(&store);
         prop_assert_eq!(store.version(), version, "{:?}", lines);

@@ -67,13 +67,21 @@ fn the_agent_of_a_node_needs_a_certificate_with_the_name_of_the_node() {
 #[test]
 fn a_client_with_a_token_is_the_agent_of_its_node_and_one_with_nothing_is_nobody() {
     let client = |credential| ClientIdentity { address: None, is_local: true, credential };
-    let (agent, nobody) = (client(Credential::NodeToken("n-1".into())), client(Credential::Missing));
+    let pod = |role| client(Credential::Token(VerifiedPod { role, node: "n-1".into() }));
+    let (agent, gateway, nobody) = (pod(PodRole::Agent), pod(PodRole::Gateway), client(Credential::Missing));
     assert!(agent.authorize_node("n-1").is_ok());
     let error = agent.authorize_node("n-2").unwrap_err();
-    assert!(error.message().contains("a pod on node n-1, not on n-2"), "{error}");
+    assert!(error.message().contains("the agent of node n-1, not of n-2"), "{error}");
+    let error = gateway.authorize_node("n-1").unwrap_err();
+    assert!(error.message().contains("that of gateway n-1, not of an agent"), "{error}");
+    assert!(gateway.authorize_gateway("n-1").is_ok());
+    let error = gateway.authorize_gateway("n-2").unwrap_err();
+    assert!(error.message().contains("that of gateway n-1, not of n-2: set the gateway's `name` to n-1"), "{error}");
     for client in [&agent, &nobody] {
-        assert!(!client.has_certificate());
         assert!(client.authorize_gateway("n-1").is_err() && client.authorize_gateway("").is_err());
+    }
+    for client in [&agent, &gateway, &nobody] {
+        assert!(!client.has_certificate());
         for admins in [vec![], vec!["n-1".to_owned(), String::new()]] {
             assert!(client.authorize_command(&admins, |_| None).is_err(), "not even on the server's own host");
         }

@@ -70,9 +70,12 @@ impl DiscoveryService {
             return Err(Status::invalid_argument(reason));
         }
         let client = Admitted { role, name };
+        if role == Role::Gateway && identity.has_token() && self.published.borrow().is_none() {
+            return Err(Status::unavailable("there is no policy yet, whose gateways alone may have tokens"));
+        }
         let authorized = match role {
             Role::Gateway => {
-                identity.authorize_gateway(&client.name).and_then(|()| self.refuse_node(&client.name, identity))
+                identity.authorize_gateway(&client.name).and_then(|()| self.refuse_outsider(&client.name, identity))
             }
             Role::Node => identity.authorize_node(&client.name),
         };
@@ -115,14 +118,20 @@ impl DiscoveryService {
         Ok(client)
     }
 
-    /// Refuses the certificate of a node that is no gateway, by its name: it is for the node's part of the policy.
-    fn refuse_node(&self, name: &str, identity: &ClientIdentity) -> Result<(), Status> {
+    /// Refuses the certificate of a node that is no gateway, by its name: it is for the node's part of the policy. And the
+    /// token of a pod that is no gateway: a node can get such a pod by labels, which its kubelet may change.
+    fn refuse_outsider(&self, name: &str, identity: &ClientIdentity) -> Result<(), Status> {
         let published = self.published.borrow();
-        let is_node = published
-            .as_ref()
-            .is_some_and(|it| it.placement.peer(name).is_none() && it.placement.agent(name).is_some());
-        if identity.has_certificate() && is_node {
+        let Some(placement) = published.as_ref().map(|it| &it.placement) else { return Ok(()) };
+        if placement.peer(name).is_some() {
+            return Ok(());
+        }
+        if identity.has_certificate() && placement.agent(name).is_some() {
             return Err(Status::permission_denied(format!("{name} is a node, and no gateway of the policy")));
+        }
+        if identity.has_token() {
+            let reason = format!("{name} is no gateway of the policy: make a VipGateway with the name of its node");
+            return Err(Status::permission_denied(reason));
         }
         Ok(())
     }

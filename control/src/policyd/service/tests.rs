@@ -27,15 +27,16 @@ mod nodes;
 mod set_aside;
 
 use super::*;
-use crate::config::{KubernetesSource, NodeTokens, PolicyServer, Tls};
+use crate::config::{KubernetesSource, PodTokens, PolicyServer, Tls};
 use crate::listener::{ConnectionLimiter, Limits, RejectReason};
 use crate::membership::Secret;
+use crate::policyd::identity::PodRole;
 use crate::policyd::listen::{self, Certificates};
 use crate::policyd::membership;
 use crate::policyd::meter::MeterLayer;
-use crate::policyd::node_token::{NodeTokenLayer, TokenVerifier};
+use crate::policyd::pod_token::{PodTokenLayer, TokenVerifier};
 use crate::policyd::registry::{NameInUse, Process};
-use crate::xds::client::{Client, ClientEvent, Effect, ServerStatus, Target, open_channel};
+use crate::xds::client::{Client, ClientEvent, Effect, ServerStatus, Target, authorized, open_channel};
 use crate::xds::fixtures::pki::{Authority, Identity};
 use crate::xds::fixtures::sample_placement;
 use crate::xds::proto::Heartbeat;
@@ -94,7 +95,7 @@ impl Server {
             if verifier.is_some() { ClientCertificates::Optional } else { ClientCertificates::Required };
         let router = Tonic::builder()
             .layer(MeterLayer(budget))
-            .layer(NodeTokenLayer { verifier, stats: stats.clone(), rejections: rejections.clone() })
+            .layer(PodTokenLayer { verifier, stats: stats.clone(), rejections: rejections.clone() })
             .add_service(AggregatedDiscoveryServiceServer::new(service.clone()))
             .add_service(membership::server(membership, stats.clone(), rejections.clone()));
         let scheme = match ca {
@@ -129,6 +130,7 @@ impl Server {
             ca: tls.map(|(ca, _)| ca.ca()),
             cert: tls.map(|(_, own)| own.cert.clone()),
             key: tls.map(|(_, own)| own.key.clone()),
+            token: None,
             cache: folder.path().join("policy.cache"),
         }
     }

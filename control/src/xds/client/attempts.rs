@@ -83,6 +83,7 @@ mod tests {
             ca: None,
             cert: None,
             key: None,
+            token: None,
             cache: "unused".into(),
         };
         let mut attempts = Attempts::new(&server, (Duration::from_millis(50), Duration::from_millis(200)));

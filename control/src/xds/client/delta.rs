@@ -18,7 +18,7 @@ use vipgate_common::{Backoff, jittered};
 use super::ServerStatus;
 use super::attempts::Attempts;
 use super::connect::{RootCause, open_channel, with_causes};
-use super::identity::Identity;
+use super::identity::{Identity, authorized};
 use super::target::Target;
 use crate::config::PolicyServer;
 
@@ -189,7 +189,7 @@ impl<S: Subscriber> DeltaClient<S> {
             // Can't fail: this function owns the receiver.
             let _ = requests.send(DeltaDiscoveryRequest { node: Some(self.identity.node()), ..request });
         }
-        let outgoing = match self.identity.request(UnboundedReceiverStream::new(outgoing)) {
+        let outgoing = match authorized(&self.server, UnboundedReceiverStream::new(outgoing)) {
             Ok(outgoing) => outgoing,
             Err(reason) => return StreamEnd::Disconnected(reason),
         };

@@ -1,6 +1,5 @@
 //! What a client shows a policy server of itself: in the first requests of each stream, and its token.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -12,6 +11,7 @@ use tonic::Request;
 use tonic::metadata::{Ascii, MetadataValue};
 use vipgate_policy::compiler::GatewayLocality;
 
+use crate::config::PolicyServer;
 use crate::text_file::regular_text;
 use crate::xds::resource::{INCARNATION, NODE_ROLE, ROLE};
 
@@ -22,8 +22,6 @@ pub(crate) struct Identity {
     zone: Option<Arc<str>>,
     /// Its role, unless it is a gateway.
     role: Option<&'static str>,
-    /// File with its token, if it has one in place of a certificate.
-    token: Option<PathBuf>,
     /// Identifies the process: a new number at each start.
     incarnation: u64,
 }
@@ -32,12 +30,12 @@ impl Identity {
     /// Of a gateway.
     pub(super) fn gateway(gateway: &GatewayLocality) -> Self {
         let (name, zone) = (gateway.name.clone(), Some(gateway.zone.clone()));
-        Self { name, zone, role: None, token: None, incarnation: new_incarnation() }
+        Self { name, zone, role: None, incarnation: new_incarnation() }
     }
 
     /// Of the agent of a node.
-    pub(crate) fn agent(node: &str, token: Option<PathBuf>) -> Self {
-        Self { name: node.into(), zone: None, role: Some(NODE_ROLE), token, incarnation: new_incarnation() }
+    pub(crate) fn agent(node: &str) -> Self {
+        Self { name: node.into(), zone: None, role: Some(NODE_ROLE), incarnation: new_incarnation() }
     }
 
     /// As sent to the server.
@@ -54,20 +52,21 @@ impl Identity {
             ..Node::default()
         }
     }
+}
 
-    /// A request with the token, if there is one: read again for each request, since kubelet renews it.
-    pub(super) fn request<T>(&self, message: T) -> Result<Request<T>, String> {
-        let mut request = Request::new(message);
-        if let Some(path) = &self.token {
-            let failed = |reason: String| format!("server.token {}: {reason}", path.display());
-            let token = regular_text(path).map_err(|error| failed(format!("can't be read: {error}")))?;
-            let value: MetadataValue<Ascii> = format!("Bearer {}", token.trim())
-                .parse()
-                .map_err(|_| failed("is not a token: it has other than visible characters".to_owned()))?;
-            request.metadata_mut().insert("authorization", value);
-        }
-        Ok(request)
+/// A request with the client's token, if it has one in place of a certificate: read again for each request, since
+/// kubelet renews it.
+pub(crate) fn authorized<T>(server: &PolicyServer, message: T) -> Result<Request<T>, String> {
+    let mut request = Request::new(message);
+    if let Some(path) = &server.token {
+        let failed = |reason: String| format!("token {}: {reason}", path.display());
+        let token = regular_text(path).map_err(|error| failed(format!("can't be read: {error}")))?;
+        let value: MetadataValue<Ascii> = format!("Bearer {}", token.trim())
+            .parse()
+            .map_err(|_| failed("is not a token: it has other than visible characters".to_owned()))?;
+        request.metadata_mut().insert("authorization", value);
     }
+    Ok(request)
 }
 
 fn new_incarnation() -> u64 {
@@ -81,24 +80,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_agent_shows_its_role_and_the_token_that_its_file_has_now() {
+    fn an_agent_shows_its_role() {
+        let fields = |identity: Identity| identity.node().metadata.unwrap().fields;
+        let role = fields(Identity::agent("n1"))[ROLE].kind.clone();
+        assert_eq!(role, Some(ValueKind::StringValue(NODE_ROLE.to_owned())));
+        assert!(!fields(Identity::gateway(&GatewayLocality::named("g1"))).contains_key(ROLE));
+    }
+
+    #[test]
+    fn a_client_shows_the_token_that_its_file_has_now() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("token");
-        let identity = Identity::agent("n1", Some(path.clone()));
-        let fields = identity.node().metadata.unwrap().fields;
-        assert_eq!(fields[ROLE].kind, Some(ValueKind::StringValue(NODE_ROLE.to_owned())));
-        let error = identity.request(()).unwrap_err();
-        assert!(error.starts_with(&format!("server.token {}: can't be read: ", path.display())), "{error}");
+        let without = PolicyServer {
+            url: "https://localhost".to_owned(),
+            other_urls: Vec::new(),
+            ca: None,
+            cert: None,
+            key: None,
+            token: None,
+            cache: "unused".into(),
+        };
+        assert!(authorized(&without, ()).unwrap().metadata().is_empty());
+        let server = PolicyServer { token: Some(path.clone()), ..without };
+        let error = authorized(&server, ()).unwrap_err();
+        assert!(error.starts_with(&format!("token {}: can't be read: ", path.display())), "{error}");
         for token in ["first", "second"] {
             std::fs::write(&path, format!("{token}\n")).unwrap();
-            let request = identity.request(()).unwrap();
+            let request = authorized(&server, ()).unwrap();
             let shown = request.metadata().get("authorization").unwrap().to_str().unwrap();
             assert_eq!(shown, format!("Bearer {token}"));
         }
         std::fs::write(&path, "a\nb").unwrap();
-        assert!(identity.request(()).unwrap_err().ends_with("it has other than visible characters"));
-        let gateway = Identity::gateway(&GatewayLocality::named("g1"));
-        assert!(!gateway.node().metadata.unwrap().fields.contains_key(ROLE));
-        assert!(gateway.request(()).unwrap().metadata().is_empty());
+        assert!(authorized(&server, ()).unwrap_err().ends_with("it has other than visible characters"));
     }
 }

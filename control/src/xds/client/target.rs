@@ -129,6 +129,7 @@ mod tests {
             ca: None,
             cert: None,
             key: None,
+            token: None,
             cache: "unused".into(),
         }
     }

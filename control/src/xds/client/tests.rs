@@ -51,6 +51,7 @@ fn plain_server(port: u16, dir: &Path) -> PolicyServer {
         ca: None,
         cert: None,
         key: None,
+        token: None,
         cache,
     }
 }

@@ -149,8 +149,8 @@ codes! {
         "policyd.yaml": "source: {kubernetes: {context: lab}}"
             => "source: {kubernetes: {kubeconfig: /etc/vipgate/kubeconfig, context: lab}}";
     TokensWithoutVerification = 217, "Tokens can't be verified",
-        "The Kubernetes API says whose a service account's token is, so it must be the source. And without `tls.ca` the \
-         server verifies no client, so a token would prove nothing. Set both, or remove `tokens`.",
+        "Without `tls.ca` the server verifies no client, so the token of a service account would prove nothing. Set it, or \
+         remove the tokens.",
         "policyd.yaml": "node_agents: {tokens: {namespace: vipgate, service_account: vipgate-node}}"
             => "node_agents: {}";
 

@@ -96,16 +96,9 @@ async fn open_with(
 #[tokio::test]
 async fn with_a_token_in_place_of_a_certificate_a_client_is_the_agent_of_its_node_and_nothing_else() {
     let ca = Authority::new("ca");
-    let tokens = NodeTokens { namespace: "v".into(), service_account: "node".into(), audience: "vipgate".into() };
-    let verifier = TokenVerifier::new(tokens, KubernetesSource::default());
-    verifier.accept("of.node.1", "n1");
-    let server = Server::with_tokens(&ca, verifier);
+    let server = Server::with_tokens(&ca, verifier());
     let agent = |node: &str| of_agent(node, 1, Kind::NodePolicy, &[node]);
-    let gateway = DeltaDiscoveryRequest {
-        node: Some(Node { id: "n1".to_owned(), ..Node::default() }),
-        type_url: Kind::Vip.type_url().to_owned(),
-        ..DeltaDiscoveryRequest::default()
-    };
+    let gateway = of_gateway("n1");
     let ca = &ca;
     let refused = async |token: Option<&'static str>, request| {
         let status = open_with_token(&server, ca, token, request).await.map(drop).unwrap_err();
@@ -114,7 +107,7 @@ async fn with_a_token_in_place_of_a_certificate_a_client_is_the_agent_of_its_nod
     let (code, reason) = refused(None, agent("n1")).await;
     assert!(code == Code::PermissionDenied && reason.contains("no certificate, and no token"), "{reason}");
     let (code, reason) = refused(Some("of.node.1"), agent("n2")).await;
-    assert!(code == Code::PermissionDenied && reason.contains("a pod on node n1, not on n2"), "{reason}");
+    assert!(code == Code::PermissionDenied && reason.contains("the agent of node n1, not of n2"), "{reason}");
     let (code, reason) = refused(Some("of.node.1"), gateway.clone()).await;
     assert!(code == Code::PermissionDenied && reason.contains("the agent of node n1, not of a gateway"), "{reason}");
     let (code, reason) = refused(None, gateway).await;
@@ -122,12 +115,82 @@ async fn with_a_token_in_place_of_a_certificate_a_client_is_the_agent_of_its_nod
     assert_eq!(refused(Some("nonsense"), agent("n1")).await.0, Code::Unauthenticated);
     // Nobody verifies it: there is no API server here.
     assert_eq!(refused(Some("of.node.2"), agent("n2")).await.0, Code::Unavailable);
+    let (code, reason) = refused(Some("of.gateway.1"), agent("n1")).await;
+    assert!(code == Code::PermissionDenied && reason.contains("gateway n1, not of an agent"), "{reason}");
     assert!(open_with_token(&server, ca, Some("of.node.1"), agent("n1")).await.is_ok());
     // Certificates are accepted as ever, and a token adds nothing to one.
     let own = ca.issue(&["gw-a"]);
     let member = Gateway::start("gw-a", &server, Some((ca, &own)));
     member.wait_for(|it| it.connected).await;
-    assert_eq!(server.service.stats.certificate_mismatches.get(), 6);
+    assert_eq!(server.service.stats.certificate_mismatches.get(), 7);
+}
+
+/// Accepts a token of the agent and one of the gateway on node n1.
+fn verifier() -> TokenVerifier {
+    let account = |role, name: &str| {
+        let (namespace, audience) = ("v".to_owned(), "vipgate".to_owned());
+        (role, PodTokens { namespace, service_account: name.to_owned(), audience })
+    };
+    let accounts = vec![account(PodRole::Gateway, "gateway"), account(PodRole::Agent, "node")];
+    let verifier = TokenVerifier::new(accounts, KubernetesSource::default());
+    verifier.accept("of.node.1", PodRole::Agent, "n1");
+    verifier.accept("of.gateway.1", PodRole::Gateway, "n1");
+    verifier
+}
+
+/// The first request of a gateway.
+fn of_gateway(name: &str) -> DeltaDiscoveryRequest {
+    DeltaDiscoveryRequest {
+        node: Some(Node { id: name.to_owned(), ..Node::default() }),
+        type_url: Kind::Vip.type_url().to_owned(),
+        ..DeltaDiscoveryRequest::default()
+    }
+}
+
+#[tokio::test]
+async fn with_a_token_a_client_is_the_gateway_of_its_node_if_the_policy_has_it() {
+    let ca = Authority::new("ca");
+    let server = Server::with_tokens(&ca, verifier());
+    let open = async |name: &'static str| open_with_token(&server, &ca, Some("of.gateway.1"), of_gateway(name)).await;
+    let refused = async |name: &'static str| {
+        let status = open(name).await.map(drop).unwrap_err();
+        (status.code(), status.message().to_owned())
+    };
+    let (code, reason) = refused("n1").await;
+    assert!(code == Code::PermissionDenied && reason.contains("n1 is no gateway of the policy"), "{reason}");
+    let (code, reason) = refused("n2").await;
+    assert!(code == Code::PermissionDenied && reason.contains("gateway n1, not of n2"), "{reason}");
+    assert_eq!(server.service.stats.certificate_mismatches.get(), 2);
+    let published = server.published.send_replace(None);
+    // No rejection: by which policy, isn't known yet.
+    assert_eq!(refused("n1").await.0, Code::Unavailable);
+    assert_eq!(server.service.stats.certificate_mismatches.get(), 2);
+    server.published.send_replace(published);
+    server.publish(Placement { peers: vec![peer("n1")], ..Placement::default() });
+    assert!(open("n1").await.is_ok());
+    // Its heartbeats, too.
+    let folder = tempfile::tempdir().unwrap();
+    let token = folder.path().join("token");
+    std::fs::write(&token, "of.gateway.1\n").unwrap();
+    let config = PolicyServer { ca: Some(ca.ca()), token: Some(token), ..server.client_config(None, &folder) };
+    for (name, is_accepted) in [("n1", true), ("n2", false)] {
+        let (channel, _) = open_channel(&config, &Target::first(&config)).await.unwrap();
+        let secret = Secret::new([7; 32]);
+        let heartbeat = Heartbeat {
+            gateway: name.to_owned(),
+            incarnation: secret.incarnation(),
+            secret: secret.bytes().to_owned(),
+            tunnel_key: vec![1; 32],
+            sequence: 1,
+            ..Heartbeat::default()
+        };
+        let heartbeats = authorized(&config, tokio_stream::iter([heartbeat]).chain(tokio_stream::pending())).unwrap();
+        let joined = match MembershipClient::new(channel).join(heartbeats).await {
+            Ok(stream) => timeout(TIMEOUT, stream.into_inner().message()).await.unwrap().map(drop),
+            Err(status) => Err(status),
+        };
+        assert_eq!(joined.is_ok(), is_accepted, "{name}: {joined:?}");
+    }
 }
 
 #[tokio::test]

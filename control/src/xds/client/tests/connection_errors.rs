@@ -108,6 +108,7 @@ async fn rejected_certificates_are_reported() {
             ca: Some(trusted.ca()),
             cert,
             key,
+            token: None,
             cache: dir.path().join("policy.cache"),
         }
     };
@@ -143,6 +144,7 @@ async fn a_renewed_certificate_is_used_for_the_next_connection() {
         ca: Some(ca.ca()),
         cert,
         key,
+        token: None,
         cache: dir.path().join("policy.cache"),
     };
     let (gateway, _) = Gateway::start(config);

@@ -1,4 +1,4 @@
-//! Which node's agent a token is of: cases of reviews and pods.
+//! Which pod a token is of: cases of reviews and pods.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::*;
 
-const ACCOUNT: (&str, &str) = ("vipgate", "vipgate-node");
 const POD: [(&str, &str); 2] =
     [("authentication.kubernetes.io/pod-name", "agent-x"), ("authentication.kubernetes.io/pod-uid", "uid-1")];
 
@@ -19,21 +18,43 @@ fn review(username: &str, audiences: &[&str], extra: &[(&str, &str)]) -> TokenRe
     TokenReviewStatus { authenticated: Some(true), audiences, user: Some(user), error: None }
 }
 
-fn bearer_of(status: &TokenReviewStatus) -> Result<Bearer, String> {
-    bearer(status, ACCOUNT, "vipgate")
+/// Gateways with an audience of their own, and agents.
+fn accounts() -> Vec<(PodRole, PodTokens)> {
+    let account = |service_account: &str, audience: &str| PodTokens {
+        namespace: "vipgate".to_owned(),
+        service_account: service_account.to_owned(),
+        audience: audience.to_owned(),
+    };
+    vec![
+        (PodRole::Gateway, account("vipgate-gateway", "gateways")),
+        (PodRole::Agent, account("vipgate-node", "vipgate")),
+    ]
+}
+
+fn bearer_of(status: &TokenReviewStatus) -> Result<(PodRole, Bearer), String> {
+    let accounts = accounts();
+    bearer(status, &accounts).map(|(role, namespace, bearer)| {
+        assert_eq!(namespace, "vipgate");
+        (role, bearer)
+    })
 }
 
 #[test]
-fn a_token_of_the_agents_account_for_this_audience_is_that_of_its_pods_node() {
+fn a_token_of_an_account_for_its_audience_is_that_of_its_pods_node() {
     let agent = "system:serviceaccount:vipgate:vipgate-node";
     let with_node = [POD[0], POD[1], ("authentication.kubernetes.io/node-name", "node-1")];
-    assert_eq!(bearer_of(&review(agent, &["vipgate"], &with_node)), Ok(Bearer::Node("node-1".to_owned())));
+    let node = || Bearer::Node("node-1".to_owned());
+    assert_eq!(bearer_of(&review(agent, &["vipgate"], &with_node)), Ok((PodRole::Agent, node())));
+    let gateway = "system:serviceaccount:vipgate:vipgate-gateway";
+    assert_eq!(bearer_of(&review(gateway, &["gateways"], &with_node)), Ok((PodRole::Gateway, node())));
     let pod = Bearer::Pod { name: "agent-x".to_owned(), uid: "uid-1".to_owned() };
-    assert_eq!(bearer_of(&review(agent, &["other", "vipgate"], &POD)), Ok(pod));
+    assert_eq!(bearer_of(&review(agent, &["other", "vipgate"], &POD)), Ok((PodRole::Agent, pod)));
     for (status, reason) in [
         (review("system:serviceaccount:vipgate:default", &["vipgate"], &with_node), "is that of system:serviceaccount"),
         (review("system:serviceaccount:other:vipgate-node", &["vipgate"], &with_node), "is that of"),
         (review("vipgate-node", &["vipgate"], &with_node), "is that of vipgate-node"),
+        (review(gateway, &["vipgate"], &with_node), "isn't for the audience gateways"),
+        (review(agent, &["gateways"], &with_node), "isn't for the audience vipgate"),
         (review(agent, &["https://kubernetes.default.svc"], &with_node), "isn't for the audience vipgate"),
         (review(agent, &[], &with_node), "isn't for the audience"),
         (review(agent, &["vipgate"], &POD[..1]), "isn't bound to a pod"),
@@ -66,18 +87,18 @@ fn the_pod_must_be_the_one_that_the_token_was_made_for() {
 
 #[tokio::test]
 async fn decisions_hold_for_a_while_and_are_bounded() {
-    let tokens = NodeTokens { namespace: "n".into(), service_account: "s".into(), audience: "vipgate".into() };
-    let verifier = TokenVerifier::new(tokens, KubernetesSource::default());
+    let verifier = TokenVerifier::new(accounts(), KubernetesSource::default());
+    let pod = VerifiedPod { role: PodRole::Agent, node: "node-1".into() };
     let token = "a.b.c";
     let hash = hash(token);
-    verifier.decide(hash, Ok("node-1".into()), ACCEPTED_FOR);
-    assert_eq!(&*verifier.node(token).await.unwrap(), "node-1", "without a request: there is no API server");
+    verifier.decide(hash, Ok(pod.clone()), ACCEPTED_FOR);
+    assert_eq!(verifier.pod(token).await.unwrap(), pod, "without a request: there is no API server");
     verifier.decide(hash, Err("expired".into()), REJECTED_FOR);
-    assert_eq!(verifier.node(token).await.unwrap_err().code(), tonic::Code::Unauthenticated);
-    verifier.decide(hash, Ok("node-1".into()), Duration::ZERO);
-    assert_eq!(verifier.node(token).await.unwrap_err().code(), tonic::Code::Unavailable);
+    assert_eq!(verifier.pod(token).await.unwrap_err().code(), tonic::Code::Unauthenticated);
+    verifier.decide(hash, Ok(pod), Duration::ZERO);
+    assert_eq!(verifier.pod(token).await.unwrap_err().code(), tonic::Code::Unavailable);
     for malformed in ["", "abc", "a.b.c.d", &"a.b.".repeat(MAX_TOKEN_BYTES)] {
-        assert_eq!(verifier.node(malformed).await.unwrap_err().code(), tonic::Code::Unauthenticated);
+        assert_eq!(verifier.pod(malformed).await.unwrap_err().code(), tonic::Code::Unauthenticated);
     }
     for n in 0..3 * MAX_DECISIONS as u64 {
         let mut hash = TokenHash::default();

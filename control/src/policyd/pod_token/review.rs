@@ -3,6 +3,9 @@
 use k8s_openapi::api::authentication::v1::{TokenReviewStatus, UserInfo};
 use k8s_openapi::api::core::v1::Pod;
 
+use crate::config::PodTokens;
+use crate::policyd::identity::PodRole;
+
 /// Names in the review of a token that is bound to a pod. The node's is there since Kubernetes 1.30.
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
@@ -20,33 +23,36 @@ pub(super) enum Bearer {
     },
 }
 
-/// The bearer of a token that must be of this service account (namespace and name) and audience; otherwise the reason.
-pub(super) fn bearer(
+/// The bearer of a token that must be of one of these service accounts, for its audience: what its pods are, and their
+/// namespace; otherwise the reason.
+pub(super) fn bearer<'a>(
     status: &TokenReviewStatus,
-    (namespace, service_account): (&str, &str),
-    audience: &str,
-) -> Result<Bearer, String> {
+    accounts: &'a [(PodRole, PodTokens)],
+) -> Result<(PodRole, &'a str, Bearer), String> {
     if status.authenticated != Some(true) {
         let reason = status.error.as_deref().unwrap_or("it may have expired, or be of another cluster");
         return Err(format!("the API server doesn't accept the token: {reason}"));
     }
-    // Without audiences the API server doesn't know them, and the token may have been made for anybody.
-    if !status.audiences.iter().flatten().any(|of| of == audience) {
-        return Err(format!("the token isn't for the audience {audience}"));
-    }
     let user = status.user.as_ref().ok_or("the token is nobody's")?;
-    let expected = format!("system:serviceaccount:{namespace}:{service_account}");
     let name = user.username.as_deref().unwrap_or_default();
-    if name != expected {
-        return Err(format!("the token is that of {name}, not of {expected}"));
+    let Some((role, account)) = accounts.iter().find(|(_, account)| username(account) == name) else {
+        let expected: Vec<String> = accounts.iter().map(|(_, account)| username(account)).collect();
+        return Err(format!("the token is that of {name}, not of {}", expected.join(" or ")));
+    };
+    // Without audiences the API server doesn't know them, and the token may have been made for anybody.
+    if !status.audiences.iter().flatten().any(|of| *of == account.audience) {
+        return Err(format!("the token isn't for the audience {}", account.audience));
     }
-    if let Some(node) = extra(user, NODE_NAME) {
-        return Ok(Bearer::Node(node));
-    }
-    match (extra(user, POD_NAME), extra(user, POD_UID)) {
-        (Some(name), Some(uid)) => Ok(Bearer::Pod { name, uid }),
-        _ => Err("the token isn't bound to a pod".to_owned()),
-    }
+    let bearer = match (extra(user, NODE_NAME), extra(user, POD_NAME), extra(user, POD_UID)) {
+        (Some(node), ..) => Bearer::Node(node),
+        (None, Some(name), Some(uid)) => Bearer::Pod { name, uid },
+        _ => return Err("the token isn't bound to a pod".to_owned()),
+    };
+    Ok((*role, account.namespace.as_str(), bearer))
+}
+
+fn username(account: &PodTokens) -> String {
+    format!("system:serviceaccount:{}:{}", account.namespace, account.service_account)
 }
 
 /// The only value with this name.

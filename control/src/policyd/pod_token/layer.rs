@@ -12,7 +12,7 @@ use tonic::codegen::http::{HeaderMap, Request, Response};
 use tower::{Layer, Service};
 
 use super::TokenVerifier;
-use crate::policyd::identity::{RejectionLog, VerifiedNode};
+use crate::policyd::identity::RejectionLog;
 use crate::policyd::listen::ConnectionInfo;
 use crate::policyd::stats::Stats;
 
@@ -20,29 +20,29 @@ use crate::policyd::stats::Stats;
 const SCHEME: &str = "Bearer ";
 
 #[derive(Clone)]
-pub(in crate::policyd) struct NodeTokenLayer {
+pub(in crate::policyd) struct PodTokenLayer {
     /// `None`: tokens are ignored.
     pub(in crate::policyd) verifier: Option<Arc<TokenVerifier>>,
     pub(in crate::policyd) stats: Arc<Stats>,
     pub(in crate::policyd) rejections: Arc<RejectionLog>,
 }
 
-impl<S> Layer<S> for NodeTokenLayer {
-    type Service = NodeTokenService<S>;
+impl<S> Layer<S> for PodTokenLayer {
+    type Service = PodTokenService<S>;
 
-    fn layer(&self, inner: S) -> NodeTokenService<S> {
-        NodeTokenService { inner, layer: self.clone() }
+    fn layer(&self, inner: S) -> PodTokenService<S> {
+        PodTokenService { inner, layer: self.clone() }
     }
 }
 
-/// A service whose requests have no tokens any more, but names of nodes.
+/// A service whose requests have no tokens any more, but the pods that they are of.
 #[derive(Clone)]
-pub(in crate::policyd) struct NodeTokenService<S> {
+pub(in crate::policyd) struct PodTokenService<S> {
     inner: S,
-    layer: NodeTokenLayer,
+    layer: PodTokenLayer,
 }
 
-impl<S> Service<Request<Body>> for NodeTokenService<S>
+impl<S> Service<Request<Body>> for PodTokenService<S>
 where
     S: Service<Request<Body>, Response = Response<Body>> + Clone + Send + 'static,
     S::Future: Send + 'static,
@@ -67,11 +67,11 @@ where
         // The one that is ready; the clone is asked for the next request.
         let clone = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, clone);
-        let NodeTokenLayer { stats, rejections, .. } = self.layer.clone();
+        let PodTokenLayer { stats, rejections, .. } = self.layer.clone();
         Box::pin(async move {
-            match verifier.node(&token).await {
-                Ok(node) => {
-                    request.extensions_mut().insert(VerifiedNode(node));
+            match verifier.pod(&token).await {
+                Ok(pod) => {
+                    request.extensions_mut().insert(pod);
                     inner.call(request).await
                 }
                 Err(status) => {
