@@ -2,7 +2,6 @@
 //! and `vipgate generate`, for the reference sections of the documents.
 
 mod fields;
-mod man;
 mod reference;
 
 use std::path::{Path, PathBuf};
@@ -11,7 +10,6 @@ use std::{fs, io};
 use clap::{Command, CommandFactory, Subcommand};
 use clap_complete::Shell;
 
-use self::man::Page;
 use self::reference::Reference;
 use super::Cli;
 use crate::command_error::CommandError;
@@ -76,9 +74,7 @@ pub(super) fn man(directory: &Path) -> Result<(), CommandError> {
         CommandError::runtime(error).context(format_args!("cannot write manual pages to {}", directory.display()))
     };
     fs::create_dir_all(directory).map_err(failed)?;
-    for Page { name, text } in man::pages(visible_commands()).map_err(failed)? {
-        fs::write(directory.join(name), text).map_err(failed)?;
-    }
+    clap_mangen::generate_to(visible_commands(), directory).map_err(failed)?;
     output::print(&format!("manual pages written to {}\n", directory.display()))
 }
 
