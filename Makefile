@@ -178,7 +178,7 @@ doc: deps ## check the links of the documents, and build the API documentation; 
 
 .PHONY: docs-generated
 docs-generated: ## rewrite the generated sections of the documents
-	cargo run --locked --quiet -p vipgate -- generate docs docs
+	cargo run --locked --quiet -p vipgate -- generate docs
 
 # Helm and the schemas of Kubernetes come from PyPI: Debian has neither.
 HELM ?= $(shell tests/kubernetes/kubectl.sh)/helm

@@ -209,11 +209,12 @@ enum Command {
         /// The shell
         shell: Shell,
     },
-    /// Generate the reference sections of the documents
+    /// Rewrite the generated sections of Markdown files
     #[command(hide = true)]
     Generate {
-        #[command(subcommand)]
-        action: generate::Generate,
+        /// Their directory
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
     },
     /// Write manual pages
     #[command(after_help = "Example:\n  vipgate man /usr/local/share/man/man1")]
@@ -349,7 +350,7 @@ fn run(cli: Cli) -> Result<(), CommandError> {
         Command::Explain(args) => explain::run(&args),
         Command::Capture(args) => capture::run(&args),
         Command::Completions { shell } => generate::completions(shell),
-        Command::Generate { action } => generate::generate(&action),
+        Command::Generate { directory } => generate::generate(&directory),
         Command::Man { directory } => generate::man(&directory),
     }
 }

@@ -4,47 +4,18 @@
 mod fields;
 mod reference;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::{fs, io};
 
-use clap::{Command, CommandFactory, Subcommand};
+use clap::{Command, CommandFactory};
 use clap_complete::Shell;
 
-use self::reference::Reference;
 use super::Cli;
 use crate::command_error::CommandError;
 use crate::output;
 
-/// `vipgate generate`: for the build of the documents.
-#[derive(Debug, Subcommand)]
-pub(super) enum Generate {
-    /// Print a reference section in Markdown
-    Reference {
-        /// What it is about
-        #[arg(value_enum)]
-        reference: Reference,
-        /// The part of it: a field or a kind; default: all
-        part: Option<String>,
-    },
-    /// Rewrite the generated sections of Markdown files
-    Docs {
-        /// Their directory
-        #[arg(value_name = "DIR")]
-        directory: PathBuf,
-    },
-}
-
-/// Prints or rewrites reference sections.
-pub(super) fn generate(action: &Generate) -> Result<(), CommandError> {
-    match action {
-        Generate::Reference { reference, part } => {
-            output::print(&reference.render(part.as_deref()).map_err(CommandError::usage)?)
-        }
-        Generate::Docs { directory } => docs(directory),
-    }
-}
-
-fn docs(directory: &Path) -> Result<(), CommandError> {
+/// Rewrites the generated sections of the Markdown files in a directory.
+pub(super) fn generate(directory: &Path) -> Result<(), CommandError> {
     for entry in fs::read_dir(directory).map_err(CommandError::runtime)? {
         let path = entry.map_err(CommandError::runtime)?.path();
         if path.extension().is_none_or(|extension| extension != "md") {

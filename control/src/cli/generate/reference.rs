@@ -19,7 +19,7 @@ const END: &str = "<!-- end of generated -->";
 
 /// What a reference is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(in crate::cli) enum Reference {
+enum Reference {
     /// Fields of gateway.yaml; part: a top-level field
     Config,
     /// Fields of policyd.yaml
@@ -52,7 +52,7 @@ pub(super) enum ReferenceError {
 
 impl Reference {
     /// The section in Markdown.
-    pub(super) fn render(self, part: Option<&str>) -> Result<String, ReferenceError> {
+    fn render(self, part: Option<&str>) -> Result<String, ReferenceError> {
         match self {
             Self::Config => config(part),
             Self::Policyd => whole(part, || fields::table(&document(Published::PolicydYaml), "", Nested::Included)),
