@@ -66,8 +66,6 @@ use crate::membership::succession::{Claim, KnownSuccessor};
 
 /// Lowest and highest supported protocol version. The version of the previous release is always included.
 pub const PROTOCOL_VERSIONS: (u32, u32) = (1, 1);
-/// Default heartbeat interval.
-pub const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(100);
 /// Capacity of the event queue.
 const EVENT_QUEUE: usize = 1024;
 /// Capacity of the queue of commands from links to the send loop.

@@ -124,15 +124,15 @@ pub struct ConnectionGuard<S> {
 
 impl<S> ConnectionGuard<S> {
     /// Wraps a connection and starts its first deadline.
-    pub fn new(stream: S, slot: Slot, pace: Deadlines) -> Self {
-        let first = match &pace {
+    pub fn new(stream: S, slot: Slot, deadlines: Deadlines) -> Self {
+        let first = match &deadlines {
             Deadlines::Http1 { request, .. } => *request,
             Deadlines::Http2 { first_stream: first, .. } => *first,
         };
         let timer = Box::pin(sleep_until(Instant::now() + first));
         let (from, requires_certificate, is_in_use) = Default::default();
         let progress = Progress::Receiving;
-        Self { stream, slot, from, requires_certificate, deadlines: pace, timer, progress, is_in_use }
+        Self { stream, slot, from, requires_certificate, deadlines, timer, progress, is_in_use }
     }
 
     /// Sets the remote address for the log.
@@ -287,9 +287,12 @@ mod tests {
     const RESPONSE_TIMEOUT: Duration = Duration::from_millis(600);
     const IDLE_TIMEOUT: Duration = Duration::from_millis(800);
 
-    fn guarded(limiter: &Arc<ConnectionLimiter>, pace: Deadlines) -> (DuplexStream, ConnectionGuard<DuplexStream>) {
+    fn guarded(
+        limiter: &Arc<ConnectionLimiter>,
+        deadlines: Deadlines,
+    ) -> (DuplexStream, ConnectionGuard<DuplexStream>) {
         let (client, server) = duplex(4096);
-        (client, ConnectionGuard::new(server, limiter.admit([192, 0, 2, 1].into()).unwrap(), pace))
+        (client, ConnectionGuard::new(server, limiter.admit([192, 0, 2, 1].into()).unwrap(), deadlines))
     }
 
     /// A connection with the deadlines of HTTP/1.
@@ -297,13 +300,13 @@ mod tests {
         let (client, server) = duplex(4096);
         let slot = limiter.admit([192, 0, 2, 1].into()).unwrap();
         let exchange = slot.exchange();
-        let pace = Deadlines::Http1 {
+        let deadlines = Deadlines::Http1 {
             exchange: exchange.clone(),
             request: REQUEST_TIMEOUT,
             response: RESPONSE_TIMEOUT,
             idle: IDLE_TIMEOUT,
         };
-        (client, ConnectionGuard::new(server, slot, pace), exchange)
+        (client, ConnectionGuard::new(server, slot, deadlines), exchange)
     }
 
     fn limiter() -> Arc<ConnectionLimiter> {
@@ -386,13 +389,13 @@ mod tests {
     #[tokio::test]
     async fn a_connection_with_a_stream_is_not_idle() {
         let limiter = limiter();
-        let pace = |activity: &Arc<StreamCounter>| Deadlines::Http2 {
+        let deadlines = |activity: &Arc<StreamCounter>| Deadlines::Http2 {
             activity: activity.clone(),
             first_stream: REQUEST_TIMEOUT,
             idle: IDLE_TIMEOUT,
         };
         let activity = Arc::<StreamCounter>::default();
-        let (_client, mut server) = guarded(&limiter, pace(&activity));
+        let (_client, mut server) = guarded(&limiter, deadlines(&activity));
         let stream = activity.open();
         let start = Instant::now();
         tokio::spawn(async move {
@@ -401,7 +404,7 @@ mod tests {
         });
         assert_eq!(server.read(&mut [0; 16]).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
         assert!(start.elapsed() >= 3 * IDLE_TIMEOUT, "{:?}", start.elapsed());
-        let (_client, mut server) = guarded(&limiter, pace(&Arc::default()));
+        let (_client, mut server) = guarded(&limiter, deadlines(&Arc::default()));
         let start = Instant::now();
         assert!(server.read(&mut [0; 16]).await.is_err());
         assert!(start.elapsed() >= REQUEST_TIMEOUT);
