@@ -62,7 +62,7 @@ metrics! {
     TLS_REJECTED = Counter("policyd_tls_refused", []):
         "Connections rejected for a missing or invalid client certificate";
     STREAMS_REJECTED = Counter("policyd_gateways_refused", [STREAM_REASON]):
-        "Rejected streams of gateways: the certificate is another gateway's, a live process has the name, or they \
+        "Rejected streams of gateways: the certificate or token is another gateway's, a live process has the name, or they \
          claim a process without its secret";
     COMMANDS_DENIED = Counter("policyd_orders_refused", []):
         "Commands (accept-empty) denied to unauthorized clients";
