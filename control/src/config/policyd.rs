@@ -401,6 +401,24 @@ mod tests {
     }
 
     #[test]
+    fn tokens_need_a_ca_of_client_certificates_whatever_the_source_is() {
+        let account = "{namespace: vipgate, service_account: gateway}";
+        for (field, tokens) in [
+            ("gateway_tokens", format!("gateway_tokens: {account}")),
+            ("node_agents.tokens", format!("node_agents: {{tokens: {account}}}")),
+        ] {
+            for source in ["kubernetes: {}", "files: [policy]"] {
+                let text = |tls: &str| format!("source: {{{source}}}\n{tokens}\ntls: {{{tls}cert: b, key: c}}");
+                let config = PolicydConfig::parse("d.yaml", &text("ca: a, ")).unwrap();
+                let tokens = config.gateway_tokens.or(config.node_agents.and_then(|agents| agents.tokens)).unwrap();
+                assert_eq!((tokens.service_account.as_str(), tokens.audience.as_str()), ("gateway", "vipgate"));
+                let errors = PolicydConfig::parse("d.yaml", &text("")).unwrap_err().to_string();
+                assert!(errors.contains(&format!("d.yaml:2: {field}: needs `tls.ca`")), "{errors}");
+            }
+        }
+    }
+
+    #[test]
     fn memory_limits_have_defaults_and_a_minimum() {
         let text = |limits: &str| format!("source: {{kubernetes: {{}}}}\nlimits: {{{limits}}}");
         let accepted =

@@ -248,6 +248,10 @@ const INVALID_SOURCES: &[(&str, &str)] = &[
         "name: a\ninterfaces: [{name: a, role: both}]\npolicy: {server: {url: \"http://x:1\", ca: c}}",
         "policy.server.ca: needs an https:// URL",
     ),
+    (
+        "name: a\ninterfaces: [{name: a, role: both}]\npolicy: {server: {url: \"http://x:1\", token: t}}",
+        "policy.server.token: needs an https:// URL",
+    ),
     ("", "g.yaml: is empty"),
 ];
 
@@ -345,10 +349,14 @@ fn node_yaml_has_defaults_and_validation() {
         let errors = NodeConfig::parse("n.yaml", &format!("{text}\n{server}")).expect_err(text).to_string();
         assert!(errors.contains(expected), "{text}\ngot: {errors}");
     }
-    let errors = NodeConfig::parse("n.yaml", "name: a\nserver: {url: x, cert: c}").unwrap_err().to_string();
-    for expected in
-        ["server.url: `x` is not a server URL", "server.cert: needs an https:// URL", "server.cert: needs `key`"]
-    {
+    let errors = NodeConfig::parse("n.yaml", "name: a\nserver: {url: x, cert: c, token: t}").unwrap_err();
+    let errors = errors.to_string();
+    for expected in [
+        "server.url: `x` is not a server URL",
+        "server.cert: needs an https:// URL",
+        "server.cert: needs `key`",
+        "server.token: needs an https:// URL",
+    ] {
         assert!(errors.contains(expected), "{errors}");
     }
 }
