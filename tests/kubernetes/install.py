@@ -714,7 +714,10 @@ class Running(unittest.TestCase):
         """Whoever labels a node gets a gateway's pod there, and with its token nothing until there is a VipGateway."""
         helm("install", values="gateways: [{name: node-2, peerAddress: 192.0.2.12}]\n")
         run_job()
-        self.apply_policy(self.start_server())
+        policyd = self.start_server()
+        self.apply_policy(policyd)
+        with self.assertRaisesRegex(AssertionError, "the client presents no certificate"):
+            policyd.execute("policyd", *STATUS[:STATUS.index("--cert")])
         gateway = self.start_gateway()
         process = gateway.processes["gateway"]
         process.wait_until("refused", lambda: "node-1 is no gateway of the policy" in process.log())

@@ -149,6 +149,19 @@ impl ClientIdentity {
         Err(Status::permission_denied(reason))
     }
 
+    /// Checks that the client may read what is in force: with client certificates any with one, otherwise everybody.
+    ///
+    /// # Errors
+    /// `PERMISSION_DENIED` when it may not.
+    pub fn authorize_query(&self) -> Result<(), Status> {
+        let reason = match &self.credential {
+            Credential::Unneeded | Credential::Certificate(_) => return Ok(()),
+            Credential::Token(pod) => format!("the token is that of {pod}, which may not do this"),
+            Credential::Missing => NO_CERTIFICATE.to_owned(),
+        };
+        Err(Status::permission_denied(reason))
+    }
+
     /// Checks that the client may run admin commands. With client certificates: a name in `admins`; if `admins` is
     /// empty, any certificate without a name that is a client's by `role_of`, e.g. a `gateway`. Without: connections
     /// from this host.

@@ -70,11 +70,30 @@ impl Service {
         let is_node = has_agent || state.nodes.contains(name);
         is_gateway.then_some("gateway").or_else(|| is_node.then_some("node"))
     }
+
+    /// The client of a request, if it may make it; otherwise the request is counted and logged.
+    fn authorized<T>(
+        &self,
+        command: &str,
+        request: &Request<T>,
+        authorize: impl FnOnce(&ClientIdentity) -> Result<(), Status>,
+    ) -> Result<ClientIdentity, Status> {
+        let client = ClientIdentity::from_request(request);
+        match authorize(&client) {
+            Ok(()) => Ok(client),
+            Err(status) => {
+                self.state.stats.commands_denied.increment();
+                self.rejections.log_command(&client, command, &status);
+                Err(status)
+            }
+        }
+    }
 }
 
 #[tonic::async_trait]
 impl PolicyStatus for Service {
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
+        self.authorized("status", &request, ClientIdentity::authorize_query)?;
         let addresses = parse_addresses(&request.into_inner().endpoints)?;
         let state = self.state.clone();
         let reply = run_blocking(&PERMITS, move || StatusView::of(&state).reply(&addresses)).await.flatten();
@@ -84,7 +103,8 @@ impl PolicyStatus for Service {
         reply.map(Response::new)
     }
 
-    async fn cloud(&self, _: Request<CloudRequest>) -> Result<Response<CloudReply>, Status> {
+    async fn cloud(&self, request: Request<CloudRequest>) -> Result<Response<CloudReply>, Status> {
+        self.authorized("cloud", &request, ClientIdentity::authorize_query)?;
         let state = self.state.clone();
         let reply = run_blocking(&PERMITS, move || {
             let leads = state.kubernetes.as_ref().is_none_or(KubernetesState::leads);
@@ -94,12 +114,8 @@ impl PolicyStatus for Service {
     }
 
     async fn accept_empty(&self, request: Request<AcceptEmptyRequest>) -> Result<Response<AcceptEmptyReply>, Status> {
-        let client = ClientIdentity::from_request(&request);
-        if let Err(status) = client.authorize_command(&self.state.admins, |name| self.role_of(name)) {
-            self.state.stats.commands_denied.increment();
-            self.rejections.log_command(&client, "accept-empty", &status);
-            return Err(status);
-        }
+        let authorize = |client: &ClientIdentity| client.authorize_command(&self.state.admins, |it| self.role_of(it));
+        let client = self.authorized("accept-empty", &request, authorize)?;
         let address = client.address.map(|it| it.to_string()).unwrap_or_default();
         tracing::info!(event = "accept_empty", address, "an admin command accepts the empty policy source");
         let (command, reply) = oneshot::channel();

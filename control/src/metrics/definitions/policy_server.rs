@@ -65,7 +65,7 @@ metrics! {
         "Rejected streams of gateways: the certificate or token is another gateway's, a live process has the name, or they \
          claim a process without its secret";
     COMMANDS_DENIED = Counter("policyd_orders_refused", []):
-        "Commands (accept-empty) denied to unauthorized clients";
+        "Commands (status, cloud, accept-empty) denied to unauthorized clients";
     HELD_BYTES = Gauge("policyd_held_bytes", []):
         "Bytes held for clients: incoming requests, subscriptions, unacknowledged responses";
     MEMORY_REJECTED = Counter("policyd_memory_refused", []): "Requests and streams rejected by the memory limits";

@@ -81,7 +81,7 @@ fn a_client_with_a_token_is_the_agent_of_its_node_and_one_with_nothing_is_nobody
         assert!(client.authorize_gateway("n-1").is_err() && client.authorize_gateway("").is_err());
     }
     for client in [&agent, &gateway, &nobody] {
-        assert!(!client.has_certificate());
+        assert!(!client.has_certificate() && client.authorize_query().is_err());
         for admins in [vec![], vec!["n-1".to_owned(), String::new()]] {
             assert!(client.authorize_command(&admins, |_| None).is_err(), "not even on the server's own host");
         }

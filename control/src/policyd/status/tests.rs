@@ -7,6 +7,8 @@ use vipgate_policy::diagnostic;
 use super::*;
 use crate::listener::{ConnectionLimiter, Limits};
 use crate::policyd::cloud::CloudState;
+use crate::policyd::identity::{PodRole, VerifiedPod};
+use crate::policyd::listen::ConnectionInfo;
 use crate::policyd::membership;
 use crate::policyd::registry::Process;
 use crate::policyd::set_aside::Refused;
@@ -50,6 +52,35 @@ async fn query(service: &Service, endpoints: Vec<String>) -> Result<StatusReply,
 /// The address with this number, from `10.0.0.0` on.
 fn address(n: u32) -> String {
     IpAddr::from((0x0a00_0000 + n).to_be_bytes()).to_string()
+}
+
+/// A request of a client that has shown no certificate where these identify clients, but perhaps its pod's token.
+fn without_certificate<T>(message: T, pod: Option<VerifiedPod>) -> Request<T> {
+    let mut request = Request::new(message);
+    let certificates = Some([].into());
+    request.extensions_mut().insert(ConnectionInfo {
+        remote: None,
+        local: None,
+        certificates,
+        activity: Arc::default(),
+    });
+    if let Some(pod) = pod {
+        request.extensions_mut().insert(pod);
+    }
+    request
+}
+
+#[tokio::test]
+async fn where_clients_have_certificates_nobody_without_one_reads_anything() {
+    let (service, _publish) = service(1);
+    let pod = |role| Some(VerifiedPod { role, node: "n1".into() });
+    for pod in [None, pod(PodRole::Gateway), pod(PodRole::Agent)] {
+        let status = service.status(without_certificate(StatusRequest::default(), pod.clone())).await.unwrap_err();
+        assert_eq!(status.code(), Code::PermissionDenied, "{status}");
+        let status = service.cloud(without_certificate(CloudRequest::default(), pod)).await.unwrap_err();
+        assert_eq!(status.code(), Code::PermissionDenied, "{status}");
+    }
+    assert_eq!(service.state.stats.commands_denied.get(), 6);
 }
 
 #[tokio::test]
