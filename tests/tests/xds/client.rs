@@ -106,7 +106,7 @@ fn a_client_gets_the_full_state_then_deltas() {
         .collect();
     let names = |n: usize| content(&initial[n]);
     assert_eq!(names(0), expected("EgressPolicy", &["EgressPolicy tenant-b/web", "Service tenant-a/api"], &[]));
-    let vips = ["203.0.113.10", "203.0.113.20", "2001:db8:113::10", "2001:db8:113::20"];
+    let vips = ["2001:db8:113::10", "2001:db8:113::20", "203.0.113.10", "203.0.113.20"];
     assert_eq!(names(1), expected("Vip", &vips, &[]));
     let endpoints = ["10.1.0.11", "10.1.0.12", "10.1.0.21", "fd00:1::11", "fd00:1::12", "fd00:1::21"];
     assert_eq!(names(2), expected("Endpoint", &endpoints, &[]));
@@ -116,7 +116,7 @@ fn a_client_gets_the_full_state_then_deltas() {
     let body = |n: usize, at: usize| &initial[n]["resources"][at]["body"];
     let web = body(0, 0);
     assert!(web["excluded"] == json!(["10.0.0.0/8", "fd00::/8"]) && web["sessions"] == 20000, "{web}");
-    assert_eq!(body(1, 1)["reserved_ports"], json!([443]));
+    assert_eq!(body(1, 3)["reserved_ports"], json!([443]));
     let first = json!({"@type": format!("{TYPE_URL_PREFIX}Endpoint"), "address": "10.1.0.11", "name": "tenant-a/api-0",
         "policy": "Service tenant-a/api", "vips": ["203.0.113.10"]});
     assert_eq!(*body(2, 0), first);
