@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use tokio::net::UnixListener;
-use tokio::sync::watch;
+use vipgate_common::Tasks;
 
 use crate::state::GatewayState;
 
@@ -41,8 +41,8 @@ pub use server::Request;
 pub(crate) use server::Service;
 pub use socket::{Socket, SocketError, SocketFile, bind};
 
-/// Runs a gateway's admin API until `stop` is set.
-pub async fn serve(state: Arc<GatewayState>, listener: UnixListener, stop: watch::Receiver<bool>) {
+/// Runs a gateway's admin API until the stop signal of `tasks`.
+pub async fn serve(state: Arc<GatewayState>, listener: UnixListener, tasks: Tasks) {
     let connections = state.connections.admin.clone();
-    serve_requests(Service::new(state), listener, connections, stop).await;
+    serve_requests(Service::new(state), listener, connections, tasks).await;
 }

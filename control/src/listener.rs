@@ -18,8 +18,8 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
 use tower::ServiceExt as _;
+use vipgate_common::Tasks;
 
 pub use self::guard::{ConnectionGuard, Deadlines, OpenStream, StreamCounter};
 pub use self::limiter::{ConnectionLimiter, Exchange, Limits, RejectReason, Slot, source_prefix};
@@ -57,32 +57,22 @@ pub async fn accept_failed(limiter: &ConnectionLimiter, error: &io::Error) {
     tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
 }
 
-/// Serves HTTP/1 until `stop`, then finishes the current responses. HTTP/2 is excluded: its concurrent streams would
-/// share one slot.
-pub async fn serve(
-    listener: TcpListener,
-    limiter: Arc<ConnectionLimiter>,
-    router: Router,
-    stop: watch::Receiver<bool>,
-) {
+/// Serves HTTP/1 until the stop signal of `tasks`, whose connections then finish the current responses. HTTP/2 is
+/// excluded: its concurrent streams would share one slot.
+pub async fn serve(listener: TcpListener, limiter: Arc<ConnectionLimiter>, router: Router, tasks: Tasks) {
     loop {
         let (stream, from, slot) = tokio::select! {
             accepted = accept(&listener, &limiter) => accepted,
-            () = stopped(stop.clone()) => return,
+            () = tasks.stopped() => return,
         };
         let exchange = slot.exchange();
         let guard = ConnectionGuard::new(stream, slot, Deadlines::http1(exchange.clone())).with_remote(from.ip());
-        tokio::spawn(serve_connection(guard, exchange, router.clone(), stop.clone()));
+        tasks.spawn("HTTP connection", serve_connection(guard, exchange, router.clone(), tasks.clone()));
     }
 }
 
 /// Serves the requests of one connection.
-async fn serve_connection(
-    guard: ConnectionGuard<TcpStream>,
-    exchange: Arc<Exchange>,
-    router: Router,
-    stop: watch::Receiver<bool>,
-) {
+async fn serve_connection(guard: ConnectionGuard<TcpStream>, exchange: Arc<Exchange>, router: Router, tasks: Tasks) {
     let service = service_fn(move |request: Request<Incoming>| {
         exchange.begin();
         router.clone().oneshot(request)
@@ -93,16 +83,11 @@ async fn serve_connection(
     tokio::select! {
         // Fails when the client disconnects, times out or doesn't speak HTTP/1: not logged.
         _ = connection.as_mut() => {}
-        () = stopped(stop) => {
+        () = tasks.stopped() => {
             connection.as_mut().graceful_shutdown();
             let _ = connection.await;
         }
     }
-}
-
-/// Waits for `stop`, or until its sender is dropped.
-pub(crate) async fn stopped(mut stop: watch::Receiver<bool>) {
-    drop(stop.wait_for(|stop| *stop).await);
 }
 
 const LISTENER: Label = Label::any("listener", "`admin`, `metrics`, `health`; of a policy server `grpc`, `metrics`");

@@ -19,7 +19,7 @@ use axum::response::IntoResponse;
 use axum::routing::get;
 use thiserror::Error;
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use vipgate_common::Tasks;
 
 pub use self::reference::metrics_reference;
 use crate::command_error::CommandError;
@@ -116,19 +116,14 @@ impl Monitored {
     }
 }
 
-/// Serves HTTP until `stop` is set.
-pub async fn serve(
-    monitored: Monitored,
-    listener: TcpListener,
-    connections: Arc<ConnectionLimiter>,
-    stop: watch::Receiver<bool>,
-) {
+/// Serves HTTP until the stop signal of `tasks`, which connections are among.
+pub async fn serve(monitored: Monitored, listener: TcpListener, connections: Arc<ConnectionLimiter>, tasks: Tasks) {
     let router = Router::new()
         .route("/metrics", get(metrics))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
         .with_state(monitored);
-    listener::serve(listener, connections, router, stop).await;
+    listener::serve(listener, connections, router, tasks).await;
 }
 
 async fn metrics(State(monitored): State<Monitored>, headers: HeaderMap) -> impl IntoResponse {
@@ -161,7 +156,6 @@ mod tests {
 
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpStream;
-    use tokio::task::JoinHandle;
     use tokio::time::{sleep, timeout};
 
     use super::*;
@@ -180,8 +174,7 @@ mod tests {
     struct Port {
         address: SocketAddr,
         connections: Arc<ConnectionLimiter>,
-        stop: watch::Sender<bool>,
-        server: JoinHandle<()>,
+        tasks: Tasks,
     }
 
     impl Port {
@@ -194,9 +187,9 @@ mod tests {
                 families: Arc::new(move || vec![PAGE.by_label([(&*page, 1)])]),
                 ready: Arc::new(|| Ok(())),
             };
-            let (stop, stopped) = watch::channel(false);
-            let server = tokio::spawn(serve(monitored, listener, connections.clone(), stopped));
-            Self { address, connections, stop, server }
+            let tasks = Tasks::default();
+            tasks.spawn("server", serve(monitored, listener, connections.clone(), tasks.clone()));
+            Self { address, connections, tasks }
         }
 
         async fn connect(&self) -> TcpStream {
@@ -274,10 +267,12 @@ mod tests {
             response.push(timeout(TIMEOUT, idle.read_u8()).await.unwrap().unwrap());
         }
         let scrape = port.scrape().await;
-        port.stop.send(true).unwrap();
-        timeout(TIMEOUT, port.server).await.unwrap().unwrap();
-        assert!(TcpStream::connect(port.address).await.is_err());
-        assert_eq!((read_rest(silent).await.len(), read_rest(idle).await.len()), (0, 0));
-        assert!(read_rest(scrape).await.len() > LARGE_PAGE);
+        let stopped = async {
+            assert_eq!((read_rest(silent).await.len(), read_rest(idle).await.len()), (0, 0));
+            while TcpStream::connect(port.address).await.is_ok() {}
+            assert!(read_rest(scrape).await.len() > LARGE_PAGE);
+        };
+        let (is_stopped, ()) = tokio::join!(port.tasks.stop(TIMEOUT), stopped);
+        assert!(is_stopped);
     }
 }

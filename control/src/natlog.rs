@@ -16,7 +16,7 @@ use std::time::SystemTime;
 
 use arc_swap::ArcSwapOption;
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
+use vipgate_common::Task;
 use vipgate_dataplane::observe::session_log::SessionEventQueue;
 use vipgate_dataplane::policy::compiled::Policy;
 
@@ -57,7 +57,7 @@ impl ExportStats {
 #[derive(Debug)]
 pub(crate) struct NatLog {
     policies: mpsc::Sender<(SystemTime, Arc<Policy>)>,
-    task: JoinHandle<()>,
+    task: Task,
 }
 
 /// Status of the NAT log.
@@ -90,7 +90,7 @@ impl NatLog {
         let (sender, receiver) = mpsc::channel(MAX_QUEUED_POLICIES);
         let queue = settings.sessions.then(|| Arc::new(SessionEventQueue::new(SESSION_QUEUE_CAPACITY)));
         let exporter = exporter::Exporter::new(settings, ports, status, queue.clone());
-        (Self { policies: sender, task: tokio::spawn(exporter.run(receiver)) }, queue)
+        (Self { policies: sender, task: Task::spawn(exporter.run(receiver)) }, queue)
     }
 
     /// A policy is in force from now on.

@@ -24,7 +24,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinHandle;
+use vipgate_common::{Task, Tasks};
 use vipgate_node::agent::{Agent, AgentHandle, Config as AgentConfig, Sources, View};
 use vipgate_node::indices::Indices;
 use vipgate_node::kernel::Kernel;
@@ -47,7 +47,7 @@ use crate::{blocking_threads, listener, logging, metrics, systemd};
 const MIN_MTU: u32 = 1280;
 /// Delay between attempts to reach a policy server. A view that is late delays a failover.
 const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
-/// Time for requests in progress when the servers stop.
+/// Time for requests in progress and the last writes.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What the client publishes.
@@ -136,9 +136,9 @@ async fn run_agent(config: NodeConfig) -> Result<(), CommandError> {
     // Closed, whether or not there is a policy: pods may start.
     systemd::ready();
     let connection = ServerStatus::initial(None);
-    let (client, cache) = start_client(&config, cached, published, &connection);
-    tokio::spawn(follow(handle.clone(), config.state));
-    let (stop, stopped) = watch::channel(false);
+    let tasks = Tasks::default();
+    let client = start_client(&config, cached, published, &connection, &tasks);
+    tasks.spawn("indices", follow(handle.clone(), config.state));
     let service = admin::Service {
         name: config.name.clone(),
         agent: handle.clone(),
@@ -148,15 +148,10 @@ async fn run_agent(config: NodeConfig) -> Result<(), CommandError> {
         numbers,
         mark_users: mark_users_receiver.clone(),
     };
-    let servers = [
-        tokio::spawn(admin::serve(service, socket.listener, stopped.clone())),
-        tokio::spawn(metrics::serve(
-            monitored(&handle, connection, mark_users_receiver),
-            metrics_listener,
-            ConnectionLimiter::new("metrics", listener::METRICS_LIMITS),
-            stopped,
-        )),
-    ];
+    tasks.spawn("admin socket", admin::serve(service, socket.listener, tasks.clone()));
+    let monitored = monitored(&handle, connection, mark_users_receiver);
+    let connections = ConnectionLimiter::new("metrics", listener::METRICS_LIMITS);
+    tasks.spawn("metrics", metrics::serve(monitored, metrics_listener, connections, tasks.clone()));
     let signal_error = |error| CommandError::runtime(error).context("cannot install signal handlers");
     let mut terminate = signal(SignalKind::terminate()).map_err(signal_error)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(signal_error)?;
@@ -172,31 +167,28 @@ async fn run_agent(config: NodeConfig) -> Result<(), CommandError> {
         () = mark_users::watch(&mut observer, &mark_users) => {}
     }
     systemd::stopping();
-    let _ = stop.send(true);
-    // The writer ends with the client, which has the sender.
-    client.abort();
-    let _ = client.await;
-    for server in servers.into_iter().chain([cache]) {
-        let _ = tokio::time::timeout(STOP_TIMEOUT, server).await;
-    }
+    // The writer of the cache ends with the client, which has the sender.
+    drop(client);
+    tasks.stop(STOP_TIMEOUT).await;
     drop(socket.file);
     tracing::info!(event = "stopped", "stopped: what is programmed stays in force");
     Ok(())
 }
 
-/// Starts the client of the policy server, and the writer of the cache, which has `cached`.
+/// Starts the client of the policy server, and among `tasks` the writer of the cache, which has `cached`.
 fn start_client(
     config: &NodeConfig,
     cached: Option<Cached>,
     published: Published,
     connection: &Arc<ArcSwap<ServerStatus>>,
-) -> (JoinHandle<()>, JoinHandle<()>) {
+    tasks: &Tasks,
+) -> Task {
     let identity = Identity::agent(&config.name);
     let (confirmations, received) = mpsc::unbounded_channel();
     let resources = NodeResources::new(&config.name, published, confirmations);
     let client = DeltaClient::new(identity, config.server.connection(), RETRY_DELAY, connection.clone(), resources);
-    let cache = cache::write(config.server.cache.clone(), cached, connection.clone(), received);
-    (tokio::spawn(client.run()), tokio::spawn(cache))
+    tasks.spawn("policy cache", cache::write(config.server.cache.clone(), cached, connection.clone(), received));
+    Task::spawn(client.run())
 }
 
 /// Stores the numbers of gateways, and says when pods' packets are steered for the first time.

@@ -40,9 +40,9 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
+use vipgate_common::{Task, Tasks};
 use vipgate_policy::compiler::{Cluster, Tenancy};
 use vipgate_policy::manifest::UnclassedServices;
 
@@ -84,7 +84,7 @@ const MAX_HEADER_BYTES: u32 = 16 << 10;
 const FLOW_CONTROL_WINDOW: u32 = 256 << 10;
 /// Interval of HTTP/2 keepalive pings, and the timeout of their acknowledgement.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-/// How long open streams may take to end at shutdown.
+/// How long open streams, and giving back the Lease, may take at shutdown.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Runs a policy server until SIGTERM or SIGINT.
@@ -162,44 +162,30 @@ async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
     let signal_error = |error| CommandError::runtime(error).context("cannot install signal handlers");
     let mut terminate = signal(SignalKind::terminate()).map_err(signal_error)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(signal_error)?;
-    let (stop, stopped) = watch::channel(false);
+    let tasks = Tasks::default();
 
-    let gateways = serve_gateways(&state, listener, verifier, stopped.clone());
+    serve_gateways(&state, listener, verifier, &tasks);
     let [_, metrics_connections] = state.listeners.clone();
-    let metrics_server =
-        tokio::spawn(metrics::serve(monitored(&state), metrics_listener, metrics_connections, stopped.clone()));
-    let leader = state.kubernetes.as_ref().map(|kubernetes| {
+    tasks.spawn("metrics", metrics::serve(monitored(&state), metrics_listener, metrics_connections, tasks.clone()));
+    if let Some(kubernetes) = &state.kubernetes {
         let (registry, nodes) = (state.registry.clone(), state.nodes.clone());
-        kubernetes.start(registry, nodes, state.membership.clone(), state.cloud.clone(), &stopped)
-    });
-    start_clouds(&state, stopped.clone());
+        kubernetes.start(registry, nodes, state.membership.clone(), state.cloud.clone(), &tasks);
+    }
+    start_clouds(&state, &tasks);
     let publisher = Publisher::new(state, intake, publish, listen);
-    let publisher = tokio::spawn(publisher.run(publisher::Inputs { events, commands }));
+    let mut publisher = Task::spawn(publisher.run(publisher::Inputs { events, commands }));
 
     let outcome = tokio::select! {
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
-        outcome = publisher => Err(match outcome {
-            Ok(()) => CommandError::runtime("the policy source task has ended"),
-            Err(error) => CommandError::runtime(error).context("the compiler has failed"),
-        }),
+        () = &mut publisher => Err(CommandError::runtime("the policy source task has ended")),
     };
     tracing::info!(event = "stopping", "stopping");
     systemd::stopping();
-    source_task.abort();
-    let _ = stop.send(true);
-    if let Some(leader) = leader {
-        // Without a response, the Lease ends by itself.
-        let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, leader).await;
-    }
-    for is_closed in [
-        tokio::time::timeout(SHUTDOWN_TIMEOUT, gateways).await.is_ok(),
-        tokio::time::timeout(SHUTDOWN_TIMEOUT, metrics_server).await.is_ok(),
-    ] {
-        if !is_closed {
-            tracing::debug!("connections were still open at shutdown");
-        }
-    }
+    // The publisher ends with the source, and streams with the publisher.
+    drop(source_task);
+    // Without a response, the Lease ends by itself.
+    tasks.stop(SHUTDOWN_TIMEOUT).await;
     tracing::info!(event = "stopped", "stopped");
     outcome
 }
@@ -244,22 +230,22 @@ fn server_state(
 }
 
 /// Starts what reconciles the addresses of pools with their providers.
-fn start_clouds(state: &ServerState, stop: watch::Receiver<bool>) {
+fn start_clouds(state: &ServerState, tasks: &Tasks) {
     let watches = cloud::Watches {
         published: state.published.clone(),
         view: state.membership.view.clone(),
         leadership: state.kubernetes.as_ref().map(KubernetesState::leadership),
     };
-    tokio::spawn(cloud::run(state.cloud.clone(), watches, stop));
+    tasks.spawn("clouds", cloud::run(state.cloud.clone(), watches, tasks.clone()));
 }
 
-/// Serves discovery, membership and status to gateways and commands until `stop` is set.
+/// Serves discovery, membership and status to gateways and commands until the stop signal of `tasks`.
 fn serve_gateways(
     state: &Arc<ServerState>,
     listener: TcpListener,
     verifier: Option<Arc<TokenVerifier>>,
-    mut stop: watch::Receiver<bool>,
-) -> JoinHandle<Result<(), tonic::transport::Error>> {
+    tasks: &Tasks,
+) {
     let rejections = Arc::new(RejectionLog::default());
     let discovery = DiscoveryService {
         published: state.published.clone(),
@@ -285,20 +271,20 @@ fn serve_gateways(
             PolicyStatusServer::new(status::Service { state: state.clone(), rejections: rejections.clone() })
                 .max_decoding_message_size(MAX_STATUS_REQUEST_BYTES),
         );
-    let shutdown = async move {
-        // An error means that the sender was dropped: that is a shutdown, too.
-        let _ = stop.wait_for(|stop| *stop).await;
-    };
+    let signal = tasks.clone();
+    let shutdown = async move { signal.stopped().await };
     let [connections, _] = state.listeners.clone();
     match state.certificates.clone() {
         None => {
-            let incoming = ReceiverStream::new(listen::accept_plain(listener, connections));
-            tokio::spawn(router.serve_with_incoming_shutdown(incoming, shutdown))
+            let incoming = ReceiverStream::new(listen::accept_plain(listener, connections, tasks));
+            tasks.spawn("gRPC server", router.serve_with_incoming_shutdown(incoming, shutdown));
         }
         Some(certificates) => {
-            tokio::spawn(certificates.clone().watch());
-            let incoming = listen::accept_tls(listener, connections, certificates, state.stats.clone(), rejections);
-            tokio::spawn(router.serve_with_incoming_shutdown(ReceiverStream::new(incoming), shutdown))
+            tasks.spawn_until_stopped("certificates", certificates.clone().watch());
+            let stats = state.stats.clone();
+            let incoming = listen::accept_tls(listener, connections, certificates, stats, rejections, tasks);
+            let incoming = ReceiverStream::new(incoming);
+            tasks.spawn("gRPC server", router.serve_with_incoming_shutdown(incoming, shutdown));
         }
     }
 }
@@ -350,15 +336,15 @@ fn start_source(
     config: &PolicydConfig,
     events: mpsc::Sender<SourceEvent>,
     state: Option<&KubernetesState>,
-) -> (String, JoinHandle<()>) {
+) -> (String, Task) {
     match &config.source {
         PolicydSource::Files(paths) => {
             let names: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
-            (format!("files {}", names.join(", ")), tokio::spawn(files::watch_paths(paths.clone(), events)))
+            (format!("files {}", names.join(", ")), Task::spawn(files::watch_paths(paths.clone(), events)))
         }
         PolicydSource::Etcd(etcd) => {
             let name = format!("etcd {} below {}", etcd.endpoints.join(", "), etcd.prefix);
-            (name, tokio::spawn(etcd::watch_prefix(etcd.clone(), events)))
+            (name, Task::spawn(etcd::watch_prefix(etcd.clone(), events)))
         }
         PolicydSource::Kubernetes(source) => {
             let name = match &source.kubeconfig {
@@ -371,7 +357,7 @@ fn start_source(
             if config.node_agents.is_some() || config.tenancy == Tenancy::Strict {
                 source.pods = PodWatch::Always;
             }
-            (name, tokio::spawn(watch_cluster(source, events, observed)))
+            (name, Task::spawn(watch_cluster(source, events, observed)))
         }
     }
 }

@@ -12,6 +12,7 @@ use vipgate_dataplane::observe::capture::{self as engine, Capture, CaptureFilter
 use vipgate_dataplane::worker::command::Command;
 
 use super::capture_filter::{Expression, compile};
+use super::connection::{Replies, several};
 use super::protocol::RequestError;
 use crate::clock;
 use crate::state::GatewayState;
@@ -87,12 +88,8 @@ impl Default for Captures {
 }
 
 impl Captures {
-    /// Starts a capture; its replies are sent to the receiver.
-    pub(super) fn start(
-        &self,
-        request: &CaptureRequest,
-        state: &Arc<GatewayState>,
-    ) -> Result<mpsc::Receiver<Result<CaptureReply, RequestError>>, RequestError> {
+    /// Starts a capture, which ends with its replies.
+    pub(super) fn start(&self, request: &CaptureRequest, state: &Arc<GatewayState>) -> Result<Replies, RequestError> {
         let network = state.network.load_full();
         let filter = compile(&request.filter, &network).map_err(|error| RequestError::invalid(error.to_string()))?;
         let limited = |number: u32, default: u32, max: u32, what: &str| match number {
@@ -109,11 +106,9 @@ impl Captures {
         let mut captures =
             WorkerCaptures { state: state.clone(), rings: Vec::new(), filter, length, rate, _permit: permit };
         captures.capture_workers()?;
-        let (sender, receiver) = mpsc::channel(2);
         let interfaces = network.interfaces.iter().map(|interface| interface.name.clone()).collect();
         tracing::info!(event = "capture", length, rate, filter = ?request.filter, "capture started");
-        tokio::spawn(async move { captures.send(interfaces, sender).await });
-        Ok(receiver)
+        Ok(several(|sender| captures.send(interfaces, sender)))
     }
 }
 

@@ -12,9 +12,8 @@ use serde::de::DeserializeOwned;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
-use tokio_stream::wrappers::ReceiverStream;
+use tokio::sync::mpsc;
+use vipgate_common::{Task, Tasks};
 
 use super::protocol::{Answer, Greeting, RequestError, encode, read_line};
 use crate::listener::{self, ConnectionLimiter, DescriptorReserve, Slot};
@@ -42,9 +41,17 @@ pub(crate) fn one(reply: &impl Serialize) -> Result<Replies, RequestError> {
     Ok(stream::iter([Ok(line)]).boxed())
 }
 
-/// An answer of replies that are sent one by one.
-pub(crate) fn several<T: Serialize + Send + 'static>(replies: mpsc::Receiver<Result<T, RequestError>>) -> Replies {
-    ReceiverStream::new(replies).map(|reply| encode_reply(&reply?)).boxed()
+/// An answer of replies that are sent one by one, by a task that ends with the answer at the latest.
+pub(crate) fn several<T: Serialize + Send + 'static, F: Future<Output = ()> + Send + 'static>(
+    send: impl FnOnce(mpsc::Sender<Result<T, RequestError>>) -> F,
+) -> Replies {
+    let (sender, replies) = mpsc::channel(2);
+    let task = Task::spawn(send(sender));
+    let next = |(mut replies, task): (mpsc::Receiver<Result<T, RequestError>>, Task)| async move {
+        let reply = replies.recv().await?;
+        Some((reply.and_then(|reply| encode_reply(&reply)), (replies, task)))
+    };
+    stream::unfold((replies, task), next).boxed()
 }
 
 fn encode_reply(reply: &impl Serialize) -> Result<Vec<u8>, RequestError> {
@@ -52,39 +59,36 @@ fn encode_reply(reply: &impl Serialize) -> Result<Vec<u8>, RequestError> {
         .map_err(|error| RequestError::unavailable(format!("cannot encode the reply: {error}")))
 }
 
-/// Runs a service on a socket until `stop` is set. Reserved file descriptors keep commands working when the process has none
-/// left.
+/// Runs a service on a socket until the stop signal of `tasks`. Reserved file descriptors keep commands working when the
+/// process has none left.
 pub(crate) async fn serve(
     service: impl AdminService,
     listener: UnixListener,
     limiter: Arc<ConnectionLimiter>,
-    stop: watch::Receiver<bool>,
+    tasks: Tasks,
 ) {
     let service = Arc::new(service);
     let mut reserve = DescriptorReserve::new();
-    let mut connections = JoinSet::new();
+    let connections = tasks.child();
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            // Frees what is left of ended ones.
-            Some(_) = connections.join_next() => continue,
-            () = listener::stopped(stop.clone()) => break,
+            () = connections.stopped() => break,
         };
         match accepted {
             Ok((stream, _)) => {
                 // All clients are on this host.
                 let Ok(slot) = limiter.admit(Ipv4Addr::LOCALHOST.into()) else { continue };
                 slot.mark_in_use();
-                connections.spawn(serve_connection(service.clone(), stream, slot, stop.clone()));
+                let serving = serve_connection(service.clone(), stream, slot, connections.clone());
+                connections.spawn("admin connection", serving);
                 reserve.refill();
             }
             Err(_) if reserve.release_one() => {}
             Err(error) => listener::accept_failed(&limiter, &error).await,
         }
     }
-    let ended = async { while connections.join_next().await.is_some() {} };
-    // Those that take longer are dropped.
-    let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, ended).await;
+    connections.stop(SHUTDOWN_TIMEOUT).await;
 }
 
 /// Serves the requests of one connection, one after the other.
@@ -92,7 +96,7 @@ async fn serve_connection(
     service: Arc<impl AdminService>,
     stream: UnixStream,
     _slot: Slot,
-    stop: watch::Receiver<bool>,
+    tasks: Tasks,
 ) -> io::Result<()> {
     let (reader, mut writer) = stream.into_split();
     let mut reader = BufReader::new(reader);
@@ -102,7 +106,7 @@ async fn serve_connection(
         request.clear();
         let is_read = tokio::select! {
             is_read = read_line(&mut reader, MAX_REQUEST_BYTES, &mut request) => is_read?,
-            () = listener::stopped(stop.clone()) => return Ok(()),
+            () = tasks.stopped() => return Ok(()),
         };
         if !is_read {
             return Ok(());
@@ -179,17 +183,13 @@ mod tests {
             self.0.fetch_add(1, Relaxed);
             let _pending = Pending(self.0.clone());
             match request {
-                Request::Count(count) => {
-                    let (sender, receiver) = mpsc::channel(1);
-                    tokio::spawn(async move {
-                        for number in 0..count {
-                            if sender.send(Ok(number)).await.is_err() {
-                                return;
-                            }
+                Request::Count(count) => Ok(several(move |sender| async move {
+                    for number in 0..count {
+                        if sender.send(Ok(number)).await.is_err() {
+                            return;
                         }
-                    });
-                    Ok(several(receiver))
-                }
+                    }
+                })),
                 Request::Fail => Err(RequestError::refused("not in this state")),
                 Request::Hang => std::future::pending().await,
             }
@@ -199,18 +199,17 @@ mod tests {
     struct Server {
         service: Service,
         folder: TempDir,
-        stop: watch::Sender<bool>,
-        task: tokio::task::JoinHandle<()>,
+        tasks: Tasks,
     }
 
     impl Server {
         fn start() -> Self {
             let (folder, service) = (TempDir::new().unwrap(), Service::default());
             let listener = UnixListener::bind(folder.path().join("socket")).unwrap();
-            let (stop, stopped) = watch::channel(false);
+            let tasks = Tasks::default();
             let limiter = ConnectionLimiter::new("test", Limits { connections: 2, per_address: 2 });
-            let task = tokio::spawn(serve(service.clone(), listener, limiter, stopped));
-            Self { service, folder, stop, task }
+            tasks.spawn("server", serve(service.clone(), listener, limiter, tasks.clone()));
+            Self { service, folder, tasks }
         }
 
         async fn connect(&self) -> Result<Client, ClientError> {
@@ -275,8 +274,7 @@ mod tests {
         slow.send(&Request::Count(u32::MAX)).await.unwrap();
         let mut client = server.connect().await.unwrap();
         assert_eq!(client.ask::<u32>(&Request::Count(1)).await.unwrap(), 0);
-        server.stop.send(true).unwrap();
-        tokio::time::timeout(2 * SHUTDOWN_TIMEOUT, server.task).await.unwrap().unwrap();
+        assert!(server.tasks.stop(2 * SHUTDOWN_TIMEOUT).await);
         let error = client.ask::<u32>(&Request::Count(1)).await.unwrap_err();
         assert!(matches!(error, ClientError::Connection { .. }), "{error}");
     }

@@ -4,7 +4,6 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use tokio::sync::mpsc;
 use vipgate_dataplane::session::query::SessionFilter;
 
 use super::capture::{CaptureRequest, Captures};
@@ -86,11 +85,8 @@ impl Service {
     /// Streams matching sessions; limit 0: all.
     fn sessions(&self, filter: SessionFilter, limit: u64) -> Replies {
         let limit = if limit == 0 { u64::MAX } else { limit };
-        let (sender, receiver) = mpsc::channel(2);
         let workers = self.workers.clone();
-        // The task ends when the client disconnects: sending the next chunk fails then.
-        tokio::spawn(async move { workers.list_sessions(filter, limit, sender).await });
-        several(receiver)
+        several(move |sender| async move { workers.list_sessions(filter, limit, sender).await })
     }
 
     async fn flush_sessions(&self, filter: &SessionFilter) -> Result<FlushReply, RequestError> {
@@ -144,7 +140,7 @@ impl AdminService for Service {
             Request::Ports => one(&ports::all(state, workers).await?),
             Request::Trace(request) => one(&trace::trace(&request, state, workers).await?),
             Request::Explain(address) => one(&explain::explain(address, state, workers).await?),
-            Request::Capture(request) => Ok(several(self.captures.start(&request, state)?)),
+            Request::Capture(request) => self.captures.start(&request, state),
         }
     }
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, mpsc};
+use vipgate_common::spawn_blocking;
 use vipgate_dataplane::io::handoff::Wake;
 use vipgate_dataplane::session::query::{SessionFilter, SessionInfo};
 use vipgate_dataplane::worker::command::{Command, FlushChunk, SessionChunk};
@@ -47,12 +48,12 @@ pub struct Session {
 #[derive(Debug)]
 pub(super) struct Workers {
     state: Arc<GatewayState>,
-    permits: Semaphore,
+    permits: Arc<Semaphore>,
 }
 
 impl Workers {
     pub(super) fn new(state: Arc<GatewayState>) -> Self {
-        Self { state, permits: Semaphore::new(MAX_QUERIES) }
+        Self { state, permits: Arc::new(Semaphore::new(MAX_QUERIES)) }
     }
 
     /// Streams matching sessions, chunk by chunk, until the limit, the end, or the client has disconnected. Chunks
@@ -106,11 +107,14 @@ impl Workers {
         let (reply, response) = bounded(1);
         let command = command(reply);
         let (commands, doorbell) = (worker.commands.clone(), Arc::clone(&worker.doorbell));
-        let _permit = self.permits.acquire().await.map_err(|_| RequestError::unavailable("the gateway is stopping"))?;
-        let exchanged =
-            tokio::task::spawn_blocking(move || exchange(&commands, &*doorbell, command, &response, WORKER_TIMEOUT));
-        let response = exchanged.await.map_err(|_| RequestError::unavailable("the gateway is stopping"))?;
-        response.map_err(|error| {
+        let permit = self.permits.clone().acquire_owned().await;
+        let permit = permit.map_err(|_| RequestError::unavailable("the gateway is stopping"))?;
+        let exchanged = spawn_blocking(move || {
+            // Also when the request is given up: the thread is in use until then.
+            let _permit = permit;
+            exchange(&commands, &*doorbell, command, &response, WORKER_TIMEOUT)
+        });
+        exchanged.await.map_err(|error| {
             let what = match error {
                 QueryError::WorkerEnded => "has ended: the gateway is stopping, or its log has the reason".to_owned(),
                 QueryError::Timeout => {

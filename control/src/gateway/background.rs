@@ -5,9 +5,9 @@
 use std::future::Future;
 use std::io;
 
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::task::JoinHandle;
+use vipgate_common::Task;
 
 use crate::command_error::CommandError;
 use crate::{blocking_threads, privileges};
@@ -17,7 +17,11 @@ const THREADS: usize = 2;
 
 /// The runtime. Its threads inherit the CPU affinity of the thread that starts them, and hold no capability.
 #[derive(Debug)]
-pub(super) struct BackgroundRuntime(Option<Runtime>);
+pub(super) struct BackgroundRuntime {
+    /// `None` only while it is being dropped.
+    runtime: Option<Runtime>,
+    handle: Handle,
+}
 
 impl BackgroundRuntime {
     pub(super) fn start() -> Result<Self, CommandError> {
@@ -30,29 +34,31 @@ impl BackgroundRuntime {
             .on_thread_start(privileges::restrict_helper);
         let failed = |error: io::Error| CommandError::runtime(error).context("cannot start background threads");
         let runtime = builder.build().map_err(failed)?;
-        blocking_threads::start(runtime.handle());
-        Ok(Self(Some(runtime)))
+        let handle = runtime.handle().clone();
+        blocking_threads::start(&handle);
+        Ok(Self { runtime: Some(runtime), handle })
+    }
+
+    /// For groups of tasks that run there.
+    pub(super) fn handle(&self) -> &Handle {
+        &self.handle
     }
 
     /// Spawns a task on the runtime. Tasks that it spawns and sockets that it opens belong to the runtime, too.
-    pub(super) fn spawn<T: Send + 'static>(&self, task: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
-        match &self.0 {
-            Some(runtime) => runtime.spawn(task),
-            // Only while it is being dropped.
-            None => tokio::spawn(task),
-        }
+    pub(super) fn spawn<T: Send + 'static>(&self, task: impl Future<Output = T> + Send + 'static) -> Task<T> {
+        Task::spawn_on(task, &self.handle)
     }
 
     /// Runs a task on the runtime and returns its output.
     pub(super) async fn run<T: Send + 'static>(&self, task: impl Future<Output = T> + Send + 'static) -> T {
-        crate::source::ingest::join_result(self.spawn(task).await)
+        self.spawn(task).await
     }
 }
 
 impl Drop for BackgroundRuntime {
     fn drop(&mut self) {
         // Pending requests may be aborted, and this may be an async context, which must not block.
-        if let Some(runtime) = self.0.take() {
+        if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
     }

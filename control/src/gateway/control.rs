@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 use tokio::time::sleep_until;
+use vipgate_common::Tasks;
 use vipgate_dataplane::policy::spec::{Announce, NetworkSpec};
 use vipgate_xdp::multicast::AllMulticast;
 
@@ -55,6 +56,7 @@ pub(super) struct ControlLoop {
     // What runs beside the control thread.
     pub(super) servers: Servers,
     pub(super) threads: WorkerThreads,
+    pub(super) tasks: Tasks,
     pub(super) _background: BackgroundRuntime,
     pub(super) _locks: InterfaceLocks,
     pub(super) _multicast: Vec<AllMulticast>,
@@ -167,7 +169,7 @@ impl ControlLoop {
         tracing::info!(event = "reload", "SIGHUP: reloading policy files");
         systemd::reloading();
         let files = self.subscription.files.clone();
-        tokio::spawn(async move {
+        self.tasks.spawn_until_stopped("reload", async move {
             if let Some(files) = files {
                 files.reload().await;
             }
@@ -252,9 +254,12 @@ impl ControlLoop {
 }
 
 /// Follows the network in a task of its own, also while the control loop is busy.
-pub(super) fn follow_network(mut network: Network) -> mpsc::Receiver<Result<Arc<NetworkSpec>, NetworkError>> {
+pub(super) fn follow_network(
+    mut network: Network,
+    tasks: &Tasks,
+) -> mpsc::Receiver<Result<Arc<NetworkSpec>, NetworkError>> {
     let (sender, receiver) = mpsc::channel(1);
-    tokio::spawn(async move {
+    tasks.spawn_until_stopped("network", async move {
         loop {
             let change = network.changed().await;
             let failed = change.is_err();

@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::JoinHandle;
+use vipgate_common::{Task, Tasks};
 use vipgate_dataplane::policy::compiled::Policy;
 
 use crate::listener;
@@ -25,25 +25,21 @@ const MAX_REQUEST: usize = 4096;
 #[derive(Debug)]
 pub(super) struct HealthChecks {
     state: Arc<GatewayState>,
-    listening: BTreeMap<u16, JoinHandle<()>>,
+    /// Those of connections.
+    tasks: Tasks,
+    listening: BTreeMap<u16, Task>,
 }
 
 impl HealthChecks {
     /// Without any listener.
-    pub(super) fn new(state: Arc<GatewayState>) -> Self {
-        Self { state, listening: BTreeMap::new() }
+    pub(super) fn new(state: Arc<GatewayState>, tasks: Tasks) -> Self {
+        Self { state, tasks, listening: BTreeMap::new() }
     }
 
     /// Opens and closes listeners to match the policy in force. A port that can't be bound is retried by the next call.
     pub(super) fn update(&mut self) {
         let wanted = wanted(&self.state.compiled.load());
-        self.listening.retain(|port, task| {
-            let keep = wanted.contains_key(port) && !task.is_finished();
-            if !keep {
-                task.abort();
-            }
-            keep
-        });
+        self.listening.retain(|port, task| wanted.contains_key(port) && !task.is_finished());
         let previous = self.state.health_errors.load_full();
         let mut errors = BTreeMap::new();
         for (port, service) in wanted {
@@ -52,7 +48,7 @@ impl HealthChecks {
             }
             match listen(port) {
                 Ok(listener) => {
-                    let task = tokio::spawn(serve(listener, port, self.state.clone()));
+                    let task = Task::spawn(serve(listener, port, self.state.clone(), self.tasks.clone()));
                     self.listening.insert(port, task);
                 }
                 Err(error) => {
@@ -67,12 +63,6 @@ impl HealthChecks {
         if *previous != errors {
             self.state.health_errors.store(Arc::new(errors));
         }
-    }
-}
-
-impl Drop for HealthChecks {
-    fn drop(&mut self) {
-        self.listening.values().for_each(JoinHandle::abort);
     }
 }
 
@@ -97,11 +87,11 @@ fn bind<T>(port: u16, open: impl Fn(SocketAddr) -> io::Result<T>) -> io::Result<
     })
 }
 
-async fn serve(listener: TcpListener, port: u16, state: Arc<GatewayState>) {
+async fn serve(listener: TcpListener, port: u16, state: Arc<GatewayState>, tasks: Tasks) {
     loop {
         let (stream, from, mut slot) = listener::accept(&listener, &state.connections.health).await;
         let state = state.clone();
-        tokio::spawn(async move {
+        tasks.spawn_until_stopped("health check", async move {
             tokio::select! {
                 // A client that is too slow is disconnected.
                 result = tokio::time::timeout(REQUEST_TIMEOUT, respond(stream, port, &state)) => if result.is_err() {

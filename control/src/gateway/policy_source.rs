@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
+use vipgate_common::{Task, spawn_blocking};
 use vipgate_policy::compiler::{GatewayLocality, Placement};
 
 use crate::source;
 use crate::source::files::WatchedFiles;
-use crate::source::ingest::{SourceIngester, join_result};
+use crate::source::ingest::SourceIngester;
 use crate::state::files::{FileCommand, FileSourceHandle};
 use crate::xds::client::{self, ClientEvent};
 use crate::xds::publication::Publication;
@@ -28,17 +28,19 @@ pub(crate) struct PolicySubscription {
     /// The file source, with `policy.files`.
     pub(crate) files: Option<FileSourceHandle>,
     /// The running client, with `policy.server`.
-    client: Option<JoinHandle<()>>,
+    client: Option<Task>,
+    /// The running file source.
+    _server: Option<Task>,
 }
 
 impl PolicySubscription {
     /// A subscription to the events of a policy server's client.
     pub(super) fn server(events: mpsc::Receiver<ClientEvent>) -> Self {
-        Self { events, files: None, client: None }
+        Self { events, files: None, client: None, _server: None }
     }
 
     /// Sets the policy server's client, which ends with the subscription.
-    pub(super) fn set_client(&mut self, client: JoinHandle<()>) {
+    pub(super) fn set_client(&mut self, client: Task) {
         self.client = Some(client);
     }
 
@@ -52,15 +54,15 @@ impl PolicySubscription {
         locality: GatewayLocality,
         ingester: SourceIngester,
     ) -> Result<(Self, Option<PolicyUpdate>), StageError> {
-        let (mut server, subscription) = LocalServer::new(files, locality, ingester);
+        let (mut server, events, files) = LocalServer::new(files, locality, ingester);
         server.read().await;
         let update = server.publish().await?;
         if update.is_some() {
             // The gateway exits if the initial policy is invalid.
             server.gateway.record_outcome(true);
         }
-        tokio::spawn(server.follow());
-        Ok((subscription, update))
+        let server = Some(Task::spawn(server.follow()));
+        Ok((Self { events, files: Some(files), client: None, _server: server }, update))
     }
 
     /// Waits for the next event. Cancel-safe.
@@ -92,13 +94,17 @@ struct LocalServer {
 }
 
 impl LocalServer {
-    fn new(files: WatchedFiles, locality: GatewayLocality, ingester: SourceIngester) -> (Self, PolicySubscription) {
+    /// The server, and what its gateway has of it.
+    fn new(
+        files: WatchedFiles,
+        locality: GatewayLocality,
+        ingester: SourceIngester,
+    ) -> (Self, mpsc::Receiver<ClientEvent>, FileSourceHandle) {
         let (events, received) = mpsc::channel(MAX_PENDING_EVENTS);
         let (command_sender, commands) = mpsc::channel(1);
         let handle = FileSourceHandle { status: ingester.status(), commands: command_sender };
         let gateway = Subscriber { locality, ..Subscriber::default() };
-        let server = Self { files, ingester, gateway, events, commands };
-        (server, PolicySubscription { events: received, files: Some(handle), client: None })
+        (Self { files, ingester, gateway, events, commands }, received, handle)
     }
 
     /// Sends an update for each change, until the receiver is dropped.
@@ -162,8 +168,7 @@ impl LocalServer {
     async fn publish(&mut self) -> Result<Option<PolicyUpdate>, StageError> {
         let Some(placement) = self.ingester.status().compiled.load().placement.clone() else { return Ok(None) };
         let mut gateway = std::mem::take(&mut self.gateway);
-        let work = tokio::task::spawn_blocking(move || (gateway.publish(placement), gateway));
-        let (update, gateway) = join_result(work.await);
+        let (update, gateway) = spawn_blocking(move || (gateway.publish(placement), gateway)).await;
         self.gateway = gateway;
         update
     }

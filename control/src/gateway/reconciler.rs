@@ -17,8 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::oneshot;
-use tokio::task::{JoinHandle, spawn_blocking};
-use vipgate_common::Backoff;
+use vipgate_common::{Backoff, Blocking, spawn_blocking};
 use vipgate_dataplane::policy::build::Builder;
 use vipgate_dataplane::policy::change::PolicyChange;
 use vipgate_dataplane::policy::compiled::Policy;
@@ -31,7 +30,6 @@ use vipgate_xdp::steering::Steering;
 
 use crate::gateway::steering_tables;
 use crate::gateway::steering_tables::PreviousTables;
-use crate::source::ingest::join_result;
 use crate::state::{GatewayState, PolicyStatus};
 use crate::xds::client::{ClientEvent, Rejection};
 use crate::xds::resource::{CLUSTER, Key, Kind};
@@ -90,7 +88,7 @@ pub(super) struct Reconciler {
 /// The reconciler: idle, or running a job on a blocking thread.
 pub(super) struct ReconcilerTask {
     reconciler: Option<Box<Reconciler>>,
-    job: Option<JoinHandle<(Box<Reconciler>, JobResult)>>,
+    job: Option<Blocking<(Box<Reconciler>, JobResult)>>,
 }
 
 impl ReconcilerTask {
@@ -130,7 +128,7 @@ impl ReconcilerTask {
     /// Waits until the running job completes; forever if there is none. Cancel-safe.
     pub(super) async fn completed(&mut self) -> JobResult {
         let Some(job) = &mut self.job else { return std::future::pending().await };
-        let (reconciler, result) = join_result(job.await);
+        let (reconciler, result) = job.await;
         (self.reconciler, self.job) = (Some(reconciler), None);
         result
     }

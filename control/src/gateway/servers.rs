@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio::sync::watch;
-use tokio::task::JoinHandle;
+use vipgate_common::Tasks;
 
 use crate::command_error::CommandError;
 use crate::config::Config;
@@ -21,17 +20,17 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// The running servers. Dropping them removes the socket file, also after a failed startup.
 #[derive(Debug)]
 pub(super) struct Servers {
-    stop: watch::Sender<bool>,
-    tasks: [JoinHandle<()>; 2],
+    tasks: Tasks,
     _socket_file: admin::SocketFile,
 }
 
 impl Servers {
-    /// Opens both listeners and serves them on the background runtime.
+    /// Opens both listeners and serves them on the background runtime, in these tasks.
     pub(super) async fn start(
         config: &Config,
         state: &Arc<GatewayState>,
         background: &BackgroundRuntime,
+        tasks: Tasks,
     ) -> Result<Self, CommandError> {
         let failed = |error: io::Error| CommandError::runtime(error).context("metrics.listen");
         // Bound on this thread, since a port below 1024 requires a capability.
@@ -39,21 +38,16 @@ impl Servers {
         let path = config.admin.socket.clone();
         let both = async move { Ok((TcpListener::from_std(metrics).map_err(failed)?, admin::bind(&path).await?)) };
         let (metrics, admin): (_, admin::Socket) = background.run::<Result<_, CommandError>>(both).await?;
-        let (stop, stopped) = watch::channel(false);
         let connections = state.connections.metrics.clone();
         let monitored = Monitored::gateway(state.clone());
-        let tasks = [
-            background.spawn(admin::serve(state.clone(), admin.listener, stopped.clone())),
-            background.spawn(metrics::serve(monitored, metrics, connections, stopped)),
-        ];
-        Ok(Self { stop, tasks, _socket_file: admin.file })
+        let runtime = background.handle();
+        tasks.spawn_on("admin socket", admin::serve(state.clone(), admin.listener, tasks.clone()), runtime);
+        tasks.spawn_on("metrics", metrics::serve(monitored, metrics, connections, tasks.clone()), runtime);
+        Ok(Self { tasks, _socket_file: admin.file })
     }
 
     /// Stops both; requests in progress have [`STOP_TIMEOUT`] to complete.
     pub(super) async fn close(self) {
-        let _ = self.stop.send(true);
-        for task in self.tasks {
-            let _ = tokio::time::timeout(STOP_TIMEOUT, task).await;
-        }
+        self.tasks.stop(STOP_TIMEOUT).await;
     }
 }

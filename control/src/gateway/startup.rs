@@ -18,6 +18,7 @@ mod workers;
 use std::sync::Arc;
 
 use tokio::runtime::Handle;
+use vipgate_common::Tasks;
 use vipgate_dataplane::policy::build::Builder;
 use vipgate_dataplane::policy::publish::Publisher;
 use vipgate_dataplane::worker::command::Command;
@@ -56,6 +57,7 @@ struct Startup {
     config: Config,
     /// The core of each worker.
     cores: Vec<usize>,
+    tasks: Tasks,
     background: BackgroundRuntime,
     source: OpenedSource,
     network: Network,
@@ -90,11 +92,13 @@ impl Startup {
         let state = state::initial(&config, &source, network.current(), builder.snapshot().policy)?;
         let state = Arc::new(state);
         // Before the initial policy: operators need to see why there is none.
-        let servers = Servers::start(&config, &state, &background).await?;
+        let tasks = Tasks::default();
+        let servers = Servers::start(&config, &state, &background, tasks.child()).await?;
         let (interfaces, devices) = SteeredInterfaces::open(&config, nics, cores.len(), network.current().frames())?;
         Ok(Self {
             config,
             cores,
+            tasks,
             background,
             source,
             network,
@@ -154,7 +158,7 @@ impl Startup {
         let resolver = Resolver::open(&self.network, ResolverLimits::default()).await.map_err(CommandError::runtime)?;
         state::set_policy(&self.state, &initial.update, policy, generation);
         let commands = state::set_engine(&self.state, &self.interfaces, workers.parts);
-        let group = match group::join(&config, &self.state, workers.shared, &workers.store) {
+        let group = match group::join(&config, &self.state, workers.shared, &workers.store, &self.tasks) {
             Ok(group) => group,
             Err(error) => {
                 resolver.close().await;
@@ -170,9 +174,9 @@ impl Startup {
         reconciler.start(programmed, initial.into_reply());
         Ok(ControlLoop {
             tracking: self.interfaces.track(&config, &self.network),
-            network_changes: control::follow_network(self.network),
+            network_changes: control::follow_network(self.network, &self.tasks),
             membership: Membership::new(group, members),
-            housekeeping: Housekeeping::new(state.clone()),
+            housekeeping: Housekeeping::new(state.clone(), self.tasks.clone()),
             reconciler: ReconcilerTask::new(reconciler),
             subscription: self.source.subscription,
             advertiser: self.advertiser,
@@ -185,6 +189,7 @@ impl Startup {
             threads: workers.threads,
             config,
             state,
+            tasks: self.tasks,
             _background: self.background,
             _locks: self.interfaces.locks,
             _multicast: self.interfaces.multicast,

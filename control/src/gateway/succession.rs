@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use prost::Message;
 use tokio::sync::watch;
+use vipgate_common::{Tasks, spawn_blocking};
 
 use crate::command_error::CommandError;
 use crate::gateway::session_store::{Origin, read_left};
@@ -159,7 +160,7 @@ impl Stored {
 }
 
 /// Takes what the previous process has left in a file, and writes it for the next one. Without a file, or if its origin
-/// isn't this one, nothing is inherited. `incarnation` is this process.
+/// isn't this one, nothing is inherited. `incarnation` is this process, `tasks` what the writer is among.
 ///
 /// # Errors
 /// When no keys can be generated, or the file can't be read for the moment.
@@ -167,6 +168,7 @@ pub(super) fn inherit(
     file: Option<(PathBuf, Origin)>,
     name: &str,
     incarnation: u64,
+    tasks: &Tasks,
 ) -> Result<Inheritance, CommandError> {
     let no_random = |error| CommandError::runtime(error).context("cannot get random bytes from the kernel");
     let own = Identity::generate().map_err(CommandError::runtime)?;
@@ -193,7 +195,7 @@ pub(super) fn inherit(
             next.set_membership(&left);
         }
         write(&path, &next);
-        Writer::start(path, name.into(), next)
+        Writer::start(path, name.into(), next, tasks)
     });
     Ok(Inheritance {
         claim,
@@ -221,21 +223,21 @@ fn write(path: &Path, stored: &Stored) {
     }
 }
 
-/// Writes the latest membership for the next process, in a task of its own, which ends when this is dropped.
+/// Writes the latest membership for the next process, in a task of its own. When this is dropped, it writes what isn't
+/// written yet, and ends.
 #[derive(Debug)]
 pub(super) struct Writer(watch::Sender<LeftMembership>);
 
 impl Writer {
-    fn start(path: PathBuf, name: Arc<str>, mut stored: Stored) -> Self {
+    fn start(path: PathBuf, name: Arc<str>, mut stored: Stored, tasks: &Tasks) -> Self {
         let (sender, mut receiver) = watch::channel(LeftMembership::default());
-        tokio::spawn(async move {
+        tasks.spawn("membership file", async move {
             while receiver.changed().await.is_ok() {
                 let membership = receiver.borrow_and_update().clone();
                 stored.retain_keys(&name, &membership.view);
                 stored.set_membership(&membership);
                 let (path, stored) = (path.clone(), stored.clone());
-                // It fails only when the process ends.
-                let _ = tokio::task::spawn_blocking(move || write(&path, &stored)).await;
+                spawn_blocking(move || write(&path, &stored)).await;
             }
         });
         Self(sender)

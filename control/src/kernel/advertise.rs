@@ -83,6 +83,7 @@ impl Advertiser {
             watchdog: None,
             logged: LoggedErrors::default(),
         };
+        // Not ended by its handle: it withdraws the routes then.
         Ok(Self { desired, installed, task: tokio::spawn(reconciler.run()) })
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tokio::sync::{broadcast, watch};
-use tokio::task::JoinHandle;
+use vipgate_common::Task;
 use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::policy::spec::{NetworkSpec, Role};
 use vipgate_netlink::Subscription;
@@ -30,7 +30,7 @@ pub struct Network {
     published: watch::Receiver<Arc<NetworkSpec>>,
     links: watch::Receiver<LinkReport>,
     failed_neighbors: broadcast::Sender<NeighborFailed>,
-    task: JoinHandle<()>,
+    _task: Task,
 }
 
 impl Network {
@@ -49,7 +49,7 @@ impl Network {
         let model = Model::new(&wanted, dump)?;
         let (failures, _) = broadcast::channel(MAX_QUEUED_FAILURES);
         let (watcher, Published { network: published, links }) = Watcher::new(subscription, model, failures.clone());
-        Ok(Self { published, links, failed_neighbors: failures, task: tokio::spawn(watcher.run()) })
+        Ok(Self { published, links, failed_neighbors: failures, _task: Task::spawn(watcher.run()) })
     }
 
     /// The current state.
@@ -80,11 +80,5 @@ impl Network {
     /// Subscribes to the network state.
     pub(super) fn subscribe(&self) -> watch::Receiver<Arc<NetworkSpec>> {
         self.published.clone()
-    }
-}
-
-impl Drop for Network {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }

@@ -13,9 +13,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::debug;
+use vipgate_common::Task;
 use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::policy::spec::{InterfaceSpec, NetworkSpec, RouteTarget};
 use vipgate_xdp::packet::{PacketSocket, ReplyFilter};
@@ -47,14 +47,14 @@ pub struct ProbeConfig {
 #[derive(Debug)]
 pub struct Prober {
     next_hops: watch::Receiver<Vec<NextHopStatus>>,
-    task: JoinHandle<()>,
+    _task: Task,
 }
 
 impl Prober {
     /// Starts the task in the current runtime, for the interfaces of `network` and in this thread's namespace.
     pub fn start(network: &Network, plan: ProbeConfig) -> Self {
         let (published, hops) = watch::channel(Vec::new());
-        let task = Task {
+        let task = Probing {
             liveness: Liveness::new(plan.max_unanswered),
             plan,
             network: network.subscribe(),
@@ -62,7 +62,7 @@ impl Prober {
             sockets: BTreeMap::new(),
             published,
         };
-        Self { next_hops: hops, task: tokio::spawn(task.run()) }
+        Self { next_hops: hops, _task: Task::spawn(task.run()) }
     }
 
     /// Subscribes to the state of all next hops; marked as changed only when a state changes.
@@ -71,13 +71,7 @@ impl Prober {
     }
 }
 
-impl Drop for Prober {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-struct Task {
+struct Probing {
     plan: ProbeConfig,
     liveness: Liveness,
     network: watch::Receiver<Arc<NetworkSpec>>,
@@ -88,7 +82,7 @@ struct Task {
     published: watch::Sender<Vec<NextHopStatus>>,
 }
 
-impl Task {
+impl Probing {
     async fn run(mut self) {
         let mut tick = interval(self.plan.interval);
         // After a delayed round, next hops still get a full interval to respond.

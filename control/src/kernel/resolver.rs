@@ -78,6 +78,7 @@ impl Resolver {
     pub async fn open(network: &Network, limits: ResolverLimits) -> Result<Self, NetworkError> {
         let task = ResolverTask::open(network, limits).await?;
         let (commands, receiver) = mpsc::channel(MAX_QUEUED_COMMANDS);
+        // Not ended by its handle: it releases the next hops then.
         Ok(Self { commands, task: tokio::spawn(task.run(receiver)) })
     }
 

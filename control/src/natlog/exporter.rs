@@ -12,7 +12,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
-use vipgate_common::{Backoff, RECOVERY};
+use vipgate_common::{Backoff, RECOVERY, spawn_blocking};
 use vipgate_dataplane::flow::direction::Direction;
 use vipgate_dataplane::observe::session_log::{SessionEvent, SessionEventQueue};
 use vipgate_dataplane::policy::compiled::Policy;
@@ -125,9 +125,7 @@ impl Exporter {
     async fn apply_policy(&mut self, at: SystemTime, policy: Arc<Policy>) {
         let (ports, input) = (self.ports, policy.clone());
         // On a blocking thread: there may be a hundred thousand endpoints.
-        let Ok(after) = tokio::task::spawn_blocking(move || port_blocks::for_policy(&input, ports)).await else {
-            return;
-        };
+        let after = spawn_blocking(move || port_blocks::for_policy(&input, ports)).await;
         let before = std::mem::replace(&mut self.blocks, after);
         self.since_ms = unix_ms(at);
         self.policy = Some(policy);

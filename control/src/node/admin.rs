@@ -7,6 +7,7 @@ use arc_swap::ArcSwap;
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixListener;
 use tokio::sync::{oneshot, watch};
+use vipgate_common::Tasks;
 use vipgate_node::agent::{AgentHandle, Status as AgentStatus};
 use vipgate_node::drops::Reason;
 use vipgate_node::kernel::{Counter, Repairs};
@@ -189,9 +190,9 @@ pub(super) struct Service {
     pub(super) mark_users: watch::Receiver<MarkUsers>,
 }
 
-/// Serves the admin API until `stop` is set.
-pub(super) async fn serve(service: Service, listener: UnixListener, stop: watch::Receiver<bool>) {
-    serve_requests(service, listener, ConnectionLimiter::new("admin", LIMITS), stop).await;
+/// Serves the admin API until the stop signal of `tasks`.
+pub(super) async fn serve(service: Service, listener: UnixListener, tasks: Tasks) {
+    serve_requests(service, listener, ConnectionLimiter::new("admin", LIMITS), tasks).await;
 }
 
 impl AdminService for Service {

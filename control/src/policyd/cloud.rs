@@ -25,10 +25,10 @@ use arc_swap::ArcSwap;
 use futures::future::select_all;
 use ipnet::IpNet;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use vipgate_cloud::reconciler::{Inputs, PoolState};
 use vipgate_cloud::{CallMeter, GatewayNic, Scope};
+use vipgate_common::{Task, Tasks, spawn_blocking};
 use vipgate_membership::MembershipView;
 use vipgate_policy::Shortage;
 use vipgate_policy::manifest::CloudPool;
@@ -38,7 +38,6 @@ pub(super) use self::report::{AllocationFacts, PoolFacts, PoolReport};
 use super::leader::{Leadership, leads_for};
 use crate::config::CloudConfig;
 use crate::metric::Family;
-use crate::source::ingest::join_result;
 use crate::source::store::{CloudObjects, ProviderPool};
 use crate::xds::proto::CloudReply;
 use crate::xds::publication::Publication;
@@ -101,7 +100,7 @@ impl CloudState {
     /// What was observed before this server started, of pools that it hasn't observed yet.
     pub(super) async fn cached(&self) -> Inventory {
         let Some(path) = self.config.as_ref().and_then(|config| config.cache.clone()) else { return Inventory::new() };
-        let mut cached = join_result(tokio::task::spawn_blocking(move || cache::read(&path)).await);
+        let mut cached = spawn_blocking(move || cache::read(&path)).await;
         cached.retain(|name, _| !self.inventory.borrow().contains_key(name));
         cached
     }
@@ -152,19 +151,19 @@ pub(super) struct Watches {
     pub(super) leadership: Option<watch::Receiver<Leadership>>,
 }
 
-/// Runs the reconcilers of all pools until `stop` is set.
-pub(super) async fn run(state: Arc<CloudState>, watches: Watches, mut stop: watch::Receiver<bool>) {
+/// Runs the reconcilers of all pools until the stop signal of `tasks`.
+pub(super) async fn run(state: Arc<CloudState>, watches: Watches, tasks: Tasks) {
     let Some(config) = state.config.clone() else { return };
     if let Some(path) = config.cache.clone() {
-        tokio::spawn(cache::run(path, state.inventory(), stop.clone()));
+        tasks.spawn("cloud cache", cache::run(path, state.inventory(), tasks.clone()));
     }
     let (objects, shortages) = (state.objects.subscribe(), state.service_shortages.subscribe());
     let mut manager = Manager { config, state, watches, objects, shortages, pools: BTreeMap::new() };
-    while !*stop.borrow() {
+    while !tasks.is_stopping() {
         manager.update();
         tokio::select! {
             () = manager.changed() => {}
-            _ = stop.wait_for(|stop| *stop) => {}
+            () = tasks.stopped() => {}
         }
     }
 }
@@ -176,13 +175,7 @@ struct Pool {
     states: watch::Receiver<Arc<PoolState>>,
     meter: Arc<CallMeter>,
     demand: DemandTracker,
-    task: JoinHandle<()>,
-}
-
-impl Drop for Pool {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
+    _task: Task,
 }
 
 struct Manager {
@@ -297,7 +290,7 @@ impl Manager {
         let task = provider::spawn(&spec.spec, &self.config, meter.clone(), of_reconciler, states, leads);
         let task = task.map_err(|error| Box::new(FailedPool { spec: spec.clone(), error }))?;
         let demand = DemandTracker::default();
-        Ok(Pool { spec: spec.clone(), inputs, states: of_manager, meter, demand, task })
+        Ok(Pool { spec: spec.clone(), inputs, states: of_manager, meter, demand, _task: task })
     }
 }
 

@@ -139,7 +139,7 @@ impl Counts {
 
 /// Writes recorded Events until the server stops. One that can't be written is lost.
 pub(super) async fn run(events: Arc<ObjectEvents>, writer: Arc<KubeWriter>) {
-    let (mut stop, mut counts) = (writer.stop.clone(), Counts::default());
+    let mut counts = Counts::default();
     let write_all = async {
         let mut receiver = events.receiver.lock().await;
         while let Some(event) = receiver.recv().await {
@@ -153,7 +153,7 @@ pub(super) async fn run(events: Arc<ObjectEvents>, writer: Arc<KubeWriter>) {
     };
     tokio::select! {
         () = write_all => {}
-        _ = stop.wait_for(|stop| *stop) => {}
+        () = writer.tasks.stopped() => {}
     }
 }
 

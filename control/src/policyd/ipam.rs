@@ -22,7 +22,7 @@ use arc_swap::ArcSwap;
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::time::sleep;
-use vipgate_common::{Backoff, jittered};
+use vipgate_common::{Backoff, jittered, spawn_blocking};
 use vipgate_policy::address_record::AddressRecord;
 use vipgate_policy::ipam::{AllocationPlan, Decision, PoolUsage, Reason, Snapshot};
 use vipgate_policy::manifest::ServiceRequest;
@@ -37,7 +37,6 @@ use super::object_state::ObjectState;
 use crate::config::KubernetesSource;
 use crate::metric::Family;
 use crate::metrics::definitions::policy_server as defined;
-use crate::source::ingest::join_result;
 use crate::source::store::CATCH_UP_TIME;
 
 /// Pause between rounds, such as after a conflict.
@@ -152,10 +151,10 @@ struct Allocator {
 
 impl Allocator {
     async fn run(mut self) {
-        let (mut leadership, mut stop) = (self.writer.leadership.clone(), self.writer.stop.clone());
+        let (mut leadership, tasks) = (self.writer.leadership.clone(), self.writer.tasks.clone());
         let mut snapshots = self.state.snapshot.subscribe();
         let mut backoff = Backoff::default();
-        while !*stop.borrow() {
+        while !tasks.is_stopping() {
             let leader = leads_for(*leadership.borrow_and_update(), Duration::ZERO);
             let snapshot = snapshots.borrow_and_update().clone().filter(|_| leader);
             self.leads_since = leader.then(|| self.leads_since.unwrap_or_else(Instant::now));
@@ -188,7 +187,7 @@ impl Allocator {
                 _ = snapshots.changed(), if !is_failed => {}
                 () = other_leader => {}
                 () = sleep(delay.unwrap_or_default()), if delay.is_some() => {}
-                _ = stop.wait_for(|stop| *stop) => {}
+                () = tasks.stopped() => {}
             }
         }
     }
@@ -327,12 +326,12 @@ async fn plan_for(
     inputs: impl FnOnce(&Snapshot) -> (Vec<ServiceRequest>, AddressRecord) + Send + 'static,
 ) -> (Vec<ServiceRequest>, AllocationPlan) {
     let snapshot = snapshot.clone();
-    let work = tokio::task::spawn_blocking(move || {
+    let work = spawn_blocking(move || {
         let (services, record) = inputs(&snapshot);
         let plan = snapshot.plan(&services, record, Timestamp::now());
         (services, plan)
     });
-    join_result(work.await)
+    work.await
 }
 
 #[cfg(test)]

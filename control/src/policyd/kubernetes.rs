@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
+use vipgate_common::Tasks;
 
 use self::writer::KubeWriter;
 use super::cloud::CloudState;
@@ -53,26 +53,27 @@ impl KubernetesState {
         leads_for(*self.leadership.borrow(), Duration::ZERO)
     }
 
-    /// Starts all tasks, until `stop` is set. The returned one ends when nothing is written any more. `registry` and `nodes`
-    /// are the connected gateways and agents of nodes.
+    /// Starts all tasks, among `tasks`. Of these, one ends when nothing is written any more and the Lease is given back.
+    /// `registry` and `nodes` are the connected gateways and agents of nodes.
     pub(super) fn start(
         &self,
         registry: Arc<Registry>,
         nodes: Arc<Registry>,
         membership: MembershipHandle,
         cloud: Arc<CloudState>,
-        stop: &watch::Receiver<bool>,
-    ) -> JoinHandle<()> {
+        tasks: &Tasks,
+    ) {
         let (objects, ipam) = (self.objects.clone(), self.ipam.clone());
-        let writer = KubeWriter::new(self.source.clone(), self.leadership(), stop.clone(), objects.writes.clone());
+        let writer = KubeWriter::new(self.source.clone(), self.leadership(), tasks.clone(), objects.writes.clone());
         let writer = Arc::new(writer);
         let events = events::run(objects.events.clone(), writer.clone());
         let addresses = ipam::run(self.source.clone(), ipam.clone(), objects.clone(), cloud.clone(), writer.clone());
         let status = object_status::run(InputSources { objects, ipam, cloud, registry, nodes, membership }, writer);
-        let writers = tokio::spawn(async move {
+        let writers = tasks.spawn("writers of objects", async move {
             tokio::join!(addresses, status, events);
         });
-        tokio::spawn(leader::run(self.source.clone(), self.leadership.clone(), writers, stop.clone()))
+        let election = leader::run(self.source.clone(), self.leadership.clone(), writers, stop_signal(tasks));
+        tasks.spawn("leader election", election);
     }
 
     /// Passes a compilation to the writer of status, once it is published.
@@ -90,4 +91,15 @@ impl KubernetesState {
         families.extend(self.objects.families());
         families
     }
+}
+
+/// The stop signal in the form that the election takes.
+fn stop_signal(tasks: &Tasks) -> watch::Receiver<bool> {
+    let (stop, stopped) = watch::channel(false);
+    let signal = tasks.clone();
+    tasks.spawn("stop signal", async move {
+        signal.stopped().await;
+        stop.send_replace(true);
+    });
+    stopped
 }

@@ -14,6 +14,7 @@ use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::server::TlsStream;
 use tonic::Request;
 use tonic::transport::server::{Connected, TcpConnectInfo};
+use vipgate_common::Tasks;
 
 use super::identity::RejectionLog;
 use crate::command_error::CommandError;
@@ -94,9 +95,9 @@ pub fn bind(address: SocketAddr) -> Result<TcpListener, CommandError> {
 }
 
 /// Accepts connections without TLS.
-pub fn accept_plain(listener: TcpListener, room: Arc<ConnectionLimiter>) -> Incoming<TcpStream> {
+pub fn accept_plain(listener: TcpListener, room: Arc<ConnectionLimiter>, tasks: &Tasks) -> Incoming<TcpStream> {
     let (sender, receiver) = mpsc::channel(QUEUE);
-    tokio::spawn(async move {
+    tasks.spawn("listener", async move {
         while let Some((stream, from, slot)) = accept(&listener, &room, &sender).await {
             if sender.send(Ok(guard(stream, from, slot))).await.is_err() {
                 return;
@@ -113,15 +114,17 @@ pub fn accept_tls(
     certificates: Arc<Certificates>,
     stats: Arc<Stats>,
     rejections: Arc<RejectionLog>,
+    tasks: &Tasks,
 ) -> Incoming<TlsStream<TcpStream>> {
     let (sender, receiver) = mpsc::channel(QUEUE);
-    tokio::spawn(async move {
+    let handshakes = tasks.clone();
+    tasks.spawn("listener", async move {
         while let Some((stream, from, mut slot)) = accept(&listener, &room, &sender).await {
             let acceptor = TlsAcceptor::from(certificates.current());
             let requires_certificate = certificates.identify_clients();
             let (sender, stats, rejections) = (sender.clone(), stats.clone(), rejections.clone());
             // One task per handshake: a slow client delays no other.
-            tokio::spawn(async move {
+            handshakes.spawn_until_stopped("TLS handshake", async move {
                 let handshake = tokio::select! {
                     handshake = timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)) => handshake,
                     () = slot.evicted() => return,

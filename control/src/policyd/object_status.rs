@@ -26,6 +26,7 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::jiff::Timestamp;
 use tokio::time::sleep;
+use vipgate_common::spawn_blocking;
 
 pub(super) use self::inputs::InputSources;
 use self::inputs::Inputs;
@@ -33,7 +34,6 @@ use self::planner::{Planner, StatusPlan, StatusWrite};
 use self::session_samples::SessionSamples;
 use super::kubernetes::writer::{KubeWriter, Purpose, Write};
 use super::node_events::Agents;
-use crate::source::ingest::join_result;
 
 /// How often inputs are compared. Gateways acknowledge a policy faster than that, so most changes are one write.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -68,10 +68,9 @@ impl Reconciler {
         let mut last: Option<Inputs> = None;
         let mut pause = INTERVAL;
         loop {
-            let mut stop = self.writer.stop.clone();
             tokio::select! {
                 () = sleep(pause) => {}
-                _ = stop.wait_for(|stop| *stop) => return,
+                () = self.writer.tasks.stopped() => return,
             }
             pause = INTERVAL;
             if !self.writer.leads() {
@@ -106,11 +105,11 @@ impl Reconciler {
         let (mut planner, now) = (std::mem::take(&mut self.planner), self.started.elapsed());
         // The API's times have no fractions.
         let timestamp = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
-        let work = tokio::task::spawn_blocking(move || {
+        let work = spawn_blocking(move || {
             let plan = planner.plan(&inputs, now, &timestamp);
             (planner, plan)
         });
-        let (planner, plan) = join_result(work.await);
+        let (planner, plan) = work.await;
         self.planner = planner;
         plan
     }

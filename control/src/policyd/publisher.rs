@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, Interval, sleep_until};
+use vipgate_common::spawn_blocking;
 
 use super::cloud::Inventory;
 use super::state::{AcceptEmptyCommand, ServerState};
 use crate::source::SourceEvent;
-use crate::source::ingest::{SourceIngester, join_result};
+use crate::source::ingest::SourceIngester;
 use crate::source::store::{AcceptEmptyError, AcceptedEmpty};
 use crate::systemd;
 use crate::xds::publication::Publication;
@@ -128,7 +129,7 @@ impl Publisher {
         state.cloud.set_objects(&state.source.compiled.load().cloud);
         if let Some(placement) = state.source.compiled.load().placement.clone().filter(|_| self.is_complete()) {
             let (previous, started) = (self.last.clone(), Instant::now());
-            let next = join_result(tokio::task::spawn_blocking(move || previous.next(placement)).await);
+            let next = spawn_blocking(move || previous.next(placement)).await;
             let elapsed = elapsed + started.elapsed();
             state.stats.compile_us.store(u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX), Relaxed);
             if let Some(next) = next {

@@ -116,6 +116,7 @@ impl AggregatedDiscoveryService for DiscoveryService {
             view: ViewStream::new(self.view.clone()),
             charge,
         };
+        // It ends with its connection, which is the server's.
         tokio::spawn(task.run(first, requests));
         Ok(Reply::new(Box::pin(outgoing)))
     }

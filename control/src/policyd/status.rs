@@ -11,6 +11,7 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::timeout;
 use tonic::{Request, Response, Status};
+use vipgate_common::spawn_blocking;
 use vipgate_policy::diagnostic::Severity;
 
 use super::identity::{ClientIdentity, RejectionLog};
@@ -158,12 +159,12 @@ async fn run_blocking<T: Send + 'static>(
     let Ok(Ok(permit)) = timeout(PERMIT_TIMEOUT, permits.acquire()).await else {
         return Err(Status::resource_exhausted("too many concurrent status requests: retry later"));
     };
-    let task = tokio::task::spawn_blocking(move || {
+    let task = spawn_blocking(move || {
         let outcome = work();
         drop(permit);
         outcome
     });
-    task.await.map_err(|error| Status::internal(error.to_string()))
+    Ok(task.await)
 }
 
 /// Size limit of a reply, or of a part of it.

@@ -12,13 +12,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
+use vipgate_common::spawn_blocking;
 use vipgate_policy::fingerprint::Fingerprint;
 
 use self::layout::{Layout, Suspect};
 use super::{EntryContent, EntryError, SourceEvent, SourceUpdate, UnavailablePath};
 use crate::command_error::may_pass;
 use crate::source::file_watcher::{FileWatcher, Suspects, watch_directories};
-use crate::source::ingest::join_result;
 use crate::source::manifest_files::{Content, ContentCache, FileStamp, Walk, walk};
 
 /// Watches files and directories until the receiver is dropped.
@@ -119,11 +119,11 @@ impl WatchedFiles {
         work: impl FnOnce(&mut FileReader) -> T + Send + 'static,
     ) -> T {
         let mut reader = std::mem::take(&mut self.reader);
-        let task = tokio::task::spawn_blocking(move || {
+        let task = spawn_blocking(move || {
             let output = work(&mut reader);
             (reader, output)
         });
-        let (reader, output) = join_result(task.await);
+        let (reader, output) = task.await;
         self.reader = reader;
         output
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use k8s_openapi::jiff::Timestamp;
-use tokio::task::JoinError;
+use vipgate_common::spawn_blocking;
 use vipgate_policy::diagnostic::Diagnostic;
 use vipgate_policy::manifest::CloudPool;
 
@@ -267,13 +267,13 @@ impl SourceIngester {
             (outcome, took) = (next, took + more);
         }
         let status = self.status.clone();
-        let work = tokio::task::spawn_blocking(move || {
+        spawn_blocking(move || {
             // Comparing the diagnostics of thousands of manifests and dropping the previous result is slow, too.
             let before = status.compiled.load_full();
             log_changes(&before, &outcome);
             status.compiled.store(Arc::new(outcome));
-        });
-        join_result(work.await);
+        })
+        .await;
         self.status.update_health();
         took
     }
@@ -282,7 +282,7 @@ impl SourceIngester {
         let mut store = std::mem::take(&mut self.store);
         let is_reachable = self.status.unreachable.load().is_none();
         let waits_for_reads = self.began.elapsed() < FAILED_READS_TIMEOUT;
-        let work = tokio::task::spawn_blocking(move || {
+        let work = spawn_blocking(move || {
             let start = Instant::now();
             for update in updates {
                 store.update(update);
@@ -295,7 +295,7 @@ impl SourceIngester {
             let outcome = store.compile();
             (store, outcome, start.elapsed())
         });
-        let (store, outcome, took) = join_result(work.await);
+        let (store, outcome, took) = work.await;
         self.store = store;
         (outcome, took)
     }
@@ -329,11 +329,6 @@ impl SourceIngester {
 fn record_time() -> Timestamp {
     let now = Timestamp::now();
     Timestamp::from_millisecond(now.as_millisecond()).unwrap_or(now)
-}
-
-/// The result of a blocking task. A panic in it is a bug and is propagated.
-pub(crate) fn join_result<T>(work: Result<T, JoinError>) -> T {
-    work.unwrap_or_else(|error| std::panic::resume_unwind(Box::new(error.to_string())))
 }
 
 /// Logs new diagnostics and newly faulty objects.

@@ -20,8 +20,7 @@ use std::time::{Duration, SystemTime};
 use arc_swap::ArcSwap;
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::timeout;
-use vipgate_common::RECOVERY;
+use vipgate_common::{RECOVERY, Tasks};
 use vipgate_policy::compiler::GatewayLocality;
 
 pub(crate) use self::attempts::Attempts;
@@ -233,7 +232,8 @@ impl Client {
         let (path, events) = (client.server.cache.clone(), client.subscriber.events.clone());
         let file = path.display().to_string();
         // The lock is held until the last write has ended, even if that is after the client's end.
-        let writer = tokio::spawn(cache.run(store_at(path, opened)));
+        let writer = Tasks::default();
+        writer.spawn("policy cache", cache.run(store_at(path, opened)));
         tokio::select! {
             // Before the end, since what the gateway has in force is to be acknowledged.
             biased;
@@ -241,7 +241,7 @@ impl Client {
             () = events.closed() => {}
         }
         // The writer ends with the client, which has the sender.
-        if timeout(CACHE_CLOSE_TIMEOUT, writer).await.is_err() {
+        if !writer.stop(CACHE_CLOSE_TIMEOUT).await {
             tracing::error!(
                 event = "policy_cache_failed",
                 file,

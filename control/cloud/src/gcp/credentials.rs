@@ -12,6 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hyper::Request;
 use serde::Deserialize;
+use vipgate_common::spawn_blocking;
 
 use crate::api::Authorize;
 use crate::error::CloudError;
@@ -101,8 +102,7 @@ impl Authorize for Credentials {
 async fn read_file(path: &std::path::Path) -> Result<Vec<u8>, CloudError> {
     let path = path.to_owned();
     let name = path.display().to_string();
-    let read = tokio::task::spawn_blocking(move || std::fs::read(path)).await;
-    let read = read.unwrap_or_else(|error| Err(std::io::Error::other(error)));
+    let read = spawn_blocking(move || std::fs::read(path)).await;
     read.map_err(|error| ISSUER.refused("File", &format!("{name}: {error}")))
 }
 

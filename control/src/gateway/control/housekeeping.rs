@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::task::JoinHandle;
 use tokio::time::Interval;
+use vipgate_common::{Task, Tasks};
 
 use crate::gateway::address_conflicts;
 use crate::gateway::health_checks::HealthChecks;
@@ -24,15 +24,15 @@ pub(in crate::gateway) struct Housekeeping {
     rates_measured: Instant,
     shortages: PortExhaustionLog,
     health: HealthChecks,
-    stalls: Option<JoinHandle<()>>,
+    stalls: Option<Task>,
 }
 
 impl Housekeeping {
     /// Housekeeping that hasn't started.
-    pub(in crate::gateway) fn new(state: Arc<GatewayState>) -> Self {
+    pub(in crate::gateway) fn new(state: Arc<GatewayState>, tasks: Tasks) -> Self {
         let interval = systemd::watchdog_interval().map_or(INTERVAL, |limit| limit.min(INTERVAL));
         Self {
-            health: HealthChecks::new(state.clone()),
+            health: HealthChecks::new(state.clone(), tasks),
             state,
             timer: tokio::time::interval(interval),
             rates_measured: Instant::now(),
@@ -45,14 +45,12 @@ impl Housekeeping {
     pub(super) fn start(&mut self) {
         self.timer.reset_immediately();
         self.rates_measured = Instant::now();
-        self.stalls = Some(tokio::spawn(self.state.stalls.clone().measure()));
+        self.stalls = Some(Task::spawn(self.state.stalls.clone().measure()));
     }
 
     /// Ends the measurement of stalls.
     pub(super) fn stop(&mut self) {
-        if let Some(stalls) = self.stalls.take() {
-            stalls.abort();
-        }
+        self.stalls = None;
     }
 
     /// Waits until housekeeping is due. Cancel-safe.

@@ -2,11 +2,15 @@
 //! released.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use super::{ControlLoop, End};
 use crate::command_error::CommandError;
 use crate::natlog::NatLog;
 use crate::systemd;
+
+/// Time for what tasks still write.
+const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl ControlLoop {
     /// Stops everything; returns `end`, or that a worker has panicked.
@@ -23,6 +27,7 @@ impl ControlLoop {
         let none_panicked = self.threads.stop();
         NatLog::close(self.nat_log).await;
         self.resolver.close().await;
+        self.tasks.stop(STOP_TIMEOUT).await;
         if !none_panicked && end.is_ok() {
             return Err(CommandError::runtime("a worker thread died; see the log"));
         }

@@ -3,6 +3,8 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use vipgate_common::Tasks;
+
 use super::engine::Shared;
 use crate::command_error::CommandError;
 use crate::config::{Config, Overlay, PolicySource};
@@ -22,6 +24,7 @@ pub(super) fn join(
     state: &Arc<GatewayState>,
     shared: Shared,
     store: &SessionStore,
+    tasks: &Tasks,
 ) -> Result<Group, CommandError> {
     let lease = Arc::new(GroupLease::new(shared.lease));
     let PolicySource::Server(server) = &config.policy else { return Ok(Group::new(config, lease, None, None, None)) };
@@ -33,7 +36,7 @@ pub(super) fn join(
     let predecessor = if store.is_in_use() { None } else { process_secret::exchange(config, &secret)? };
     let file = path_beside(config, MEMBERSHIP).zip(store.origin());
     let Inheritance { claim, identities, tunnel_secrets, membership, writer } =
-        succession::inherit(file, &name, incarnation)?;
+        succession::inherit(file, &name, incarnation, tasks)?;
     let plan = heartbeat::ClientConfig {
         name: name.clone(),
         secret,
@@ -69,5 +72,6 @@ pub(super) fn join(
         }
     };
     let (client, handle) = HeartbeatClient::open(plan);
+    // Not ended by its handle: it gives the lease back then.
     Ok(Group::new(config, lease, Some((handle, tokio::spawn(client.run()))), links, Some(process)))
 }

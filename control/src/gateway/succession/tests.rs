@@ -44,7 +44,7 @@ impl Host {
     }
 
     fn start_at(&self, incarnation: u64, origin: Origin) -> Inheritance {
-        inherit(Some((self.path(), origin)), "a", incarnation).unwrap()
+        inherit(Some((self.path(), origin)), "a", incarnation, &Tasks::default()).unwrap()
     }
 
     /// A process leaves this membership, and has written it.
@@ -98,7 +98,7 @@ fn a_file_that_cannot_be_read_for_the_moment_is_not_replaced() {
     let host = Host::new();
     // Nothing is mapped at address 0: reading fails with EIO.
     symlink("/proc/self/mem", host.path()).unwrap();
-    assert!(inherit(Some((host.path(), ORIGIN)), "a", 11).is_err());
+    assert!(inherit(Some((host.path(), ORIGIN)), "a", 11, &Tasks::default()).is_err());
     assert!(fs::symlink_metadata(host.path()).unwrap().is_symlink());
 }
 
@@ -123,6 +123,6 @@ async fn a_file_of_another_directory_or_boot_or_a_damaged_one_is_not_used() {
         assert_eq!((process.claim.clone(), process.membership.clone()), (Claim::new(12, vec![]), None));
     }
     // Without a lock of the directory.
-    let process = inherit(None, "a", 12).unwrap();
+    let process = inherit(None, "a", 12, &Tasks::default()).unwrap();
     assert!(process.writer.is_none() && process.membership.is_none() && process.claim.predecessors.is_empty());
 }

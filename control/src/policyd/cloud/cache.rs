@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::sleep;
+use vipgate_common::{Tasks, spawn_blocking};
 use vipgate_policy::manifest::CloudPool;
 
 use super::Inventory;
@@ -31,17 +32,13 @@ pub(super) fn read(path: &Path) -> Inventory {
     pools.into_iter().map(|(name, pool)| (name, Arc::new(pool))).collect()
 }
 
-/// Writes each new inventory until `stop` is set.
-pub(super) async fn run(
-    path: PathBuf,
-    mut inventory: watch::Receiver<Arc<Inventory>>,
-    mut stop: watch::Receiver<bool>,
-) {
+/// Writes each new inventory until the stop signal of `tasks`.
+pub(super) async fn run(path: PathBuf, mut inventory: watch::Receiver<Arc<Inventory>>, tasks: Tasks) {
     let mut is_failed = false;
     loop {
         tokio::select! {
             changed = inventory.changed() => if changed.is_err() { return },
-            _ = stop.wait_for(|stop| *stop) => return,
+            () = tasks.stopped() => return,
         }
         let current = inventory.borrow_and_update().clone();
         // While a pool isn't observed, what is known of it is in the file.
@@ -49,8 +46,7 @@ pub(super) async fn run(
             continue;
         }
         let target = path.clone();
-        let written = tokio::task::spawn_blocking(move || write(&target, &current)).await;
-        match written.unwrap_or_else(|error| Err(io::Error::other(error))) {
+        match spawn_blocking(move || write(&target, &current)).await {
             Ok(()) => is_failed = false,
             Err(error) if !is_failed => {
                 is_failed = true;
@@ -58,7 +54,10 @@ pub(super) async fn run(
             }
             Err(_) => {}
         }
-        sleep(WRITE_INTERVAL).await;
+        tokio::select! {
+            () = sleep(WRITE_INTERVAL) => {}
+            () = tasks.stopped() => return,
+        }
     }
 }
 
@@ -124,8 +123,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("cloud.cache");
         let (observed, inventory_of) = watch::channel(Arc::new(Inventory::new()));
-        let (stop, stopped) = watch::channel(false);
-        let task = tokio::spawn(run(path.clone(), inventory_of, stopped));
+        let tasks = Tasks::default();
+        tasks.spawn("cache", run(path.clone(), inventory_of, tasks.clone()));
         for last in 1..4 {
             let wanted = inventory(&[("a", last)]);
             observed.send_replace(Arc::new(wanted.clone()));
@@ -136,7 +135,6 @@ mod tests {
             };
             tokio::time::timeout(10 * WRITE_INTERVAL, written).await.unwrap();
         }
-        stop.send_replace(true);
-        task.await.unwrap();
+        assert!(tasks.stop(10 * WRITE_INTERVAL).await);
     }
 }

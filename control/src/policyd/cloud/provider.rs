@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 use vipgate_cloud::aws::{self, Aws};
 use vipgate_cloud::azure::{self, Azure};
 use vipgate_cloud::gcp::{self, Gcp};
 use vipgate_cloud::reconciler::{self, Inputs, PoolState};
 use vipgate_cloud::{Associate, CallMeter};
+use vipgate_common::Task;
 use vipgate_policy::manifest::{self, ProviderSpec};
 
 use crate::config::CloudConfig;
@@ -24,20 +24,20 @@ pub(super) fn spawn(
     inputs: watch::Receiver<Inputs>,
     states: watch::Sender<Arc<PoolState>>,
     leads: impl Fn() -> bool + Send + Sync + 'static,
-) -> Result<JoinHandle<()>, String> {
+) -> Result<Task, String> {
     if let Some(aws) = &spec.aws {
         let provider = Aws::new(aws_config(spec, aws, config), meter).map_err(|error| error.to_string())?;
-        return Ok(tokio::spawn(reconciler::run(Arc::new(provider), inputs, states, leads)));
+        return Ok(Task::spawn(reconciler::run(Arc::new(provider), inputs, states, leads)));
     }
     if let Some(azure) = &spec.azure {
         let provider = Azure::new(&azure_config(spec, azure, config), meter).map_err(|error| error.to_string())?;
-        return Ok(tokio::spawn(reconciler::run(Arc::new(provider), inputs, states, leads)));
+        return Ok(Task::spawn(reconciler::run(Arc::new(provider), inputs, states, leads)));
     }
     let gcp = spec.gcp.as_ref().ok_or("names no provider")?;
     let settings =
         gcp::Config { endpoint: config.endpoints.gcp.clone(), ..gcp::Config::new(&gcp.project, &gcp.region) };
     let provider = Gcp::new(&settings, meter).map_err(|error| error.to_string())?;
-    Ok(tokio::spawn(reconciler::run(Arc::new(provider), inputs, states, leads)))
+    Ok(Task::spawn(reconciler::run(Arc::new(provider), inputs, states, leads)))
 }
 
 fn associate(spec: &ProviderSpec) -> Associate {

@@ -17,7 +17,7 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::time::sleep;
-use vipgate_common::{Rate, TokenBucket};
+use vipgate_common::{Rate, Tasks, TokenBucket};
 use vipgate_policy::manifest::{FIELD_MANAGER, Kind};
 
 use self::outcome::Failures;
@@ -167,7 +167,8 @@ pub(in crate::policyd) struct Applied<T> {
 /// The writer.
 pub(in crate::policyd) struct KubeWriter {
     pub(in crate::policyd) leadership: watch::Receiver<Leadership>,
-    pub(in crate::policyd) stop: watch::Receiver<bool>,
+    /// Those of the server.
+    pub(in crate::policyd) tasks: Tasks,
     counts: Arc<WriteCounts>,
     failures: Mutex<Failures>,
     /// The queue: first come, first served.
@@ -183,11 +184,11 @@ impl KubeWriter {
     pub(in crate::policyd) fn new(
         source: KubernetesSource,
         leadership: watch::Receiver<Leadership>,
-        stop: watch::Receiver<bool>,
+        tasks: Tasks,
         counts: Arc<WriteCounts>,
     ) -> Self {
         let connection = Connection { client: ReusedClient::new(source), bucket: TokenBucket::new(RATE) };
-        Self { leadership, stop, counts, failures: Mutex::default(), connection: AsyncMutex::new(connection) }
+        Self { leadership, tasks, counts, failures: Mutex::default(), connection: AsyncMutex::new(connection) }
     }
 
     /// Whether this server leads.
@@ -197,7 +198,7 @@ impl KubeWriter {
 
     /// Whether a write may begin. Another leader may write when the Lease has ended: nothing may be under way then.
     fn may_write(&self) -> bool {
-        leads_for(*self.leadership.borrow(), TIMEOUT) && !*self.stop.borrow()
+        leads_for(*self.leadership.borrow(), TIMEOUT) && !self.tasks.is_stopping()
     }
 
     fn failures(&self) -> MutexGuard<'_, Failures> {

@@ -20,6 +20,7 @@ use tonic::body::Body;
 use tonic::codegen::http;
 use tonic::transport::{Endpoint, Server as Tonic};
 use tower::ServiceExt as _;
+use vipgate_common::Tasks;
 use vipgate_dataplane::policy::spec::EndpointSpec;
 use vipgate_policy::compiler::{GatewayLocality, Placement};
 
@@ -100,9 +101,8 @@ impl Server {
             .add_service(membership::server(membership, stats.clone(), rejections.clone()));
         let scheme = match ca {
             None => {
-                tokio::spawn(
-                    router.serve_with_incoming(ReceiverStream::new(listen::accept_plain(listener, room.clone()))),
-                );
+                let incoming = listen::accept_plain(listener, room.clone(), &Tasks::default());
+                tokio::spawn(router.serve_with_incoming(ReceiverStream::new(incoming)));
                 "http"
             }
             Some(ca) => {
@@ -114,6 +114,7 @@ impl Server {
                     Arc::new(Certificates::read(files, client_certificates).unwrap()),
                     stats,
                     rejections,
+                    &Tasks::default(),
                 );
                 tokio::spawn(router.serve_with_incoming(ReceiverStream::new(incoming)));
                 "https"

@@ -6,13 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
-use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::Instant;
+use vipgate_common::{Task, spawn_blocking};
 
 use super::admission::{Admitted, Role};
 use super::{End, Published, StreamTask};
 use crate::policyd::set_aside::Refused;
-use crate::source::ingest::join_result;
 use crate::xds::publication::Publication;
 use crate::xds::publication::selection::Selection;
 
@@ -31,7 +30,7 @@ const REPETITION: (Duration, Duration) = (Duration::from_secs(2), Duration::from
 static BUILDS: Semaphore = Semaphore::const_new(MAX_BUILDS);
 
 /// A build, with the time that it took.
-type Build = JoinHandle<(Publication, Duration)>;
+type Build = Task<(Publication, Duration)>;
 
 /// The variants of a stream's publications.
 #[derive(Debug, Default)]
@@ -55,7 +54,7 @@ impl Variants {
     /// Waits until the running build ends; forever if there is none. Cancel-safe.
     pub(super) async fn built(&mut self) -> Duration {
         let Some(build) = &mut self.build else { return std::future::pending().await };
-        let (publication, elapsed) = join_result(build.await);
+        let (publication, elapsed) = build.await;
         self.build = None;
         self.last = Some(Arc::new(publication));
         elapsed
@@ -124,15 +123,17 @@ impl StreamTask {
         }
         self.variants.serials += 1;
         let (current, serial) = (current.clone(), self.variants.serials);
-        self.variants.build = Some(tokio::spawn(async move {
+        self.variants.build = Some(Task::spawn(async move {
             // The semaphore is never closed.
-            let _permit = BUILDS.acquire().await;
+            let permit = BUILDS.acquire().await;
             let build = move || {
+                // Also when the stream has ended: the thread is in use until then.
+                let _permit = permit;
                 let began = Instant::now();
                 let variant = current.variant(Arc::new(selection), serial);
                 (variant, began.elapsed())
             };
-            join_result(spawn_blocking(build).await)
+            spawn_blocking(build).await
         }));
     }
 

@@ -4,6 +4,7 @@ use std::io::{self, ErrorKind};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use vipgate_common::spawn_blocking;
 use vipgate_policy::address_record::AddressRecord;
 
 use super::{FaultyLine, parse};
@@ -60,8 +61,7 @@ impl RecordFile {
 
     pub(super) async fn save(&self, record: Arc<AddressRecord>) -> Result<(), RecordFileError> {
         let path = self.path.clone();
-        let work = tokio::task::spawn_blocking(move || replace(&path, MODE, &[record.to_string().as_bytes()]));
-        let written = work.await.unwrap_or_else(|error| Err(io::Error::other(error)));
+        let written = spawn_blocking(move || replace(&path, MODE, &[record.to_string().as_bytes()])).await;
         written.map_err(|source| RecordFileError::Unwritable { path: self.path.clone(), source })
     }
 }

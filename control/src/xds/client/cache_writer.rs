@@ -12,9 +12,8 @@ use std::time::{Duration, SystemTime};
 use arc_swap::ArcSwap;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TryRecvError;
-use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{sleep, timeout};
-use vipgate_common::LoggedErrors;
+use vipgate_common::{Blocking, LoggedErrors, spawn_blocking};
 
 use super::ServerStatus;
 use crate::xds::cache::{Cache, encode};
@@ -153,12 +152,12 @@ impl CacheWriter {
     }
 
     /// Waits for the disk. What arrives meanwhile is received: nothing piles up while the disk hangs.
-    async fn receive_during(&mut self, mut write: JoinHandle<io::Result<()>>) -> io::Result<()> {
+    async fn receive_during(&mut self, mut write: Blocking<io::Result<()>>) -> io::Result<()> {
         let mut slow = pin!(sleep(SLOW_WRITE));
         let (mut is_open, mut is_slow) = (true, false);
         loop {
             tokio::select! {
-                outcome = &mut write => return outcome.unwrap_or_else(|error| Err(io::Error::other(error))),
+                outcome = &mut write => return outcome,
                 confirmation = self.confirmations.recv(), if is_open => match confirmation {
                     Some(confirmation) => self.confirm(confirmation),
                     None => is_open = false,

@@ -10,13 +10,13 @@ use std::process::{Command as Process, Output, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
 use crossbeam::channel::{Receiver, bounded};
 use tempfile::TempDir;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
-use tokio::sync::watch;
+use tokio::sync::oneshot;
 use vipgate::admin::Socket;
 use vipgate::kernel::{LinkState, LinkStatus};
 use vipgate::metric::Family;
@@ -29,6 +29,7 @@ use vipgate::state::{
     SocketStatus, VipPlacement, WorkerHandle,
 };
 use vipgate::xds::tls::CertificateFiles;
+use vipgate_common::Tasks;
 use vipgate_dataplane::flow::direction::Direction;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::flow::ids::InterfaceId;
@@ -166,13 +167,16 @@ fn peer(name: &Arc<str>) -> Peer {
     }
 }
 
+/// Far more than the servers take to stop.
+const STOP_TIMEOUT: Duration = Duration::from_secs(20);
+
 /// A running gateway; stopped and removed when dropped.
 #[derive(Debug)]
 pub struct Gateway {
     pub state: Arc<GatewayState>,
     pub folder: TempDir,
     pub metrics: SocketAddr,
-    stop: watch::Sender<bool>,
+    stop: Option<oneshot::Sender<()>>,
     servers: Option<JoinHandle<()>>,
 }
 
@@ -203,7 +207,7 @@ impl Gateway {
         let folder = TempDir::with_prefix("vipgate-admin-").unwrap();
         // One thread for all servers, as in a real gateway.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let (stop, stopped) = watch::channel(false);
+        let (stop, stopped) = oneshot::channel();
         let path = folder.path().join("run/gateway.sock");
         let (socket, listener) = runtime.block_on(async {
             let listener = vipgate::metrics::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
@@ -214,17 +218,16 @@ impl Gateway {
         let servers = std::thread::spawn(move || {
             let Socket { listener: admin, file: _file } = socket;
             runtime.block_on(async {
-                let metrics = tokio::spawn(vipgate::metrics::serve(
-                    Monitored::gateway(shared.clone()),
-                    listener,
-                    shared.connections.metrics.clone(),
-                    stopped.clone(),
-                ));
-                vipgate::admin::serve(shared, admin, stopped).await;
-                metrics.await.unwrap();
+                let tasks = Tasks::default();
+                let (monitored, connections) = (Monitored::gateway(shared.clone()), shared.connections.metrics.clone());
+                tasks.spawn("metrics", vipgate::metrics::serve(monitored, listener, connections, tasks.clone()));
+                tasks.spawn("admin socket", vipgate::admin::serve(shared, admin, tasks.clone()));
+                // Fails when the sender is dropped: that is the stop.
+                let _ = stopped.await;
+                assert!(tasks.stop(STOP_TIMEOUT).await);
             });
         });
-        Self { state, folder, metrics, stop, servers: Some(servers) }
+        Self { state, folder, metrics, stop: Some(stop), servers: Some(servers) }
     }
 
     /// Starts mock workers, like a gateway whose initial policy is in force.
@@ -246,7 +249,7 @@ impl Gateway {
 
     /// Stops the servers like a gateway that shuts down.
     pub fn stop(&mut self) {
-        let _ = self.stop.send(true);
+        drop(self.stop.take());
         if let Some(servers) = self.servers.take() {
             servers.join().unwrap();
         }

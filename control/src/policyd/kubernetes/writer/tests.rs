@@ -27,16 +27,16 @@ fn one_namespace_delays_no_other_and_what_is_urgent_is_first() {
 }
 
 /// A writer that leads, by a kubeconfig that isn't there: whatever gets as far as a connection fails for that.
-fn writer() -> (KubeWriter, watch::Sender<Leadership>, watch::Sender<bool>) {
+fn writer() -> (KubeWriter, watch::Sender<Leadership>, Tasks) {
     let source = serde_json::from_str("{\"kubeconfig\": \"/nonexistent\"}").unwrap();
-    let (leadership, stop) = (watch::Sender::new(Some(Instant::now() + 60 * TIMEOUT)), watch::Sender::new(false));
-    let writer = KubeWriter::new(source, leadership.subscribe(), stop.subscribe(), Arc::default());
-    (writer, leadership, stop)
+    let (leadership, tasks) = (watch::Sender::new(Some(Instant::now() + 60 * TIMEOUT)), Tasks::default());
+    let writer = KubeWriter::new(source, leadership.subscribe(), tasks.clone(), Arc::default());
+    (writer, leadership, tasks)
 }
 
 #[tokio::test]
 async fn nothing_is_sent_without_a_lease_that_outlasts_the_write_nor_while_the_server_stops() {
-    let (writer, leadership, stop) = writer();
+    let (writer, leadership, tasks) = writer();
     let write = Write::event(json!({"metadata": {"name": "e", "namespace": "t"}}));
     assert!(matches!(writer.apply(&write).await.err(), Some(WriteError::Unknown(_))));
     for until in [None, Some(Instant::now() + TIMEOUT * 9 / 10)] {
@@ -45,13 +45,13 @@ async fn nothing_is_sent_without_a_lease_that_outlasts_the_write_nor_while_the_s
         assert_eq!(writer.apply(&write).await.err(), Some(WriteError::NotLeader));
     }
     leadership.send_replace(Some(Instant::now() + 60 * TIMEOUT));
-    stop.send_replace(true);
+    tasks.stop(TIMEOUT).await;
     assert_eq!(writer.apply(&write).await.err(), Some(WriteError::NotLeader));
 }
 
 #[tokio::test]
 async fn of_a_plan_the_first_writes_are_tried_and_those_that_have_failed_not_again_at_once() {
-    let (writer, _leadership, _stop) = writer();
+    let (writer, _leadership, _tasks) = writer();
     let plan = || {
         let write = |n: usize| {
             let object = ObjectReference::of_manifest(Kind::EgressPolicy, &format!("EgressPolicy/t/{n}"), &"u".into());

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use proptest::prelude::*;
 use tempfile::TempDir;
+use tokio::task::JoinHandle;
 use vipgate_coverage::property;
 
 use super::*;
