@@ -236,7 +236,7 @@ mod tests {
     /// The message of a panic in this future.
     async fn panic_of(future: impl Future<Output: Send + 'static> + Send + 'static) -> Option<String> {
         let panic = tokio::spawn(future).await.err()?.into_panic();
-        let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+        let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
         text.or_else(|| panic.downcast_ref::<String>().cloned())
     }
 
@@ -306,13 +306,15 @@ mod tests {
     #[tokio::test]
     async fn a_panic_is_resumed_at_whoever_waits_for_it() {
         let tasks = Tasks::default();
-        let task = tasks.spawn("compiler", async { panic!("a fault") });
+        let task: JoinHandle<()> = tasks.spawn("compiler", async { panic!("a fault") });
         let _others = tasks.spawn_until_stopped("other", pending::<()>());
         assert!(panic_of(async { task.await.unwrap() }).await.is_some());
         let stop = async move { tasks.stop(NEVER).await };
         assert_eq!(panic_of(stop).await.unwrap(), "the task `compiler` has panicked");
-        assert_eq!(panic_of(Task::spawn(async { panic!("of a task") })).await.unwrap(), "of a task");
-        assert_eq!(panic_of(spawn_blocking(|| panic!("of work"))).await.unwrap(), "of work");
+        let task: Task = Task::spawn(async { panic!("of a task") });
+        assert_eq!(panic_of(task).await.unwrap(), "of a task");
+        let work: Blocking<()> = spawn_blocking(|| panic!("of work"));
+        assert_eq!(panic_of(work).await.unwrap(), "of work");
         assert_eq!((Task::spawn(async { 7 }).await, spawn_blocking(|| 8).await), (7, 8));
     }
 

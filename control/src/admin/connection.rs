@@ -158,6 +158,8 @@ mod tests {
         Fail,
         /// Never replies.
         Hang,
+        /// Neither does the task that would send several replies.
+        HangLater,
     }
 
     /// Answers requests, and counts those that it is about.
@@ -181,7 +183,7 @@ mod tests {
 
         async fn answer(&self, request: Request) -> Result<Replies, RequestError> {
             self.0.fetch_add(1, Relaxed);
-            let _pending = Pending(self.0.clone());
+            let pending = Pending(self.0.clone());
             match request {
                 Request::Count(count) => Ok(several(move |sender| async move {
                     for number in 0..count {
@@ -192,6 +194,10 @@ mod tests {
                 })),
                 Request::Fail => Err(RequestError::refused("not in this state")),
                 Request::Hang => std::future::pending().await,
+                Request::HangLater => Ok(several(move |sender: mpsc::Sender<Result<u32, _>>| async move {
+                    let _held = (pending, sender);
+                    std::future::pending().await
+                })),
             }
         }
     }
@@ -245,11 +251,13 @@ mod tests {
     #[tokio::test]
     async fn a_request_of_a_client_that_disconnects_is_given_up() {
         let server = Server::start();
-        let mut client = server.connect().await.unwrap();
-        client.send(&Request::Hang).await.unwrap();
-        server.pending(1).await;
-        drop(client);
-        server.pending(0).await;
+        for request in [Request::Hang, Request::HangLater] {
+            let mut client = server.connect().await.unwrap();
+            client.send(&request).await.unwrap();
+            server.pending(1).await;
+            drop(client);
+            server.pending(0).await;
+        }
     }
 
     #[tokio::test]

@@ -93,6 +93,17 @@ async fn a_process_inherits_view_keys_and_place_of_its_predecessors() {
     assert_eq!(inherited_key(&fourth), Some(*third.tunnel_secrets.own.public()));
 }
 
+#[tokio::test]
+async fn what_a_process_leaves_last_is_written_before_it_ends() {
+    let (host, tasks) = (Host::new(), Tasks::default());
+    let process = inherit(Some((host.path(), ORIGIN)), "a", 11, &tasks).unwrap();
+    let last = left(&view(4, 11, &process));
+    process.writer.as_ref().unwrap().leave(last.clone());
+    drop(process);
+    assert!(tasks.stop(Duration::from_secs(20)).await);
+    assert_eq!(read(&host.path()).unwrap().unwrap().membership(), Some(last));
+}
+
 #[test]
 fn a_file_that_cannot_be_read_for_the_moment_is_not_replaced() {
     let host = Host::new();
