@@ -31,7 +31,7 @@ pub(super) const DELETE_ADDRESS: Operation = Operation::write("PublicIPAddresses
 const GET_INTERFACE: Operation = Operation::read("NetworkInterfaces_Get");
 pub(super) const PUT_INTERFACE: Operation = Operation::write("NetworkInterfaces_CreateOrUpdate");
 const GET_SUBNET: Operation = Operation::read("Subnets_Get");
-pub(super) const GET_MACHINE: Operation = Operation::read("VirtualMachines_Get");
+const GET_MACHINE: Operation = Operation::read("VirtualMachines_Get");
 
 /// Pages of a list at most.
 const MAX_PAGES: usize = 100;

@@ -4,15 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde_json::Value;
-use tokio::task::JoinSet;
+use vipgate_common::Task;
 
 use super::claim::{attached_to, ip_of};
-use super::client::{Client, GET_MACHINE};
+use super::client::Client;
 use super::interface::{Interface, IpConfiguration, etag, is_busy};
 use super::prepare::MAX_CONFIGURATIONS;
 use super::resource_id::{ResourceId, Type, configuration_name};
 use super::tag;
-use crate::error::{CloudError, ErrorKind};
+use crate::error::CloudError;
 use crate::provider::{
     AddressId, Associate, Attachment, Capacity, GatewayNic, Nic, NicId, Observation, PublicAddress, Scope,
 };
@@ -81,17 +81,14 @@ fn former(client: &Client, addresses: &[(ResourceId, &Value)], known: &Interface
 
 /// Reads the gateways' machines and NICs, all at once.
 async fn read_gateways(client: &Arc<Client>, gateways: &[GatewayNic]) -> Result<Vec<Gateway>, CloudError> {
-    let mut reads = JoinSet::new();
+    let mut reads = Vec::new();
     for gateway in gateways {
         let (client, gateway) = (client.clone(), gateway.clone());
-        reads.spawn(async move { read_gateway(&client, &gateway).await });
+        reads.push(Task::spawn(async move { read_gateway(&client, &gateway).await }));
     }
     let mut found = Vec::new();
-    while let Some(read) = reads.join_next().await {
-        let ended = |error: tokio::task::JoinError| {
-            CloudError::new(ErrorKind::Unavailable, GET_MACHINE.name, "TaskEnded", &error.to_string())
-        };
-        found.extend(read.map_err(ended)??);
+    for read in reads {
+        found.extend(read.await?);
     }
     Ok(found)
 }

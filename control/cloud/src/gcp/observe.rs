@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use tokio::task::JoinSet;
+use vipgate_common::Task;
 
 use super::client::Client;
 use super::label;
 use super::name::{ANY_NIC, InstanceName, interface_of, nic_id};
 use super::resource::{AccessConfig, Address, Instance};
-use crate::error::{CloudError, ErrorKind};
+use crate::error::CloudError;
 use crate::provider::{AddressId, Associate, Attachment, Capacity, GatewayNic, Nic, Observation, PublicAddress, Scope};
 
 /// A gateway that exists, or that can't have addresses of this pool.
@@ -49,7 +49,7 @@ pub(super) async fn observe(client: &Arc<Client>, scope: &Scope) -> Result<Obser
 
 /// Reads the gateways' instances, all at once.
 async fn read_gateways(client: &Arc<Client>, gateways: &[GatewayNic]) -> Result<Vec<Gateway>, CloudError> {
-    let mut reads = JoinSet::new();
+    let mut reads: Vec<Task<Result<Option<Gateway>, CloudError>>> = Vec::new();
     let mut found = Vec::new();
     for gateway in gateways {
         let (name, interface) = (gateway.gateway.clone(), interface_of(gateway));
@@ -60,16 +60,13 @@ async fn read_gateways(client: &Arc<Client>, gateways: &[GatewayNic]) -> Result<
             continue;
         }
         let client = client.clone();
-        reads.spawn(async move {
+        reads.push(Task::spawn(async move {
             let read = client.instance(&instance.zone, &instance.name).await?;
             Ok(read.map(|read| Gateway { name, instance, interface, read: Some(read) }))
-        });
+        }));
     }
-    while let Some(read) = reads.join_next().await {
-        let ended = |error: tokio::task::JoinError| {
-            CloudError::new(ErrorKind::Unavailable, "instances.get", "TaskEnded", &error.to_string())
-        };
-        found.extend(read.map_err(ended)??);
+    for read in reads {
+        found.extend(read.await?);
     }
     Ok(found)
 }
