@@ -1,6 +1,7 @@
 //! Calls of a provider's API: authorized, limited in rate, repeated where that is safe, and counted.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -12,6 +13,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep};
 use vipgate_common::{Rate, TokenBucket, delay_after, jittered};
 
+use crate::credential::{Authorize, Cache};
 use crate::error::{CloudError, ErrorKind};
 use crate::http::{HttpClient, HttpError};
 
@@ -21,6 +23,8 @@ const MAX_ATTEMPTS: u32 = 4;
 pub(crate) const BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(20));
 /// Time that a call may wait for its turn and between attempts, in total; a provider that asks for more fails it.
 const MAX_WAIT: Duration = Duration::from_secs(20);
+/// Pages of a list at most: more than a quota of addresses can be.
+const MAX_PAGES: usize = 100;
 
 /// An operation of an API.
 #[derive(Clone, Copy, Debug)]
@@ -59,16 +63,6 @@ impl Operation {
     pub(crate) const fn once(self) -> Self {
         Self { attempts: 1, ..self }
     }
-}
-
-/// Adds credentials to requests.
-pub(crate) trait Authorize: Send + Sync {
-    /// Signs a request, or adds a token. `is_refused`: the last attempt's credentials were refused, so get new ones.
-    fn authorize(
-        &self,
-        request: &mut Request<Bytes>,
-        is_refused: bool,
-    ) -> impl Future<Output = Result<(), CloudError>> + Send;
 }
 
 /// Operation, and `OK` or a code.
@@ -120,9 +114,10 @@ impl CallMeter {
 }
 
 /// A client of an API.
-pub(crate) struct Api<A> {
+pub(crate) struct Api<A: Authorize> {
     http: HttpClient,
-    credentials: A,
+    source: A,
+    credentials: Cache<A::Credential>,
     /// By operation.
     buckets: Mutex<HashMap<&'static str, TokenBucket>>,
     meter: Arc<CallMeter>,
@@ -130,13 +125,19 @@ pub(crate) struct Api<A> {
     error: fn(&'static str, &Response<Bytes>) -> CloudError,
 }
 
+impl<A: Authorize> fmt::Debug for Api<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Api { .. }")
+    }
+}
+
 impl<A: Authorize> Api<A> {
     pub(crate) fn new(
-        credentials: A,
+        source: A,
         meter: Arc<CallMeter>,
         error: fn(&'static str, &Response<Bytes>) -> CloudError,
     ) -> Self {
-        Self { http: HttpClient::new(), credentials, buckets: Mutex::default(), meter, error }
+        Self { http: HttpClient::new(), source, credentials: Cache::default(), buckets: Mutex::default(), meter, error }
     }
 
     /// Sends a request until there is an answer that another attempt wouldn't change. A change is sent again only if it was
@@ -195,7 +196,8 @@ impl<A: Authorize> Api<A> {
         is_refused: bool,
     ) -> Result<Response<Bytes>, CloudError> {
         let mut request = request.clone();
-        self.credentials.authorize(&mut request, is_refused).await?;
+        let credential = self.credentials.get(is_refused, self.source.fetch()).await?;
+        self.source.authorize(credential, &mut request)?;
         let began = Instant::now();
         let outcome = match self.http.send(request).await {
             Ok(response) if response.status().is_success() => Ok(response),
@@ -217,6 +219,23 @@ impl<A: Authorize> Api<A> {
     }
 }
 
+/// All items of a list. `page` reads the page with a token, the first one without, and returns its items and the token of the next one.
+pub(crate) async fn pages<T, F: Future<Output = Result<(Vec<T>, Option<String>), CloudError>>>(
+    operation: Operation,
+    page: impl Fn(Option<String>) -> F,
+) -> Result<Vec<T>, CloudError> {
+    let (mut all, mut token) = (Vec::new(), None);
+    for _ in 0..MAX_PAGES {
+        let (items, next) = page(token).await?;
+        all.extend(items);
+        token = next.filter(|token| !token.is_empty());
+        if token.is_none() {
+            return Ok(all);
+        }
+    }
+    Err(CloudError::new(ErrorKind::Invalid, operation.name, "TooManyPages", "the list doesn't end"))
+}
+
 /// Content of a response that was a success. Of a change it is not known what happened when it can't be read.
 pub(crate) fn decode<T: DeserializeOwned>(
     operation: &'static str,
@@ -227,7 +246,23 @@ pub(crate) fn decode<T: DeserializeOwned>(
 }
 
 /// `Retry-After` in seconds (RFC 9110 section 10.2.3); providers send no dates.
-fn retry_after(response: &Response<Bytes>) -> Option<Duration> {
+pub(crate) fn retry_after(response: &Response<Bytes>) -> Option<Duration> {
     let value = response.headers().get(RETRY_AFTER)?.to_str().ok()?;
     value.trim().parse().ok().map(Duration::from_secs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_list_is_read_to_its_last_page_and_has_one() {
+        const LIST: Operation = Operation::read("list");
+        let two = |token: Option<String>| async move {
+            Ok((vec![token.clone()], Some(if token.is_none() { "2" } else { "" }.to_owned())))
+        };
+        assert_eq!(pages(LIST, two).await, Ok(vec![None, Some("2".to_owned())]));
+        let endless = pages(LIST, |_| async { Ok((vec![()], Some("next".to_owned()))) }).await;
+        assert_eq!(endless.map_err(|error| error.code), Err("TooManyPages".to_owned()));
+    }
 }

@@ -10,6 +10,7 @@
 mod addresses;
 mod capacity;
 mod credentials;
+mod describe;
 mod ipv6;
 mod observe;
 mod prepare;
@@ -32,7 +33,9 @@ use self::query::Query;
 use self::unmodifiable::Unmodifiable;
 use crate::api::{CallMeter, Operation};
 use crate::error::CloudError;
-use crate::provider::{Allocation, Associate, Binding, Claim, Nic, NicId, Observation, Provider, PublicAddress, Scope};
+use crate::execute::Provider;
+use crate::plan::Action;
+use crate::provider::{Associate, Observation, Scope};
 
 const DESCRIBE_ADDRESSES: Operation = Operation::read("DescribeAddresses");
 const DESCRIBE_INTERFACES: Operation = Operation::read("DescribeNetworkInterfaces");
@@ -80,8 +83,8 @@ impl Aws {
     pub fn new(config: Config, meter: Arc<CallMeter>) -> Result<Self, hyper::http::uri::InvalidUri> {
         let url = config.endpoint.clone().unwrap_or_else(|| endpoint("ec2", &config.region));
         let endpoint: Uri = format!("{}/", url.trim_end_matches('/')).parse()?;
-        let credentials = credentials::Credentials::new(config.credentials.clone());
-        let query = Query::new(endpoint, &config.region, credentials, meter);
+        let credentials = credentials::Credentials::new(config.credentials.clone(), &config.region);
+        let query = Query::new(endpoint, credentials, meter);
         Ok(Self { config, query, types: Mutex::default(), unmodifiable: Unmodifiable::default() })
     }
 }
@@ -97,40 +100,18 @@ impl Provider for Aws {
         observe::observe(self, scope).await
     }
 
-    async fn claim(&self, address: &PublicAddress, claim: &Claim) -> Result<(), CloudError> {
-        addresses::claim(self, address, claim).await
-    }
-
-    async fn unclaim(&self, address: &PublicAddress) -> Result<(), CloudError> {
-        addresses::unclaim(self, address).await
-    }
-
-    async fn prepare(&self, nic: &Nic, addresses: &[PublicAddress], candidates: &[IpNet]) -> Result<(), CloudError> {
-        prepare::prepare(self, nic, addresses, candidates).await
-    }
-
-    async fn unprepare(&self, nic: &Nic, bindings: &[Binding]) -> Result<(), CloudError> {
-        unprepare::unprepare(self, nic, bindings).await
-    }
-
-    async fn attach(&self, nic: &Nic, bindings: &[Binding]) -> Result<(), CloudError> {
-        addresses::attach(self, nic, None, bindings).await
-    }
-
-    async fn move_from_dead(&self, from: &NicId, nic: &Nic, bindings: &[Binding]) -> Result<(), CloudError> {
-        addresses::attach(self, nic, Some(from), bindings).await
-    }
-
-    async fn detach(&self, from: &NicId, addresses: &[PublicAddress]) -> Result<(), CloudError> {
-        addresses::detach(self, from, addresses).await
-    }
-
-    async fn allocate(&self, allocation: &Allocation) -> Result<PublicAddress, CloudError> {
-        addresses::allocate(self, allocation).await
-    }
-
-    async fn release(&self, address: &PublicAddress) -> Result<(), CloudError> {
-        addresses::release(self, address).await
+    async fn execute(&self, action: &Action, candidates: &[IpNet]) -> Result<(), CloudError> {
+        match action {
+            Action::Claim(address, claim) => addresses::claim(self, address, claim).await,
+            Action::Prepare(nic, addresses) => prepare::prepare(self, nic, addresses, candidates).await,
+            Action::Attach(nic, bindings) => addresses::attach(self, nic, None, bindings).await,
+            Action::Move(from, nic, bindings) => addresses::attach(self, nic, Some(from), bindings).await,
+            Action::Detach(from, addresses) => addresses::detach(self, from, addresses).await,
+            Action::Unprepare(nic, bindings) => unprepare::unprepare(self, nic, bindings).await,
+            Action::Unclaim(address) => addresses::unclaim(self, address).await,
+            Action::Allocate(allocation) => addresses::allocate(self, allocation).await,
+            Action::Release(address) => addresses::release(self, address).await,
+        }
     }
 }
 

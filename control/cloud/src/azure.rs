@@ -19,18 +19,18 @@ mod resource_id;
 mod subnet;
 mod tag;
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use thiserror::Error;
 
 use self::client::Client;
 pub use self::credentials::CredentialSource;
-use crate::http::is_trusted_url;
-use crate::provider::{Allocation, Associate, Binding, Claim, Nic, NicId, Observation, Provider, PublicAddress, Scope};
-use crate::{CallMeter, CloudError};
+use crate::execute::Provider;
+use crate::http::checked_endpoint;
+use crate::plan::Action;
+use crate::provider::{Associate, Observation, Scope};
+use crate::{CallMeter, CloudError, ConfigError};
 
 /// Time that an operation may take by default.
 const OPERATION_TIMEOUT: Duration = Duration::from_mins(1);
@@ -76,32 +76,10 @@ impl Config {
     }
 }
 
-/// Why a configuration is rejected.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum ConfigError {
-    /// A subscription or resource group that can't be one.
-    #[error(
-        "{field}: {value:?} is not supported: ASCII letters, digits, hyphens, underscores, periods and parentheses"
-    )]
-    Name {
-        /// `subscription` or `resourceGroup`.
-        field: &'static str,
-        value: String,
-    },
-    /// An endpoint that isn't a URL.
-    #[error("endpoint: {0:?} must be https://HOST, or http:// with a loopback address")]
-    Endpoint(String),
-}
-
 /// Addresses in one resource group.
+#[derive(Debug)]
 pub struct Azure {
-    client: Arc<Client>,
-}
-
-impl fmt::Debug for Azure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Azure { .. }")
-    }
+    client: Client,
 }
 
 impl Azure {
@@ -112,14 +90,12 @@ impl Azure {
     pub fn new(config: &Config, meter: Arc<CallMeter>) -> Result<Self, ConfigError> {
         for (field, value) in [("subscription", &config.subscription), ("resourceGroup", &config.resource_group)] {
             if !resource_id::is_name(value) {
-                return Err(ConfigError::Name { field, value: value.clone() });
+                let allowed = "ASCII letters, digits, hyphens, underscores, periods and parentheses";
+                return Err(ConfigError::Name { field, value: value.clone(), allowed });
             }
         }
-        let endpoint = config.endpoint.as_deref().unwrap_or(&config.audience).trim_end_matches('/');
-        if !is_trusted_url(endpoint) {
-            return Err(ConfigError::Endpoint(endpoint.to_owned()));
-        }
-        Ok(Self { client: Arc::new(Client::new(config, endpoint, meter)) })
+        let endpoint = checked_endpoint(config.endpoint.as_deref().unwrap_or(&config.audience))?;
+        Ok(Self { client: Client::new(config, endpoint, meter) })
     }
 }
 
@@ -128,39 +104,17 @@ impl Provider for Azure {
         observe::observe(&self.client, scope).await
     }
 
-    async fn claim(&self, address: &PublicAddress, claim: &Claim) -> Result<(), CloudError> {
-        claim::claim(&self.client, address, claim).await
-    }
-
-    async fn unclaim(&self, address: &PublicAddress) -> Result<(), CloudError> {
-        claim::unclaim(&self.client, address).await
-    }
-
-    async fn prepare(&self, nic: &Nic, addresses: &[PublicAddress], candidates: &[IpNet]) -> Result<(), CloudError> {
-        prepare::prepare(&self.client, nic, addresses, candidates).await
-    }
-
-    async fn unprepare(&self, nic: &Nic, bindings: &[Binding]) -> Result<(), CloudError> {
-        prepare::unprepare(&self.client, nic, bindings).await
-    }
-
-    async fn attach(&self, nic: &Nic, bindings: &[Binding]) -> Result<(), CloudError> {
-        attach::attach(&self.client, None, nic, bindings).await
-    }
-
-    async fn move_from_dead(&self, from: &NicId, nic: &Nic, bindings: &[Binding]) -> Result<(), CloudError> {
-        attach::attach(&self.client, Some(from), nic, bindings).await
-    }
-
-    async fn detach(&self, from: &NicId, addresses: &[PublicAddress]) -> Result<(), CloudError> {
-        attach::detach(&self.client, from, addresses).await
-    }
-
-    async fn allocate(&self, allocation: &Allocation) -> Result<PublicAddress, CloudError> {
-        allocate::allocate(&self.client, allocation).await
-    }
-
-    async fn release(&self, address: &PublicAddress) -> Result<(), CloudError> {
-        allocate::release(&self.client, address).await
+    async fn execute(&self, action: &Action, candidates: &[IpNet]) -> Result<(), CloudError> {
+        match action {
+            Action::Claim(address, claim) => claim::claim(&self.client, address, claim).await,
+            Action::Prepare(nic, addresses) => prepare::prepare(&self.client, nic, addresses, candidates).await,
+            Action::Attach(nic, bindings) => attach::attach(&self.client, None, nic, bindings).await,
+            Action::Move(from, nic, bindings) => attach::attach(&self.client, Some(from), nic, bindings).await,
+            Action::Detach(from, addresses) => attach::detach(&self.client, from, addresses).await,
+            Action::Unprepare(nic, bindings) => prepare::unprepare(&self.client, nic, bindings).await,
+            Action::Unclaim(address) => claim::unclaim(&self.client, address).await,
+            Action::Allocate(allocation) => allocate::allocate(&self.client, allocation).await,
+            Action::Release(address) => allocate::release(&self.client, address).await,
+        }
     }
 }

@@ -33,21 +33,6 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// All kinds.
-    pub const ALL: [Self; 11] = [
-        Self::Throttled,
-        Self::Credentials,
-        Self::Denied,
-        Self::InUse,
-        Self::Quota,
-        Self::NotFound,
-        Self::Conflict,
-        Self::Busy,
-        Self::Invalid,
-        Self::Unavailable,
-        Self::Unknown,
-    ];
-
     /// Its name in metrics, logs and conditions.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -62,6 +47,21 @@ impl ErrorKind {
             Self::Invalid => "invalid",
             Self::Unavailable => "unavailable",
             Self::Unknown => "unknown",
+        }
+    }
+
+    /// What the status of a response means whose code says nothing.
+    pub(crate) fn of_status(status: u16) -> Self {
+        match status {
+            401 => Self::Credentials,
+            403 => Self::Denied,
+            404 | 410 => Self::NotFound,
+            409 | 412 => Self::Conflict,
+            429 => Self::Throttled,
+            503 => Self::Unavailable,
+            // An internal error, or one of an intermediary: the request may have been carried out.
+            408 | 500.. => Self::Unknown,
+            _ => Self::Invalid,
         }
     }
 
@@ -84,6 +84,28 @@ pub struct CloudError {
     pub message: String,
     /// When the provider wants the next request at the earliest (`Retry-After`).
     pub retry_after: Option<Duration>,
+}
+
+/// Why a configuration is rejected.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ConfigError {
+    /// `associate: nic` in Google Cloud.
+    #[error(
+        "associate: nic is not possible in Google Cloud: an external address belongs to the primary address of a NIC; \
+         use associate: instance"
+    )]
+    Associate,
+    /// What can't be a name at the provider.
+    #[error("{field}: {value:?} is not supported: {allowed}")]
+    Name {
+        field: &'static str,
+        value: String,
+        /// What can be.
+        allowed: &'static str,
+    },
+    /// An endpoint that credentials can't be sent to.
+    #[error("endpoint: {0:?} must be https://HOST, or http:// with a loopback address")]
+    Endpoint(String),
 }
 
 /// Maximum length of a message, characters.

@@ -1,10 +1,25 @@
-//! Carries out actions, and says in words what they do.
+//! The trait of providers, which carry out actions; and in words what these do.
 
+use std::future::Future;
 use std::net::IpAddr;
+
+use ipnet::IpNet;
 
 use crate::error::CloudError;
 use crate::plan::Action;
-use crate::provider::{Binding, Provider, PublicAddress};
+use crate::provider::{Binding, Observation, PublicAddress, Scope};
+
+/// A provider of public addresses.
+pub trait Provider: Send + Sync {
+    /// Reads addresses and NICs. What is read may be older than the last change (eventual consistency).
+    fn observe(&self, scope: &Scope) -> impl Future<Output = Result<Observation, CloudError>> + Send;
+
+    /// Carries out an action, with as few requests as the provider needs. What is already so is no error. Nothing is taken from
+    /// anybody: an address that isn't ours is [`InUse`](crate::ErrorKind::InUse).
+    ///
+    /// `candidates` are private addresses to choose from; empty: the provider chooses.
+    fn execute(&self, action: &Action, candidates: &[IpNet]) -> impl Future<Output = Result<(), CloudError>> + Send;
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ActionKind {
@@ -70,28 +85,6 @@ impl ActionKind {
             Self::Allocate => "allocate",
             Self::Release => "release",
         }
-    }
-}
-
-/// Carries out an action.
-///
-/// # Errors
-/// The provider's.
-pub async fn execute<P: Provider>(
-    provider: &P,
-    action: &Action,
-    candidates: &[ipnet::IpNet],
-) -> Result<(), CloudError> {
-    match action {
-        Action::Claim(address, claim) => provider.claim(address, claim).await,
-        Action::Prepare(nic, addresses) => provider.prepare(nic, addresses, candidates).await,
-        Action::Attach(nic, bindings) => provider.attach(nic, bindings).await,
-        Action::Move(from, nic, bindings) => provider.move_from_dead(from, nic, bindings).await,
-        Action::Detach(from, addresses) => provider.detach(from, addresses).await,
-        Action::Unprepare(nic, bindings) => provider.unprepare(nic, bindings).await,
-        Action::Unclaim(address) => provider.unclaim(address).await,
-        Action::Allocate(allocation) => provider.allocate(allocation).await.map(drop),
-        Action::Release(address) => provider.release(address).await,
     }
 }
 

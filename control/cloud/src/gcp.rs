@@ -13,21 +13,20 @@ mod error;
 mod label;
 mod name;
 mod observe;
-mod operation;
 mod resource;
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use thiserror::Error;
 
 use self::client::Client;
 pub use self::credentials::CredentialSource;
-use crate::http::is_trusted_url;
-use crate::provider::{Allocation, Associate, Binding, Claim, Nic, NicId, Observation, Provider, PublicAddress, Scope};
-use crate::{CallMeter, CloudError};
+use crate::execute::Provider;
+use crate::http::checked_endpoint;
+use crate::plan::Action;
+use crate::provider::{Associate, Observation, Scope};
+use crate::{CallMeter, CloudError, ConfigError};
 
 /// Base of the API's URLs.
 const ENDPOINT: &str = "https://compute.googleapis.com";
@@ -65,36 +64,10 @@ impl Config {
     }
 }
 
-/// Why a configuration is rejected.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum ConfigError {
-    /// `associate: nic`.
-    #[error(
-        "associate: nic is not possible in Google Cloud: an external address belongs to the primary address of a NIC; \
-         use associate: instance"
-    )]
-    Associate,
-    /// A project or region that can't be one.
-    #[error("{field}: {value:?} is not a name of Google Cloud: lower-case letters, digits and hyphens")]
-    Name {
-        /// `project` or `region`.
-        field: &'static str,
-        value: String,
-    },
-    /// An endpoint that isn't a URL.
-    #[error("endpoint: {0:?} must be https://HOST, or http:// with a loopback address")]
-    Endpoint(String),
-}
-
 /// Addresses and gateways in one region of a project.
+#[derive(Debug)]
 pub struct Gcp {
-    client: Arc<Client>,
-}
-
-impl fmt::Debug for Gcp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Gcp { .. }")
-    }
+    client: Client,
 }
 
 impl Gcp {
@@ -108,14 +81,12 @@ impl Gcp {
         }
         for (field, value) in [("project", &config.project), ("region", &config.region)] {
             if !name::is_plain(value) {
-                return Err(ConfigError::Name { field, value: value.clone() });
+                let allowed = "lower-case letters, digits and hyphens";
+                return Err(ConfigError::Name { field, value: value.clone(), allowed });
             }
         }
-        let endpoint = config.endpoint.as_deref().unwrap_or(ENDPOINT).trim_end_matches('/');
-        if !is_trusted_url(endpoint) {
-            return Err(ConfigError::Endpoint(endpoint.to_owned()));
-        }
-        Ok(Self { client: Arc::new(Client::new(config, endpoint, meter)) })
+        let endpoint = checked_endpoint(config.endpoint.as_deref().unwrap_or(ENDPOINT))?;
+        Ok(Self { client: Client::new(config, endpoint, meter) })
     }
 }
 
@@ -124,41 +95,19 @@ impl Provider for Gcp {
         observe::observe(&self.client, scope).await
     }
 
-    async fn claim(&self, address: &PublicAddress, claim: &Claim) -> Result<(), CloudError> {
-        claim::claim(&self.client, address, claim).await
-    }
-
-    async fn unclaim(&self, address: &PublicAddress) -> Result<(), CloudError> {
-        claim::unclaim(&self.client, address).await
-    }
-
-    /// Only checks: a NIC's primary address needs no preparation.
-    async fn prepare(&self, nic: &Nic, addresses: &[PublicAddress], candidates: &[IpNet]) -> Result<(), CloudError> {
-        attach::check_nic(&self.client, nic, addresses, candidates).await
-    }
-
-    /// Nothing was given.
-    async fn unprepare(&self, _nic: &Nic, _bindings: &[Binding]) -> Result<(), CloudError> {
-        Ok(())
-    }
-
-    async fn attach(&self, nic: &Nic, bindings: &[Binding]) -> Result<(), CloudError> {
-        attach::attach(&self.client, None, nic, bindings).await
-    }
-
-    async fn move_from_dead(&self, from: &NicId, nic: &Nic, bindings: &[Binding]) -> Result<(), CloudError> {
-        attach::attach(&self.client, Some(from), nic, bindings).await
-    }
-
-    async fn detach(&self, from: &NicId, addresses: &[PublicAddress]) -> Result<(), CloudError> {
-        attach::detach(&self.client, from, addresses).await
-    }
-
-    async fn allocate(&self, allocation: &Allocation) -> Result<PublicAddress, CloudError> {
-        allocate::allocate(&self.client, allocation).await
-    }
-
-    async fn release(&self, address: &PublicAddress) -> Result<(), CloudError> {
-        allocate::release(&self.client, address).await
+    async fn execute(&self, action: &Action, candidates: &[IpNet]) -> Result<(), CloudError> {
+        match action {
+            Action::Claim(address, claim) => claim::claim(&self.client, address, claim).await,
+            // Only checks: a NIC's primary address needs no preparation.
+            Action::Prepare(nic, addresses) => attach::check_nic(&self.client, nic, addresses, candidates).await,
+            Action::Attach(nic, bindings) => attach::attach(&self.client, None, nic, bindings).await,
+            Action::Move(from, nic, bindings) => attach::attach(&self.client, Some(from), nic, bindings).await,
+            Action::Detach(from, addresses) => attach::detach(&self.client, from, addresses).await,
+            // Nothing was given.
+            Action::Unprepare(..) => Ok(()),
+            Action::Unclaim(address) => claim::unclaim(&self.client, address).await,
+            Action::Allocate(allocation) => allocate::allocate(&self.client, allocation).await,
+            Action::Release(address) => allocate::release(&self.client, address).await,
+        }
     }
 }

@@ -15,6 +15,8 @@ use thiserror::Error;
 use tokio::time::timeout;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
+use crate::error::ConfigError;
+
 /// Timeout of a connection, TLS handshake not included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Timeout of a request, from connecting to the last byte of the response.
@@ -103,6 +105,12 @@ pub(crate) fn is_trusted_url(url: &str) -> bool {
         Some("http") => is_loopback(),
         _ => false,
     }
+}
+
+/// Base URL of an API, without a slash at its end.
+pub(crate) fn checked_endpoint(url: &str) -> Result<&str, ConfigError> {
+    let url = url.trim_end_matches('/');
+    if is_trusted_url(url) { Ok(url) } else { Err(ConfigError::Endpoint(url.to_owned())) }
 }
 
 #[cfg(test)]

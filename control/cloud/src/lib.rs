@@ -14,6 +14,7 @@ mod api;
 pub mod aws;
 pub mod azure;
 mod candidates;
+mod credential;
 pub mod demand;
 pub mod error;
 pub mod execute;
@@ -24,10 +25,12 @@ mod oauth;
 pub mod plan;
 pub mod provider;
 pub mod reconciler;
+mod rest;
 
 pub use self::api::{CallMeter, CallSample};
-pub use self::error::{CloudError, ErrorKind};
+pub use self::error::{CloudError, ConfigError, ErrorKind};
+pub use self::execute::Provider;
 pub use self::provider::{
     AddressId, Allocation, Associate, Attachment, Binding, Capacity, Claim, GatewayNic, Nic, NicId, Observation,
-    Provider, PublicAddress, Scope, Tags,
+    PublicAddress, Scope, Tags,
 };

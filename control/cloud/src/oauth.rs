@@ -1,22 +1,16 @@
-//! Access tokens (OAuth 2.0, RFC 6749): got for a proof of identity, and kept until they end.
+//! Access tokens (OAuth 2.0, RFC 6749): got for a proof of identity.
 
-use std::fmt;
-use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::Request;
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
-use serde::Deserialize;
+use hyper::header::{CONTENT_TYPE, HeaderValue};
 use serde::de::DeserializeOwned;
-use tokio::sync::Mutex;
-use tokio::time::Instant;
+use serde::{Deserialize, Deserializer};
 
+use crate::credential::Expiring;
 use crate::error::{CloudError, ErrorKind};
 use crate::http::{HttpClient, HttpError, is_trusted_url};
-
-/// Type of a form in a request.
-pub(crate) const FORM: &str = "application/x-www-form-urlencoded";
 
 /// Who gives tokens.
 #[derive(Clone, Copy, Debug)]
@@ -29,17 +23,28 @@ pub(crate) struct Issuer {
     pub(crate) unavailable: &'static [u16],
 }
 
-/// An access token.
-pub(crate) struct Token {
-    pub(crate) value: HeaderValue,
-    renew_at: Instant,
-    ends_at: Instant,
+/// An access token, as the value of a header.
+pub(crate) type Token = Expiring<HeaderValue>;
+
+/// A response with a token (RFC 6749 section 5.1).
+#[derive(Deserialize)]
+struct TokenResponse {
+    access_token: String,
+    /// Only recommended.
+    #[serde(default = "default_lifetime", deserialize_with = "seconds")]
+    expires_in: u64,
 }
 
-impl fmt::Debug for Token {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Token { .. }")
-    }
+/// Lifetime of a token that doesn't say it, seconds.
+fn default_lifetime() -> u64 {
+    3600
+}
+
+/// A number, or a number in a string, as Azure's metadata server has it.
+fn seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    let value = serde_json::Value::deserialize(deserializer)?;
+    let number = value.as_u64().or_else(|| value.as_str()?.parse().ok());
+    number.ok_or_else(|| serde::de::Error::custom("not a number of seconds"))
 }
 
 /// An error of the token endpoint (RFC 6749 section 5.2). Its description can quote what was sent, so it is left out.
@@ -63,9 +68,7 @@ impl Issuer {
         let mut value =
             value.map_err(|_| self.refused("Malformed", "the token has characters that can't be in a header"))?;
         value.set_sensitive(true);
-        let now = Instant::now();
-        let renew_at = now + lifetime.saturating_sub(self.renew_before.min(lifetime / 4));
-        Ok(Token { value, renew_at, ends_at: now + lifetime })
+        Ok(Expiring::new(value, lifetime, self.renew_before))
     }
 
     /// A `POST` with this body; only to where credentials may be sent.
@@ -75,6 +78,12 @@ impl Issuer {
         }
         let request = Request::post(url).header(CONTENT_TYPE, content_type).body(Bytes::from(body));
         request.map_err(|_| self.refused("Url", "the URL for tokens is malformed"))
+    }
+
+    /// Sends a request for a token, and returns the one of the response.
+    pub(crate) async fn fetch(&self, http: &HttpClient, request: Request<Bytes>) -> Result<Token, CloudError> {
+        let response: TokenResponse = self.exchange(http, request).await?;
+        self.token(&response.access_token, Duration::from_secs(response.expires_in))
     }
 
     /// Sends a request for a token. Neither errors nor logs have its body or that of the response.
@@ -108,70 +117,24 @@ impl Issuer {
     }
 }
 
-/// A token in a file that somebody else renews, as Kubernetes does for service accounts.
-pub(crate) async fn read_token(operation: &'static str, file: &Path) -> Result<String, CloudError> {
-    let token = tokio::fs::read_to_string(file).await.map_err(|error| {
-        CloudError::new(ErrorKind::Credentials, operation, "TokenFile", &format!("{}: {error}", file.display()))
-    })?;
-    Ok(token.trim().to_owned())
-}
-
-/// Lifetime of a token that doesn't say it, seconds: `expires_in` is only recommended (RFC 6749 section 5.1).
-pub(crate) fn default_lifetime() -> u64 {
-    3600
-}
-
-/// A form, encoded.
-pub(crate) fn form(pairs: &[(&str, &str)]) -> String {
-    form_urlencoded::Serializer::new(String::new()).extend_pairs(pairs).finish()
-}
-
-/// The token that there is now.
-#[derive(Debug, Default)]
-pub(crate) struct TokenCache(Mutex<Option<Token>>);
-
-impl TokenCache {
-    /// Adds the token to a request; `fetch` gets a new one if it ends soon, or was refused.
-    pub(crate) async fn authorize(
-        &self,
-        request: &mut Request<Bytes>,
-        is_refused: bool,
-        fetch: impl AsyncFnOnce() -> Result<Token, CloudError>,
-    ) -> Result<(), CloudError> {
-        // One renewal at a time: the others wait for it, and find the new token.
-        let mut token = self.0.lock().await;
-        let now = Instant::now();
-        if is_refused || token.as_ref().is_none_or(|token| token.renew_at <= now) {
-            match fetch().await {
-                Ok(renewed) => *token = Some(renewed),
-                // A token that is still valid is better than none.
-                Err(error) if is_refused || token.as_ref().is_none_or(|token| token.ends_at <= now) => {
-                    return Err(error);
-                }
-                Err(error) => tracing::warn!(%error, "the access token can't be renewed yet"),
-            }
-        }
-        if let Some(token) = &*token {
-            request.headers_mut().insert(AUTHORIZATION, token.value.clone());
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_token_is_not_printed() {
-        for renew_before in [Duration::from_mins(5), Duration::from_secs(225)] {
-            let issuer = Issuer { operation: "x", renew_before, unavailable: &[] };
-            let token = issuer.token("secret", Duration::from_hours(1)).expect("a token");
-            assert_eq!(format!("{token:?} {:?}", token.value), "Token { .. } Sensitive");
-            assert_eq!(token.ends_at - token.renew_at, renew_before);
-            let short = issuer.token("secret", Duration::from_secs(8)).expect("a token");
-            assert_eq!(short.ends_at - short.renew_at, Duration::from_secs(2));
-            assert!(issuer.token("line\nbreak", Duration::from_secs(8)).is_err());
-        }
+        let issuer = Issuer { operation: "x", renew_before: Duration::from_mins(5), unavailable: &[] };
+        let token = issuer.token("secret", Duration::from_hours(1)).expect("a token");
+        assert_eq!(format!("{:?}", token.value), "Sensitive");
+        assert!(issuer.token("line\nbreak", Duration::from_secs(8)).is_err());
+    }
+
+    #[test]
+    fn a_lifetime_is_a_number_or_a_text() {
+        let seconds = |text: &str| serde_json::from_str::<TokenResponse>(text).map(|response| response.expires_in);
+        assert_eq!(seconds(r#"{"access_token": "secret", "expires_in": 3599}"#).expect("a response"), 3599);
+        assert_eq!(seconds(r#"{"access_token": "secret", "expires_in": "8"}"#).expect("a response"), 8);
+        assert_eq!(seconds(r#"{"access_token": "secret"}"#).expect("a response"), default_lifetime());
+        assert!(seconds(r#"{"access_token": "a", "expires_in": "soon"}"#).is_err());
     }
 }

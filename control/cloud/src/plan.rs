@@ -60,23 +60,26 @@ pub enum GatewayState {
 /// A change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Claims an address.
+    /// Claims a free address, or replaces a claim of the same cluster; [`InUse`](crate::ErrorKind::InUse) if another cluster's
+    /// claim was first.
     Claim(PublicAddress, Claim),
-    /// Gives private addresses to a NIC.
+    /// Makes a NIC ready for addresses: a private address for each that has none there yet, and forwarding. The private addresses
+    /// are in the next observation.
     Prepare(Nic, Vec<PublicAddress>),
-    /// Attaches addresses to a NIC.
+    /// Attaches free addresses of ours to a NIC; [`InUse`](crate::ErrorKind::InUse) if one is attached elsewhere.
     Attach(Nic, Vec<Binding>),
-    /// Moves addresses from a NIC of a dead gateway to another NIC.
+    /// Moves addresses of ours from a NIC of a dead gateway to another NIC; [`InUse`](crate::ErrorKind::InUse) if one is attached
+    /// to a third one meanwhile.
     Move(NicId, Nic, Vec<Binding>),
-    /// Detaches addresses from a NIC.
+    /// Detaches addresses of ours from a NIC, if they are still attached there.
     Detach(NicId, Vec<PublicAddress>),
-    /// Takes private addresses from a NIC.
+    /// Takes back what [`Prepare`](Self::Prepare) gave to a NIC for these addresses, unless they are attached there.
     Unprepare(Nic, Vec<Binding>),
-    /// Gives up the claim on an address.
+    /// Gives up a claim of ours on an address.
     Unclaim(PublicAddress),
-    /// Allocates an address.
+    /// Allocates an address; one with the same token is found, and is no other.
     Allocate(Allocation),
-    /// Releases an address.
+    /// Releases an address that vipgate allocated and that is attached nowhere.
     Release(PublicAddress),
 }
 

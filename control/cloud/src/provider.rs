@@ -1,16 +1,10 @@
-//! The trait of providers, and the values that they exchange with the planner.
-//!
-//! Every method is idempotent: what is already so is no error. None takes an address from anybody: an address that isn't ours is
-//! [`InUse`](crate::ErrorKind::InUse). Reads may be older than the last change (eventual consistency).
+//! The values that providers exchange with the planner.
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::future::Future;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-
-use crate::error::CloudError;
 
 /// Tags (AWS, Azure) or labels (GCP).
 pub type Tags = BTreeMap<String, String>;
@@ -148,7 +142,7 @@ pub struct Nic {
     pub associate: Associate,
     /// Whether an operation on it is under way, so that no other one can begin.
     pub is_busy: bool,
-    /// Whether it forwards packets, as far as [`prepare`](Provider::prepare) can have it so.
+    /// Whether it forwards packets, as far as [`Prepare`](crate::plan::Action::Prepare) can have it so.
     pub is_ready: bool,
     /// What it lacks to forward packets and can't be given, in words.
     pub missing: Vec<String>,
@@ -198,50 +192,4 @@ pub struct Allocation {
     pub zone: Option<String>,
     /// The same for each attempt to allocate the same address: an address with this token is found and returned.
     pub token: String,
-}
-
-/// A provider of public addresses. A method with several bindings makes as few requests as the provider needs.
-pub trait Provider: Send + Sync {
-    /// Reads addresses and NICs.
-    fn observe(&self, scope: &Scope) -> impl Future<Output = Result<Observation, CloudError>> + Send;
-
-    /// Claims a free address, or replaces a claim of the same cluster; [`InUse`](crate::ErrorKind::InUse) if another cluster's
-    /// claim was first.
-    fn claim(&self, address: &PublicAddress, claim: &Claim) -> impl Future<Output = Result<(), CloudError>> + Send;
-
-    /// Removes a claim of ours.
-    fn unclaim(&self, address: &PublicAddress) -> impl Future<Output = Result<(), CloudError>> + Send;
-
-    /// Makes a NIC ready for addresses: a private address for each that has none there yet, and forwarding. `candidates` are
-    /// private addresses to choose from; empty: the provider chooses. The private addresses are in the next observation.
-    fn prepare(
-        &self,
-        nic: &Nic,
-        addresses: &[PublicAddress],
-        candidates: &[IpNet],
-    ) -> impl Future<Output = Result<(), CloudError>> + Send;
-
-    /// Takes back what [`prepare`](Self::prepare) gave to a NIC for these addresses, unless they are attached there.
-    fn unprepare(&self, nic: &Nic, bindings: &[Binding]) -> impl Future<Output = Result<(), CloudError>> + Send;
-
-    /// Attaches free addresses of ours to a NIC; [`InUse`](crate::ErrorKind::InUse) if one is attached elsewhere.
-    fn attach(&self, nic: &Nic, bindings: &[Binding]) -> impl Future<Output = Result<(), CloudError>> + Send;
-
-    /// Moves addresses of ours from a NIC of a gateway that is dead; [`InUse`](crate::ErrorKind::InUse) if one is attached to
-    /// another NIC than `from` meanwhile.
-    fn move_from_dead(
-        &self,
-        from: &NicId,
-        nic: &Nic,
-        bindings: &[Binding],
-    ) -> impl Future<Output = Result<(), CloudError>> + Send;
-
-    /// Detaches addresses of ours from a NIC, if they are still attached there.
-    fn detach(&self, from: &NicId, addresses: &[PublicAddress]) -> impl Future<Output = Result<(), CloudError>> + Send;
-
-    /// Allocates an address.
-    fn allocate(&self, allocation: &Allocation) -> impl Future<Output = Result<PublicAddress, CloudError>> + Send;
-
-    /// Releases an address that vipgate allocated and that is attached nowhere.
-    fn release(&self, address: &PublicAddress) -> impl Future<Output = Result<(), CloudError>> + Send;
 }

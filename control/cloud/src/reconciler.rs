@@ -21,9 +21,9 @@ use vipgate_common::{delay_after, jittered};
 
 use crate::api::BACKOFF;
 use crate::error::CloudError;
-use crate::execute::{self, ActionKind};
+use crate::execute::{self, ActionKind, Provider};
 use crate::plan::{Action, AddressPlan, Desired, plan};
-use crate::provider::{Observation, Provider, Scope};
+use crate::provider::{Observation, Scope};
 
 /// Interval of observations when nothing changes.
 pub const INTERVAL: Duration = Duration::from_secs(10);
@@ -179,7 +179,7 @@ impl<P: Provider + 'static> Reconciler<P> {
             }
             let (provider, candidates) = (self.provider.clone(), candidates.clone());
             running.spawn(async move {
-                let outcome = execute::execute(&*provider, &action, &candidates).await;
+                let outcome = provider.execute(&action, &candidates).await;
                 (action, outcome)
             });
         }

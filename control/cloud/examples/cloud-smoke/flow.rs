@@ -5,9 +5,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use vipgate_cloud::execute::{ActionKind, describe, execute};
+use vipgate_cloud::execute::{ActionKind, describe};
 use vipgate_cloud::plan::{Action, Desired, DesiredVip, GatewayState, plan};
-use vipgate_cloud::{Allocation, CallMeter, CloudError, Observation, Provider, Scope};
+use vipgate_cloud::{Allocation, CallMeter, Claim, Observation, Provider, Scope};
 
 /// Rounds that a step takes at most.
 const MAX_ROUNDS: u32 = 60;
@@ -96,15 +96,23 @@ impl<P: Provider> Flow<P> {
     }
 
     async fn allocate(&self, report: &mut impl FnMut(&StepReport)) -> Result<IpAddr, String> {
-        let claim = vipgate_cloud::Claim { cluster: self.cluster.clone(), owner: OWNER.to_owned() };
+        let claim = Claim { cluster: self.cluster.clone(), owner: OWNER.to_owned() };
         let token = format!("cloud-smoke-{}", self.cluster);
         let tags = self.scope.tags.clone();
-        let allocation = Allocation { tags, claim, is_ipv6: false, zone: None, token };
+        let allocation = Allocation { tags, claim, is_ipv6: false, zone: None, token: token.clone() };
         let (began, before) = (Instant::now(), self.requests());
-        let address = self.provider.allocate(&allocation).await.map_err(|error| format!("allocate: {error}"))?;
-        let changes = vec![format!("allocate {}", address.address)];
-        report(&StepReport { name: "allocate", time: began.elapsed(), changes, requests: self.since(&before) });
-        Ok(address.address)
+        let done = self.provider.execute(&Action::Allocate(allocation), &[]).await;
+        done.map_err(|error| format!("allocate: {error}"))?;
+        for _ in 0..MAX_ROUNDS {
+            let observed = self.observe().await?;
+            if let Some(address) = observed.addresses.iter().find(|it| it.token.as_ref() == Some(&token)) {
+                let (time, changes) = (began.elapsed(), vec![format!("allocate {}", address.address)]);
+                report(&StepReport { name: "allocate", time, changes, requests: self.since(&before) });
+                return Ok(address.address);
+            }
+            tokio::time::sleep(self.pause).await;
+        }
+        Err("allocate: reads never showed the address".to_owned())
     }
 
     fn desired(&self, gateways: &[&str]) -> Desired {
@@ -137,7 +145,7 @@ impl<P: Provider> Flow<P> {
             }
             for action in &next.actions {
                 let text = format!("{} {}", ActionKind::of(action).as_str(), describe(action));
-                match self.execute(action).await {
+                match self.provider.execute(action, &[]).await {
                     Ok(()) => changes.push(text),
                     Err(error) => failure = Some(format!("{text}: {error}")),
                 }
@@ -146,10 +154,6 @@ impl<P: Provider> Flow<P> {
             tokio::time::sleep(self.pause).await;
         }
         Err(format!("{name}: {}", failure.unwrap_or_else(|| "reads never showed the changes".to_owned())))
-    }
-
-    async fn execute(&self, action: &Action) -> Result<(), CloudError> {
-        execute(&self.provider, action, &[]).await
     }
 
     fn requests(&self) -> BTreeMap<(&'static str, String), u64> {

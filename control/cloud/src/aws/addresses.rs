@@ -1,10 +1,10 @@
 //! Changes of Elastic IP addresses: claims, associations, allocation.
 
 use super::query::{filters, list, one, tags as tag_parameters};
-use super::reply::{Address, AllocateAddress, DescribeAddresses, NetworkInterface};
+use super::reply::{Address, DescribeAddresses, NetworkInterface};
 use super::{
-    ALLOCATE, ASSOCIATE, Aws, CREATE_TAGS, DELETE_TAGS, DESCRIBE_ADDRESSES, DISASSOCIATE, RELEASE, ipv6, observe, tags,
-    unprepare,
+    ALLOCATE, ASSOCIATE, Aws, CREATE_TAGS, DELETE_TAGS, DESCRIBE_ADDRESSES, DISASSOCIATE, RELEASE, describe, ipv6,
+    tags, unprepare,
 };
 use crate::error::{CloudError, ErrorKind};
 use crate::provider::{Allocation, Associate, Binding, Claim, Nic, NicId, PublicAddress};
@@ -29,7 +29,7 @@ pub(super) async fn claim(aws: &Aws, address: &PublicAddress, claim: &Claim) -> 
 
 /// An address as it is now.
 async fn current(aws: &Aws, address: &PublicAddress) -> Result<Address, CloudError> {
-    let mut all = observe::addresses(aws, std::slice::from_ref(address)).await?;
+    let mut all = describe::addresses(aws, std::slice::from_ref(address)).await?;
     all.remove(&address.id).ok_or_else(|| missing(address))
 }
 
@@ -100,7 +100,7 @@ pub(super) async fn attach(aws: &Aws, nic: &Nic, from: Option<&NicId>, bindings:
         return Ok(());
     }
     let addresses: Vec<PublicAddress> = v4.iter().map(|binding| binding.address.clone()).collect();
-    let (current, interface) = tokio::join!(observe::addresses(aws, &addresses), observe::interface(aws, &nic.id));
+    let (current, interface) = tokio::join!(describe::addresses(aws, &addresses), describe::interface(aws, &nic.id));
     let (current, interface) = (current?, interface?);
     let mut outcome = Ok(());
     for binding in &v4 {
@@ -155,7 +155,7 @@ async fn associate(
     match aws.query.send(operation, &parameters).await {
         Err(error) if error.kind == ErrorKind::InUse => {
             // Perhaps by a request of ours whose reply was lost.
-            let now = observe::addresses(aws, std::slice::from_ref(address)).await?;
+            let now = describe::addresses(aws, std::slice::from_ref(address)).await?;
             let is_here = now.get(&address.id).is_some_and(|now| {
                 now.network_interface_id.as_deref() == Some(&*interface.network_interface_id)
                     && now.private_ip_address == Some(binding.private)
@@ -195,7 +195,7 @@ pub(super) async fn detach(aws: &Aws, from: &NicId, addresses: &[PublicAddress])
     if v4.is_empty() {
         return Ok(());
     }
-    let current = observe::addresses(aws, &v4).await?;
+    let current = describe::addresses(aws, &v4).await?;
     let mut outcome = Ok(());
     for current in current.values().filter(|it| it.network_interface_id.as_deref() == Some(&*from.0)) {
         let is_made_here = is_ours(aws, current) && (is_bound(current) || is_instance(aws));
@@ -209,12 +209,12 @@ pub(super) async fn detach(aws: &Aws, from: &NicId, addresses: &[PublicAddress])
     outcome
 }
 
-pub(super) async fn allocate(aws: &Aws, allocation: &Allocation) -> Result<PublicAddress, CloudError> {
+pub(super) async fn allocate(aws: &Aws, allocation: &Allocation) -> Result<(), CloudError> {
     let by_token = filters([(format!("tag:{}", tags::ALLOCATED), vec![allocation.token.as_str()])]);
     let reply: DescribeAddresses = aws.query.call(DESCRIBE_ADDRESSES, &by_token).await?;
-    let has_token = |address: &&Address| address.tag(tags::ALLOCATED) == Some(&*allocation.token);
-    if let Some(address) = reply.addresses_set.items.iter().find(has_token) {
-        return Ok(observe::allocated(aws, address));
+    let has_token = |address: &Address| address.tag(tags::ALLOCATED) == Some(&*allocation.token);
+    if reply.addresses_set.items.iter().any(has_token) {
+        return Ok(());
     }
     let own = [
         (tags::ALLOCATED, allocation.token.as_str()),
@@ -226,13 +226,7 @@ pub(super) async fn allocate(aws: &Aws, allocation: &Allocation) -> Result<Publi
     let mut parameters = vec![one("Domain", "vpc"), one("TagSpecification.1.ResourceType", "elastic-ip")];
     parameters.extend(tag_parameters("TagSpecification.1.Tag", all));
     parameters.extend(allocation.zone.as_ref().map(|zone| one("NetworkBorderGroup", zone.as_str())));
-    let reply: AllocateAddress = aws.query.call(ALLOCATE, &parameters).await?;
-    let by_id = filters([("allocation-id".to_owned(), vec![reply.allocation_id.as_str()])]);
-    let described: DescribeAddresses = aws.query.call(DESCRIBE_ADDRESSES, &by_id).await?;
-    let address = described.addresses_set.items.first().map(|address| observe::allocated(aws, address));
-    // It is found by its token at the next attempt.
-    let unseen = || CloudError::new(ErrorKind::Unknown, ALLOCATE.name, "NotSeenYet", &reply.allocation_id);
-    address.ok_or_else(unseen)
+    aws.query.send(ALLOCATE, &parameters).await.map(drop)
 }
 
 pub(super) async fn release(aws: &Aws, address: &PublicAddress) -> Result<(), CloudError> {

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::query::{list, one};
+use super::query::{filters, list, one};
 use super::reply::{DescribeInstanceTypes, DescribeInstances, NetworkInfo};
 use super::{Aws, DESCRIBE_INSTANCES, DESCRIBE_TYPES};
+use crate::api::pages;
 use crate::error::CloudError;
 use crate::provider::Capacity;
 
@@ -53,14 +54,14 @@ impl InstanceTypes {
 
     async fn read_instances(&mut self, aws: &Aws, ids: &[&str], now: Instant) -> Result<(), CloudError> {
         // A filter: an id that doesn't exist is no error.
-        let mut parameters = super::query::filters([("instance-id".to_owned(), ids.to_vec())]);
-        loop {
+        let filter = &filters([("instance-id".to_owned(), ids.to_vec())]);
+        let reservations = pages(DESCRIBE_INSTANCES, |next| async move {
+            let parameters: Vec<_> = filter.iter().cloned().chain(next.map(|next| one("NextToken", next))).collect();
             let reply: DescribeInstances = aws.query.call(DESCRIBE_INSTANCES, &parameters).await?;
-            let instances = reply.reservation_set.items.into_iter().flat_map(|it| it.instances_set.items);
-            self.of_instance.extend(instances.map(|it| (it.instance_id, (it.instance_type, now))));
-            let Some(next) = reply.next_token.filter(|token| !token.is_empty()) else { return Ok(()) };
-            parameters.retain(|(name, _)| name != "NextToken");
-            parameters.push(one("NextToken", next));
-        }
+            Ok((reply.reservation_set.items, reply.next_token))
+        });
+        let instances = reservations.await?.into_iter().flat_map(|it| it.instances_set.items);
+        self.of_instance.extend(instances.map(|it| (it.instance_id, (it.instance_type, now))));
+        Ok(())
     }
 }

@@ -6,19 +6,18 @@ mod reply;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
+use aws_credential_types::Credentials as Keys;
 use bytes::Bytes;
-use hyper::header::{ACCEPT, AUTHORIZATION};
+use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE};
 use hyper::{Method, Request, Uri};
-use tokio::sync::Mutex;
 
 use self::reply::{AssumeRole, SecurityCredentials};
-use super::endpoint;
+use super::{endpoint, signature};
+use crate::credential::{Authorize, Expiring, FORM, form, read_file};
 use crate::error::{CloudError, ErrorKind};
 use crate::http::{HttpClient, is_trusted_url};
-use crate::oauth::read_token;
 
 /// Timeout of requests to metadata servers, which are one hop away or nowhere.
 const METADATA_TIMEOUT: Duration = Duration::from_secs(2);
@@ -36,21 +35,6 @@ const AGENTS: [IpAddr; 3] = [
 ];
 /// Name of the operation in errors.
 const OPERATION: &str = "GetCredentials";
-
-/// Keys that sign requests.
-#[derive(Clone, PartialEq, Eq)]
-pub(super) struct Keys {
-    pub(super) access_key: String,
-    pub(super) secret_key: String,
-    pub(super) session_token: Option<String>,
-    expires: Option<SystemTime>,
-}
-
-impl fmt::Debug for Keys {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Keys").field("expires", &self.expires).finish_non_exhaustive()
-    }
-}
 
 /// Where keys come from.
 #[derive(Clone)]
@@ -136,66 +120,44 @@ impl CredentialSource {
     }
 }
 
-/// Credentials, kept until they end.
 pub(super) struct Credentials {
     source: CredentialSource,
+    region: String,
     http: HttpClient,
     metadata: HttpClient,
-    keys: Mutex<Option<Arc<Keys>>>,
 }
 
-impl Credentials {
-    pub(super) fn new(source: CredentialSource) -> Self {
-        let metadata = HttpClient::with_timeout(METADATA_TIMEOUT);
-        Self { source, http: HttpClient::new(), metadata, keys: Mutex::default() }
-    }
+/// Keys with their end; `None`: they have none.
+fn keys(access: &str, secret: &str, session_token: Option<&str>, lifetime: Option<Duration>) -> Expiring<Keys> {
+    let keys = Keys::new(access, secret, session_token.map(str::to_owned), None, "vipgate");
+    Expiring::new(keys, lifetime.unwrap_or(Duration::MAX), RENEWAL_TIME)
+}
 
-    /// The keys; new ones if those that are kept end soon, or were refused.
-    pub(super) async fn keys(&self, is_refused: bool) -> Result<Arc<Keys>, CloudError> {
-        // One request at a time: others wait for its keys.
-        let mut kept = self.keys.lock().await;
-        let is_valid = |keys: &Arc<Keys>| keys.expires.is_none_or(|end| end > SystemTime::now() + RENEWAL_TIME);
-        if let Some(keys) = kept.as_ref().filter(|keys| is_valid(keys) && !is_refused) {
-            return Ok(keys.clone());
-        }
-        match self.fetch().await {
-            Ok(keys) => Ok(kept.insert(Arc::new(keys)).clone()),
-            // Keys that haven't ended yet may still be good.
-            Err(error) => {
-                let is_usable = |keys: &&Arc<Keys>| keys.expires.is_none_or(|end| end > SystemTime::now());
-                kept.as_ref().filter(is_usable).filter(|_| !is_refused).cloned().ok_or(error)
-            }
-        }
-    }
+impl Authorize for Credentials {
+    type Credential = Keys;
 
-    async fn fetch(&self) -> Result<Keys, CloudError> {
+    async fn fetch(&self) -> Result<Expiring<Keys>, CloudError> {
         match &self.source {
-            CredentialSource::Keys { access_key, secret_key, session_token } => Ok(Keys {
-                access_key: access_key.clone(),
-                secret_key: secret_key.clone(),
-                session_token: session_token.clone(),
-                expires: None,
-            }),
+            CredentialSource::Keys { access_key, secret_key, session_token } => {
+                Ok(keys(access_key, secret_key, session_token.as_deref(), None))
+            }
             CredentialSource::WebIdentity { token_file, role, sts } => {
-                let token = read_token(OPERATION, token_file).await?;
-                let form = form_urlencoded::Serializer::new(String::new())
-                    .append_pair("Action", "AssumeRoleWithWebIdentity")
-                    .append_pair("Version", "2011-06-15")
-                    .append_pair("RoleArn", role)
-                    .append_pair("RoleSessionName", "vipgate")
-                    .append_pair("WebIdentityToken", &token)
-                    .finish();
-                let request = Request::post(sts.as_str())
-                    .header(hyper::header::CONTENT_TYPE, "application/x-www-form-urlencoded; charset=utf-8")
-                    .body(Bytes::from(form));
-                let reply = get(&self.http, request).await?;
+                let form = form(&[
+                    ("Action", "AssumeRoleWithWebIdentity"),
+                    ("Version", "2011-06-15"),
+                    ("RoleArn", role),
+                    ("RoleSessionName", "vipgate"),
+                    ("WebIdentityToken", &read_file(OPERATION, token_file).await?),
+                ]);
+                let request = Request::post(sts.as_str()).header(CONTENT_TYPE, FORM);
+                let reply = get(&self.http, request.body(Bytes::from(form))).await?;
                 AssumeRole::read(&reply).and_then(AssumeRole::keys)
             }
             CredentialSource::Container { url, token } => {
                 check_agent(url)?;
                 let token = match token {
                     ContainerToken::None => None,
-                    ContainerToken::File(file) => Some(read_token(OPERATION, file).await?),
+                    ContainerToken::File(file) => Some(read_file(OPERATION, file).await?),
                     ContainerToken::Value(value) => Some(value.clone()),
                 };
                 let mut request = Request::get(url.as_str());
@@ -209,7 +171,18 @@ impl Credentials {
         }
     }
 
-    async fn of_instance(&self, imds: &str) -> Result<Keys, CloudError> {
+    fn authorize(&self, keys: Keys, request: &mut Request<Bytes>) -> Result<(), CloudError> {
+        signature::sign(&self.region, keys, request)
+    }
+}
+
+impl Credentials {
+    pub(super) fn new(source: CredentialSource, region: &str) -> Self {
+        let metadata = HttpClient::with_timeout(METADATA_TIMEOUT);
+        Self { source, region: region.to_owned(), http: HttpClient::new(), metadata }
+    }
+
+    async fn of_instance(&self, imds: &str) -> Result<Expiring<Keys>, CloudError> {
         let token = Request::builder()
             .method(Method::PUT)
             .uri(format!("{imds}/latest/api/token"))

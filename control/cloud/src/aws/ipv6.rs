@@ -8,12 +8,9 @@ use ipnet::IpNet;
 
 use super::query::{list, one};
 use super::reply::NetworkInterface;
-use super::{ASSIGN_IPV6, Aws, UNASSIGN_IPV6, observe};
+use super::{ASSIGN_IPV6, Aws, UNASSIGN_IPV6, describe};
 use crate::error::{CloudError, ErrorKind};
 use crate::provider::{AddressId, Attachment, Binding, GatewayNic, Nic, NicId, PublicAddress};
-
-/// Addresses that one request asks for.
-const MAX_VALUES: usize = 200;
 
 /// The addresses of these prefixes, and where they are assigned.
 pub(super) async fn observe(
@@ -24,9 +21,9 @@ pub(super) async fn observe(
     let addresses: Vec<IpAddr> = prefixes.iter().flat_map(IpNet::hosts).filter(IpAddr::is_ipv6).collect();
     let texts: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
     let mut interfaces = Vec::new();
-    for some in texts.chunks(MAX_VALUES) {
+    for some in texts.chunks(describe::MAX_VALUES) {
         let values = some.iter().map(String::as_str).collect();
-        interfaces.extend(observe::filtered(aws, "ipv6-addresses.ipv6-address", values).await?);
+        interfaces.extend(describe::filtered(aws, "ipv6-addresses.ipv6-address", values).await?);
     }
     let gateways: BTreeSet<NicId> = of_gateways.iter().map(|(_, it)| NicId(it.network_interface_id.clone())).collect();
     Ok(addresses.into_iter().map(|address| public_address(address, &interfaces, &gateways)).collect())
@@ -52,7 +49,7 @@ fn public_address(address: IpAddr, interfaces: &[NetworkInterface], gateways: &B
 pub(super) async fn attach(aws: &Aws, nic: &Nic, from: Option<&NicId>, bindings: &[Binding]) -> Result<(), CloudError> {
     for binding in bindings {
         let text = binding.private.to_string();
-        let at = observe::filtered(aws, "ipv6-addresses.ipv6-address", vec![text.as_str()]).await?;
+        let at = describe::filtered(aws, "ipv6-addresses.ipv6-address", vec![text.as_str()]).await?;
         match at.first().map(|interface| interface.network_interface_id.as_str()) {
             Some(id) if *id == *nic.id.0 => continue,
             Some(id) if from.is_some_and(|from| *from.0 == *id) => unassign(aws, id, vec![text.clone()]).await?,
@@ -73,7 +70,7 @@ pub(super) async fn detach(aws: &Aws, from: &NicId, addresses: &[PublicAddress])
     if addresses.is_empty() {
         return Ok(());
     }
-    let interface = match observe::interface(aws, from).await {
+    let interface = match describe::interface(aws, from).await {
         Err(error) if error.kind == ErrorKind::NotFound => return Ok(()),
         interface => interface?,
     };

@@ -1,18 +1,16 @@
-//! Reads addresses and ENIs.
+//! Observation: the pool's addresses and the gateways' ENIs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use super::query::{filters, list, one};
-use super::reply::{Address, DescribeAddresses, DescribeNetworkInterfaces, NetworkInterface};
-use super::{Aws, DESCRIBE_ADDRESSES, DESCRIBE_INTERFACES, ipv6, tags};
+use super::describe::{MAX_VALUES, filtered};
+use super::query::filters;
+use super::reply::{Address, DescribeAddresses, NetworkInterface};
+use super::{Aws, DESCRIBE_ADDRESSES, ipv6, tags};
 use crate::error::CloudError;
 use crate::provider::{
     AddressId, Associate, Attachment, Capacity, GatewayNic, Nic, NicId, Observation, PublicAddress, Scope,
 };
-
-/// Values of a filter at most.
-const MAX_VALUES: usize = 200;
 
 pub(super) async fn observe(aws: &Aws, scope: &Scope) -> Result<Observation, CloudError> {
     let interfaces = interfaces_of(aws, &scope.gateways).await?;
@@ -39,32 +37,6 @@ pub(super) async fn observe(aws: &Aws, scope: &Scope) -> Result<Observation, Clo
     Ok(Observation { addresses, nics })
 }
 
-/// The addresses with these allocation ids, as they are now. One that doesn't exist is left out.
-pub(super) async fn addresses(aws: &Aws, all: &[PublicAddress]) -> Result<BTreeMap<AddressId, Address>, CloudError> {
-    if all.is_empty() {
-        return Ok(BTreeMap::new());
-    }
-    let ids = all.iter().map(|address| address.id.0.as_str());
-    let parameters = filters([("allocation-id".to_owned(), ids.take(MAX_VALUES).collect())]);
-    let reply: DescribeAddresses = aws.query.call(DESCRIBE_ADDRESSES, &parameters).await?;
-    Ok(reply.addresses_set.items.into_iter().map(|it| (AddressId(it.allocation_id.clone()), it)).collect())
-}
-
-/// An ENI as it is now.
-pub(super) async fn interface(aws: &Aws, nic: &NicId) -> Result<NetworkInterface, CloudError> {
-    let parameters = list("NetworkInterfaceId", [nic.0.as_str()]);
-    let reply: DescribeNetworkInterfaces = aws.query.call(DESCRIBE_INTERFACES, &parameters).await?;
-    let missing = || {
-        CloudError::new(
-            crate::ErrorKind::NotFound,
-            DESCRIBE_INTERFACES.name,
-            "InvalidNetworkInterfaceID.NotFound",
-            &nic.0,
-        )
-    };
-    reply.network_interface_set.items.into_iter().next().ok_or_else(missing)
-}
-
 /// The ENIs of the gateways' instances.
 async fn interfaces_of(aws: &Aws, gateways: &[GatewayNic]) -> Result<Vec<NetworkInterface>, CloudError> {
     let instances: BTreeSet<&str> = gateways.iter().filter_map(|gateway| instance_id(&gateway.instance)).collect();
@@ -74,19 +46,6 @@ async fn interfaces_of(aws: &Aws, gateways: &[GatewayNic]) -> Result<Vec<Network
         interfaces.extend(filtered(aws, "attachment.instance-id", some.to_vec()).await?);
     }
     Ok(interfaces)
-}
-
-/// The ENIs that a filter finds.
-pub(super) async fn filtered(aws: &Aws, name: &str, values: Vec<&str>) -> Result<Vec<NetworkInterface>, CloudError> {
-    let mut parameters = filters([(name.to_owned(), values)]);
-    let mut interfaces = Vec::new();
-    loop {
-        let reply: DescribeNetworkInterfaces = aws.query.call(DESCRIBE_INTERFACES, &parameters).await?;
-        interfaces.extend(reply.network_interface_set.items);
-        let Some(next) = reply.next_token.filter(|token| !token.is_empty()) else { return Ok(interfaces) };
-        parameters.retain(|(name, _)| name != "NextToken");
-        parameters.push(one("NextToken", next));
-    }
 }
 
 /// The id in a provider id, `aws:///ZONE/INSTANCE`, or the id itself.
@@ -150,11 +109,6 @@ fn primaries(address: &Address, of_gateways: &[(&GatewayNic, &NetworkInterface)]
     };
     let is_claimed = tags::claim(address).is_some();
     of_gateways.iter().filter(|_| is_claimed).filter_map(primary).collect()
-}
-
-/// An address that was allocated just now.
-pub(super) fn allocated(aws: &Aws, address: &Address) -> PublicAddress {
-    public_address(aws, address, &BTreeMap::new(), &[])
 }
 
 fn nic(

@@ -12,7 +12,7 @@ use tokio::time::sleep;
 
 use super::query::{filters, list, one, tags as tag_parameters};
 use super::reply::{Address, DescribeAddresses, DescribeSubnets, NetworkInterface};
-use super::{ASSIGN_PRIVATE, Aws, CREATE_TAGS, DESCRIBE_ADDRESSES, DESCRIBE_SUBNETS, MODIFY_INTERFACE, observe, tags};
+use super::{ASSIGN_PRIVATE, Aws, CREATE_TAGS, DESCRIBE_ADDRESSES, DESCRIBE_SUBNETS, MODIFY_INTERFACE, describe, tags};
 use crate::candidates::{Range, shuffled, within};
 use crate::error::{CloudError, ErrorKind};
 use crate::provider::{Associate, Nic, NicId, PublicAddress};
@@ -31,7 +31,7 @@ pub(super) async fn prepare(
 ) -> Result<(), CloudError> {
     let is_bound = |address: &&PublicAddress| address.has_tags && aws.config.associate == Associate::Nic;
     let addresses: Vec<PublicAddress> = addresses.iter().filter(is_bound).cloned().collect();
-    let (interface, current) = tokio::join!(observe::interface(aws, &nic.id), observe::addresses(aws, &addresses));
+    let (interface, current) = tokio::join!(describe::interface(aws, &nic.id), describe::addresses(aws, &addresses));
     let (interface, current) = (interface?, current?);
     if interface.source_dest_check == Some(true) {
         disable_check(aws, &nic.id).await?;
@@ -116,7 +116,7 @@ impl Choice {
                 }
                 // Perhaps here, by another attempt for this address that no read showed yet.
                 Err(error) if is_taken(&error) => {
-                    if observe::interface(aws, &nic).await?.private(candidate).is_some() {
+                    if describe::interface(aws, &nic).await?.private(candidate).is_some() {
                         return Ok(());
                     }
                 }

@@ -9,8 +9,8 @@ use serde::de::DeserializeOwned;
 
 use super::credentials::Credentials;
 use super::reply;
-use super::signature::Signer;
 use crate::api::{Api, CallMeter, Operation};
+use crate::credential::FORM;
 use crate::error::{CloudError, ErrorKind};
 
 /// Version of the API.
@@ -18,7 +18,7 @@ const VERSION: &str = "2016-11-15";
 
 /// Client of the API.
 pub(super) struct Query {
-    api: Api<Signer>,
+    api: Api<Credentials>,
     endpoint: Uri,
 }
 
@@ -26,9 +26,8 @@ pub(super) struct Query {
 pub(super) type Parameters = Vec<(String, String)>;
 
 impl Query {
-    pub(super) fn new(endpoint: Uri, region: &str, credentials: Credentials, meter: Arc<CallMeter>) -> Self {
-        let signer = Signer::new(region, credentials);
-        Self { api: Api::new(signer, meter, error_of), endpoint }
+    pub(super) fn new(endpoint: Uri, credentials: Credentials, meter: Arc<CallMeter>) -> Self {
+        Self { api: Api::new(credentials, meter, error_of), endpoint }
     }
 
     /// Calls an action and reads its reply.
@@ -50,7 +49,7 @@ impl Query {
         let host = self.endpoint.authority().map(ToString::to_string).unwrap_or_default();
         let request = Request::post(self.endpoint.clone())
             .header(HOST, host)
-            .header(CONTENT_TYPE, "application/x-www-form-urlencoded; charset=utf-8")
+            .header(CONTENT_TYPE, FORM)
             .body(Bytes::from(form))
             .map_err(|error| CloudError::new(ErrorKind::Invalid, operation.name, "Request", &error.to_string()))?;
         Ok(self.api.call(operation, &request).await?.into_body())
@@ -106,11 +105,7 @@ fn kind_of(code: &str, status: StatusCode) -> ErrorKind {
         "ConcurrentTagAccess" | "IncorrectState" | "IncorrectInstanceState" | "DependencyViolation" => ErrorKind::Busy,
         "ServiceUnavailable" | "Unavailable" => ErrorKind::Unavailable,
         _ if code.ends_with(".NotFound") => ErrorKind::NotFound,
-        _ if status == StatusCode::TOO_MANY_REQUESTS => ErrorKind::Throttled,
-        _ if status == StatusCode::SERVICE_UNAVAILABLE => ErrorKind::Unavailable,
-        // Whether it was carried out isn't said.
-        _ if status.is_server_error() => ErrorKind::Unknown,
-        _ => ErrorKind::Invalid,
+        _ => ErrorKind::of_status(status.as_u16()),
     }
 }
 
@@ -156,4 +151,32 @@ pub(super) fn tags<'a>(prefix: &str, tags: impl IntoIterator<Item = (&'a str, Op
 /// One parameter.
 pub(super) fn one(name: &str, value: impl Into<String>) -> (String, String) {
     (name.to_owned(), value.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_code_counts_more_than_the_status() {
+        for (status, code, kind) in [
+            (400, "InvalidAllocationID.NotFound", ErrorKind::NotFound),
+            (400, "PrivateIpAddressLimitExceeded", ErrorKind::Quota),
+            (401, "AuthFailure", ErrorKind::Credentials),
+            (403, "AuthFailure", ErrorKind::Denied),
+            (503, "RequestLimitExceeded", ErrorKind::Throttled),
+            (400, "SomethingNew", ErrorKind::Invalid),
+            (401, "SomethingNew", ErrorKind::Credentials),
+            (403, "SomethingNew", ErrorKind::Denied),
+            (429, "SomethingNew", ErrorKind::Throttled),
+            (500, "InternalError", ErrorKind::Unknown),
+            (503, "SomethingNew", ErrorKind::Unavailable),
+        ] {
+            let body =
+                format!("<Response><Errors><Error><Code>{code}</Code><Message>m</Message></Error></Errors></Response>");
+            let response = Response::builder().status(status).body(Bytes::from(body)).expect("a response");
+            let error = error_of("x", &response);
+            assert_eq!((error.kind, error.code.as_str(), error.message.as_str()), (kind, code, "m"));
+        }
+    }
 }

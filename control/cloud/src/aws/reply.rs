@@ -58,12 +58,6 @@ impl Address {
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct AllocateAddress {
-    pub(super) allocation_id: String,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub(super) struct DescribeNetworkInterfaces {
     #[serde(default)]
     pub(super) network_interface_set: Set<NetworkInterface>,

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use super::query::{filters, list, one, tags as tag_parameters};
 use super::reply::{Address, DescribeAddresses, NetworkInterface};
-use super::{Aws, DELETE_TAGS, DESCRIBE_ADDRESSES, UNASSIGN_PRIVATE, observe, tags};
+use super::{Aws, DELETE_TAGS, DESCRIBE_ADDRESSES, UNASSIGN_PRIVATE, describe, tags};
 use crate::error::{CloudError, ErrorKind};
 use crate::provider::{Associate, Binding, Nic, NicId, PublicAddress};
 
@@ -15,7 +15,7 @@ pub(super) async fn unprepare(aws: &Aws, nic: &Nic, bindings: &[Binding]) -> Res
         return Ok(());
     }
     let addresses: Vec<PublicAddress> = v4.iter().map(|binding| binding.address.clone()).collect();
-    let (interface, current) = tokio::join!(observe::interface(aws, &nic.id), observe::addresses(aws, &addresses));
+    let (interface, current) = tokio::join!(describe::interface(aws, &nic.id), describe::addresses(aws, &addresses));
     let (interface, current) = (interface?, current?);
     let is_bound = |binding: &&&Binding| {
         let current = current.get(&binding.address.id);
@@ -109,7 +109,7 @@ pub(super) async fn unbind(aws: &Aws, address: &Address) -> Result<BTreeSet<NicI
         return Ok(left);
     }
     let ids = private.keys().map(|nic| nic.0.as_str()).collect();
-    for interface in observe::filtered(aws, "network-interface-id", ids).await? {
+    for interface in describe::filtered(aws, "network-interface-id", ids).await? {
         let nic = NicId(interface.network_interface_id.clone());
         let Some(private) = private.get(&nic).copied() else { continue };
         let is_associated = interface.private(private).is_some_and(|private| private.association.is_some());

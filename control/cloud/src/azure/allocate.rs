@@ -1,46 +1,41 @@
 //! Allocation: creates public addresses, and deletes those that vipgate created.
 
-use std::collections::BTreeMap;
-
+use hyper::header::{IF_MATCH, IF_NONE_MATCH};
 use serde_json::{Value, json};
 
-use super::claim::{attached_to, in_use, ip_of, used_by};
-use super::client::{Client, Condition, DELETE_ADDRESS, PUT_ADDRESS, is_repeatable};
+use super::claim::{attached_to, in_use, used_by};
+use super::client::{Client, DELETE_ADDRESS, PUT_ADDRESS, is_repeatable};
 use super::interface::etag;
 use super::resource_id::{ResourceId, Type};
-use super::{observe, tag};
+use super::tag;
 use crate::error::{CloudError, ErrorKind};
 use crate::name;
-use crate::provider::{AddressId, Allocation, PublicAddress};
+use crate::provider::{Allocation, PublicAddress};
 
 const NAME: &str = PUT_ADDRESS.name;
 /// Times that a change is sent when somebody else's was first or no answer came.
 const MAX_ATTEMPTS: usize = 2;
 
 /// Allocates an address, or finds the one of the same token: its name is made of the token.
-pub(super) async fn allocate(client: &Client, allocation: &Allocation) -> Result<PublicAddress, CloudError> {
+pub(super) async fn allocate(client: &Client, allocation: &Allocation) -> Result<(), CloudError> {
     let own = [&allocation.token, &allocation.claim.cluster, &allocation.claim.owner];
     tag::check_values(NAME, own.into_iter().chain(allocation.tags.values()).map(String::as_str))?;
     let name = name::of_allocation(allocation);
     let id = ResourceId::new(&client.subscription, &client.group, Type::PublicAddress, &name);
     let id = id.ok_or_else(|| CloudError::new(ErrorKind::Invalid, NAME, "ResourceId", &name))?;
-    let mut found = client.address(&id).await?;
     let mut left = MAX_ATTEMPTS;
-    while found.is_none() {
-        let body = body_of(client, allocation)?;
+    loop {
+        if let Some(read) = client.address(&id).await? {
+            return check_allocated(&id, allocation, &read);
+        }
         left -= 1;
-        match client.put(PUT_ADDRESS, &id, &body, Condition::IfNoneMatch).await {
+        let body = body_of(client, allocation)?;
+        match client.write(PUT_ADDRESS, &id, Some(&body), (IF_NONE_MATCH, "*")).await {
             // It may be there: by a request whose answer was lost, or by another one with the same token.
             Err(error) if is_repeatable(&error) && left > 0 => {}
-            result => result?,
-        }
-        found = client.address(&id).await?;
-        if found.is_none() && left == 0 {
-            // It is found by its name at the next attempt.
-            return Err(CloudError::new(ErrorKind::Unknown, NAME, "NotSeenYet", &id.to_string()));
+            result => return result,
         }
     }
-    allocated(&id, allocation, &found.unwrap_or_default())
 }
 
 fn body_of(client: &Client, allocation: &Allocation) -> Result<Value, CloudError> {
@@ -65,27 +60,15 @@ fn body_of(client: &Client, allocation: &Allocation) -> Result<Value, CloudError
     Ok(body)
 }
 
-fn allocated(id: &ResourceId, allocation: &Allocation, read: &Value) -> Result<PublicAddress, CloudError> {
-    let claim = tag::claim(read);
+/// Fails if an address isn't the one that is to be allocated, or another claim has it.
+fn check_allocated(id: &ResourceId, allocation: &Allocation, read: &Value) -> Result<(), CloudError> {
     if tag::get(read, tag::ALLOCATED) != Some(&allocation.token) {
         return Err(in_use(NAME, id, "an address of this name is somebody else's"));
     }
-    if claim.as_ref().is_some_and(|claim| *claim != allocation.claim) {
+    if tag::claim(read).is_some_and(|claim| claim != allocation.claim) {
         return Err(in_use(NAME, id, "another claim has it"));
     }
-    let address = ip_of(read)
-        .ok_or_else(|| CloudError::new(ErrorKind::Busy, NAME, "Updating", "the address isn't allocated yet"))?;
-    Ok(PublicAddress {
-        id: AddressId::from(id),
-        address,
-        zone: observe::zone_of(read),
-        has_tags: true,
-        claim,
-        token: Some(allocation.token.clone()),
-        attachment: None,
-        private: BTreeMap::new(),
-        version: etag(read).to_owned(),
-    })
+    Ok(())
 }
 
 /// Releases an address that vipgate allocated.
@@ -107,7 +90,7 @@ pub(super) async fn release(client: &Client, address: &PublicAddress) -> Result<
             return Err(used_by(NAME, &id, &read));
         }
         left -= 1;
-        match client.delete(DELETE_ADDRESS, &id, etag(&read)).await {
+        match client.write(DELETE_ADDRESS, &id, None, (IF_MATCH, etag(&read))).await {
             Err(error) if error.kind == ErrorKind::NotFound => return Ok(()),
             Err(error) if is_repeatable(&error) && left > 0 => {}
             result => return result,

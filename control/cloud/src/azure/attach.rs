@@ -87,7 +87,7 @@ async fn attempt(
     if let Some((from, source)) = from.filter(|_| !leaving.is_empty()) {
         remove(client, from, source, &leaving).await?;
     }
-    let done = client.change_interface(to, Some(target), |interface| {
+    let done = client.change(to, Some(target), |interface: &mut Interface| {
         let mut is_changed = false;
         for (id, binding) in &coming {
             let Some(index) = vacant(client, id, binding, interface)? else { continue };
@@ -182,7 +182,7 @@ async fn remove(
     read: Option<Interface>,
     addresses: &[ResourceId],
 ) -> Result<(), CloudError> {
-    let changed = client.change_interface(from, read, |interface| {
+    let changed = client.change(from, read, |interface: &mut Interface| {
         let mut is_changed = false;
         for id in addresses {
             let own = own(client, id, Some(interface));

@@ -17,7 +17,7 @@ const NAME: &str = PUT_ADDRESS.name;
 pub(super) async fn claim(client: &Client, address: &PublicAddress, claim: &Claim) -> Result<(), CloudError> {
     tag::check_values(NAME, [claim.cluster.as_str(), claim.owner.as_str()])?;
     let id = ResourceId::of_address(NAME, &address.id)?;
-    let changed = client.change_address(&id, |read| {
+    let changed = client.change(&id, None, |read: &mut Value| {
         match tag::claim(read) {
             Some(found) if found == *claim => return Ok(false),
             Some(found) if found.cluster != claim.cluster => {
@@ -36,7 +36,7 @@ pub(super) async fn claim(client: &Client, address: &PublicAddress, claim: &Clai
 /// Removes a claim of ours. An address that doesn't exist has no claim.
 pub(super) async fn unclaim(client: &Client, address: &PublicAddress) -> Result<(), CloudError> {
     let id = ResourceId::of_address(NAME, &address.id)?;
-    let changed = client.change_address(&id, |read| {
+    let changed = client.change(&id, None, |read: &mut Value| {
         match tag::claim(read) {
             None => return Ok(false),
             Some(found) if found.cluster == client.cluster => tag::set_claim(read, None),

@@ -3,38 +3,38 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use bytes::Bytes;
-use hyper::header::{ACCEPT, CONTENT_TYPE, IF_MATCH, IF_NONE_MATCH};
-use hyper::{Method, Request};
+use hyper::Method;
+use hyper::header::{HeaderName, IF_MATCH};
 use serde::Deserialize;
 use serde_json::Value;
+use tokio::time::sleep;
 
 use super::credentials::Credentials;
 use super::interface::{Interface, etag, is_busy};
-use super::operation::path_of;
-use super::resource_id::ResourceId;
+use super::operation::{Poll, path_of, pauses, poll_of};
+use super::resource_id::{ResourceId, Type};
 use super::{Config, error};
 use crate::CallMeter;
-use crate::api::{Api, Operation, decode};
+use crate::api::{Api, Operation, pages};
 use crate::error::{CloudError, ErrorKind};
 use crate::provider::Associate;
+use crate::rest::{find, finish, get, request};
 
 /// Version of Microsoft.Network.
 const NETWORK: &str = "2026-03-01";
 /// Version of Microsoft.Compute.
 const COMPUTE: &str = "2024-07-01";
 
-pub(super) const LIST: Operation = Operation::read("PublicIPAddresses_List");
-pub(super) const GET_ADDRESS: Operation = Operation::read("PublicIPAddresses_Get");
+const LIST: Operation = Operation::read("PublicIPAddresses_List");
+const GET_ADDRESS: Operation = Operation::read("PublicIPAddresses_Get");
 pub(super) const PUT_ADDRESS: Operation = Operation::write("PublicIPAddresses_CreateOrUpdate");
 pub(super) const DELETE_ADDRESS: Operation = Operation::write("PublicIPAddresses_Delete");
 const GET_INTERFACE: Operation = Operation::read("NetworkInterfaces_Get");
 pub(super) const PUT_INTERFACE: Operation = Operation::write("NetworkInterfaces_CreateOrUpdate");
 const GET_SUBNET: Operation = Operation::read("Subnets_Get");
 const GET_MACHINE: Operation = Operation::read("VirtualMachines_Get");
+const STATUS: Operation = Operation::read("Operations_Get");
 
-/// Pages of a list at most.
-const MAX_PAGES: usize = 100;
 /// Times that a change is made of what was read, when somebody else's change was first or no answer came.
 const MAX_CHANGES: usize = 2;
 
@@ -46,18 +46,10 @@ struct Page {
     next_link: Option<String>,
 }
 
-/// Condition of a change.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Condition<'a> {
-    /// The resource is still as it was read.
-    IfMatch(&'a str),
-    /// There is no such resource.
-    IfNoneMatch,
-}
-
 /// The API, for the addresses of one resource group.
+#[derive(Debug)]
 pub(super) struct Client {
-    pub(super) api: Api<Credentials>,
+    api: Api<Credentials>,
     endpoint: String,
     pub(super) subscription: String,
     pub(super) group: String,
@@ -66,7 +58,7 @@ pub(super) struct Client {
     pub(super) cluster: String,
     pub(super) associate: Associate,
     /// Time that an operation may take.
-    pub(super) timeout: Duration,
+    timeout: Duration,
 }
 
 impl Client {
@@ -86,121 +78,95 @@ impl Client {
 
     /// The addresses of the resource group, all pages.
     pub(super) async fn addresses(&self) -> Result<Vec<Value>, CloudError> {
-        let mut path = format!(
+        let first = &format!(
             "/subscriptions/{}/resourceGroups/{}/providers/Microsoft.Network/publicIPAddresses?api-version={NETWORK}",
             self.subscription, self.group
         );
-        let mut addresses = Vec::new();
-        for _ in 0..MAX_PAGES {
-            let request = self.request(&Method::GET, &path, None, None)?;
-            let page: Page = decode(LIST.name, &self.api.call(LIST, &request).await?)?;
-            addresses.extend(page.value);
-            match page.next_link.filter(|link| !link.is_empty()) {
-                Some(link) => path = path_of(LIST.name, &link)?,
-                None => return Ok(addresses),
-            }
-        }
-        Err(CloudError::new(ErrorKind::Invalid, LIST.name, "TooManyPages", "the list of addresses doesn't end"))
+        pages(LIST, |link| async move {
+            let path = link.map_or_else(|| Ok(first.clone()), |link| path_of(LIST.name, &link))?;
+            let page: Page = get(&self.api, LIST, &self.url(&path)).await?;
+            Ok((page.value, page.next_link))
+        })
+        .await
     }
 
     pub(super) async fn address(&self, id: &ResourceId) -> Result<Option<Value>, CloudError> {
-        self.get(GET_ADDRESS, &network(id)).await
+        self.find(GET_ADDRESS, &network(id)).await
     }
 
     pub(super) async fn interface(&self, id: &ResourceId) -> Result<Option<Interface>, CloudError> {
-        Ok(self.get(GET_INTERFACE, &network(id)).await?.map(Interface))
+        Ok(self.find(GET_INTERFACE, &network(id)).await?.map(Interface))
     }
 
     pub(super) async fn machine(&self, id: &ResourceId) -> Result<Option<Value>, CloudError> {
-        self.get(GET_MACHINE, &format!("{id}?api-version={COMPUTE}")).await
+        self.find(GET_MACHINE, &format!("{id}?api-version={COMPUTE}")).await
     }
 
     /// A subnet, by the id that an IP configuration has.
     pub(super) async fn subnet(&self, id: &str) -> Result<Option<Value>, CloudError> {
-        self.get(GET_SUBNET, &format!("{id}?api-version={NETWORK}")).await
+        self.find(GET_SUBNET, &format!("{id}?api-version={NETWORK}")).await
     }
 
-    async fn get(&self, operation: Operation, path: &str) -> Result<Option<Value>, CloudError> {
-        let request = self.request(&Method::GET, path, None, None)?;
-        match self.api.call(operation, &request).await {
-            Ok(response) => decode(operation.name, &response).map(Some),
-            Err(error) if error.kind == ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
-        }
+    async fn find(&self, operation: Operation, path: &str) -> Result<Option<Value>, CloudError> {
+        find(&self.api, operation, &self.url(path)).await
     }
 
-    /// Creates or replaces a resource of Microsoft.Network, and waits until that is done.
-    pub(super) async fn put(
+    fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.endpoint)
+    }
+
+    /// Creates, replaces or deletes a resource of Microsoft.Network under a condition, and waits until that is done.
+    pub(super) async fn write(
         &self,
         operation: Operation,
         id: &ResourceId,
-        body: &Value,
-        condition: Condition<'_>,
+        body: Option<&Value>,
+        condition: (HeaderName, &str),
     ) -> Result<(), CloudError> {
-        let path = network(id);
-        let request = self.request(&Method::PUT, &path, Some(condition), Some(body))?;
-        self.finish(operation.name, &path, &self.api.call(operation, &request).await?).await
+        let (path, method) = (network(id), if body.is_some() { Method::PUT } else { Method::DELETE });
+        let request = request(&method, &self.url(&path), Some(condition), body)?;
+        let accepted = self.api.call(operation, &request).await?;
+        let Some(poll) = poll_of(operation.name, &path, &accepted)? else { return Ok(()) };
+        let mut pauses = pauses(&accepted);
+        sleep(pauses.next_delay()).await;
+        finish(operation.name, self.timeout, pauses, || self.is_done(operation.name, &poll)).await
     }
 
-    /// Deletes a resource of Microsoft.Network if it is still as it was read, and waits until that is done.
-    pub(super) async fn delete(&self, operation: Operation, id: &ResourceId, version: &str) -> Result<(), CloudError> {
-        let path = network(id);
-        let request = self.request(&Method::DELETE, &path, Some(Condition::IfMatch(version)), None)?;
-        self.finish(operation.name, &path, &self.api.call(operation, &request).await?).await
+    async fn is_done(&self, name: &'static str, poll: &Poll) -> Result<bool, CloudError> {
+        let request = request(&Method::GET, &self.url(poll.path()), None, None)?;
+        let response = self.api.call(STATUS, &request).await.map_err(CloudError::of_accepted_change)?;
+        poll.is_done(name, &response)
     }
 
-    /// Reads an interface and replaces it by what `change` makes of it, if that returns `true`. `read`: what was read already.
-    /// `None`: there is no such interface.
-    pub(super) async fn change_interface(
+    /// Reads an interface or an address, and replaces it by what `change` makes of it, if that returns `true`. `read`: what was read
+    /// already. `None`: there is no such resource.
+    pub(super) async fn change<R: From<Value> + Into<Value>>(
         &self,
         id: &ResourceId,
-        mut read: Option<Interface>,
-        change: impl Fn(&mut Interface) -> Result<bool, CloudError>,
+        mut read: Option<R>,
+        change: impl Fn(&mut R) -> Result<bool, CloudError>,
     ) -> Result<Option<()>, CloudError> {
+        let is_interface = id.resource == Type::Interface;
+        let (get, put) = if is_interface { (GET_INTERFACE, PUT_INTERFACE) } else { (GET_ADDRESS, PUT_ADDRESS) };
         let mut left = MAX_CHANGES;
         loop {
             let current = match read.take() {
                 Some(read) => Some(read),
-                None => self.interface(id).await?,
+                None => self.find(get, &network(id)).await?.map(R::from),
             };
-            let Some(mut interface) = current else { return Ok(None) };
-            let is_changed = change(&mut interface)?;
+            let Some(mut resource) = current else { return Ok(None) };
+            if !change(&mut resource)? {
+                return Ok(Some(()));
+            }
             left -= 1;
-            match self.replace(PUT_INTERFACE, id, &interface.0, is_changed).await {
+            match self.replace(put, id, &resource.into()).await {
                 Err(error) if is_repeatable(&error) && left > 0 => {}
                 result => return result.map(Some),
             }
         }
     }
 
-    /// Reads an address and replaces it by what `change` makes of it, if that returns `true`. `None`: there is no such address.
-    pub(super) async fn change_address(
-        &self,
-        id: &ResourceId,
-        change: impl Fn(&mut Value) -> Result<bool, CloudError>,
-    ) -> Result<Option<()>, CloudError> {
-        let mut left = MAX_CHANGES;
-        loop {
-            let Some(mut address) = self.address(id).await? else { return Ok(None) };
-            let is_changed = change(&mut address)?;
-            left -= 1;
-            match self.replace(PUT_ADDRESS, id, &address, is_changed).await {
-                Err(error) if is_repeatable(&error) && left > 0 => {}
-                result => return result.map(Some),
-            }
-        }
-    }
-
-    async fn replace(
-        &self,
-        operation: Operation,
-        id: &ResourceId,
-        resource: &Value,
-        is_changed: bool,
-    ) -> Result<(), CloudError> {
-        if !is_changed {
-            return Ok(());
-        }
+    async fn replace(&self, operation: Operation, id: &ResourceId, resource: &Value) -> Result<(), CloudError> {
         if is_busy(resource) {
             let text = format!("another operation on {} is under way", id.name);
             return Err(CloudError::new(ErrorKind::Busy, operation.name, "Updating", &text));
@@ -211,30 +177,7 @@ impl Client {
             let text = format!("{} has no etag", id.name);
             return Err(CloudError::new(ErrorKind::Invalid, operation.name, "NoEtag", &text));
         }
-        self.put(operation, id, resource, Condition::IfMatch(version)).await
-    }
-
-    pub(super) fn request(
-        &self,
-        method: &Method,
-        path: &str,
-        condition: Option<Condition<'_>>,
-        body: Option<&Value>,
-    ) -> Result<Request<Bytes>, CloudError> {
-        let mut request = Request::builder().method(method).uri(format!("{}{path}", self.endpoint));
-        request = request.header(ACCEPT, "application/json");
-        match condition {
-            Some(Condition::IfMatch(version)) => request = request.header(IF_MATCH, version),
-            Some(Condition::IfNoneMatch) => request = request.header(IF_NONE_MATCH, "*"),
-            None => {}
-        }
-        if body.is_some() {
-            request = request.header(CONTENT_TYPE, "application/json");
-        }
-        let body = body.map_or_else(Bytes::new, |body| Bytes::from(body.to_string()));
-        request
-            .body(body)
-            .map_err(|error| CloudError::new(ErrorKind::Invalid, "request", "Request", &error.to_string()))
+        self.write(operation, id, Some(resource), (IF_MATCH, version)).await
     }
 }
 

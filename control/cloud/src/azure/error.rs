@@ -37,19 +37,8 @@ pub(super) fn of_response(operation: &'static str, response: &Response<Bytes>) -
     if let Some((kind, detail)) = error.known() {
         return CloudError::new(kind, operation, &detail.code, &detail.message);
     }
-    let kind = match status {
-        401 => ErrorKind::Credentials,
-        403 => ErrorKind::Denied,
-        404 | 410 => ErrorKind::NotFound,
-        // Of Microsoft.Network mostly another operation on the resource.
-        409 => ErrorKind::Busy,
-        412 => ErrorKind::Conflict,
-        429 => ErrorKind::Throttled,
-        503 => ErrorKind::Unavailable,
-        // An internal error, or one of an intermediary: the request may have been carried out.
-        408 | 500.. => ErrorKind::Unknown,
-        _ => ErrorKind::Invalid,
-    };
+    // 409: of Microsoft.Network mostly another operation on the resource.
+    let kind = if status == 409 { ErrorKind::Busy } else { ErrorKind::of_status(status) };
     let code = if error.code.is_empty() { status.to_string() } else { error.code };
     CloudError::new(kind, operation, &code, &error.message)
 }

@@ -12,6 +12,18 @@ use super::resource_id::ResourceId;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Interface(pub(super) Value);
 
+impl From<Value> for Interface {
+    fn from(value: Value) -> Self {
+        Self(value)
+    }
+}
+
+impl From<Interface> for Value {
+    fn from(Interface(value): Interface) -> Self {
+        value
+    }
+}
+
 /// Whether an operation on a resource is under way.
 pub(super) fn is_busy(resource: &Value) -> bool {
     let state = resource["properties"]["provisioningState"].as_str().unwrap_or("Succeeded");

@@ -1,10 +1,9 @@
 //! Observation: the pool's addresses and the gateways' NICs.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
+use futures::future::try_join_all;
 use serde_json::Value;
-use vipgate_common::Task;
 
 use super::claim::{attached_to, ip_of};
 use super::client::Client;
@@ -30,10 +29,12 @@ struct Gateway {
 }
 
 /// Reads addresses and NICs. Without tags there are no addresses: a pool is never all that there is.
-pub(super) async fn observe(client: &Arc<Client>, scope: &Scope) -> Result<Observation, CloudError> {
+pub(super) async fn observe(client: &Client, scope: &Scope) -> Result<Observation, CloudError> {
     let addresses = async { if scope.tags.is_empty() { Ok(Vec::new()) } else { client.addresses().await } };
-    let (addresses, gateways) = tokio::join!(addresses, read_gateways(client, &scope.gateways));
-    let (addresses, gateways) = (addresses?, gateways?);
+    // All at once.
+    let gateways = try_join_all(scope.gateways.iter().map(|gateway| read_gateway(client, gateway)));
+    let (addresses, gateways) = tokio::try_join!(addresses, gateways)?;
+    let gateways: Vec<Gateway> = gateways.into_iter().flatten().collect();
     if let Some(location) = gateways.iter().find_map(location_of) {
         client.location.get_or_init(|| location);
     }
@@ -79,20 +80,7 @@ fn former(client: &Client, addresses: &[(ResourceId, &Value)], known: &Interface
     addresses.iter().filter_map(of).collect()
 }
 
-/// Reads the gateways' machines and NICs, all at once.
-async fn read_gateways(client: &Arc<Client>, gateways: &[GatewayNic]) -> Result<Vec<Gateway>, CloudError> {
-    let mut reads = Vec::new();
-    for gateway in gateways {
-        let (client, gateway) = (client.clone(), gateway.clone());
-        reads.push(Task::spawn(async move { read_gateway(&client, &gateway).await }));
-    }
-    let mut found = Vec::new();
-    for read in reads {
-        found.extend(read.await?);
-    }
-    Ok(found)
-}
-
+/// Reads a gateway's machine and NIC.
 async fn read_gateway(client: &Client, gateway: &GatewayNic) -> Result<Option<Gateway>, CloudError> {
     // A provider id of another cloud: not a gateway of this pool.
     let Some(instance) = gateway.instance.strip_prefix("azure://") else { return Ok(None) };
@@ -123,7 +111,7 @@ fn nic_of(machine: &Value, wanted: Option<&str>) -> Option<ResourceId> {
 }
 
 /// The zone that an address can be attached in: of one that has several or none, any.
-pub(super) fn zone_of(address: &Value) -> Option<String> {
+fn zone_of(address: &Value) -> Option<String> {
     match &address["zones"].as_array()?[..] {
         [zone] => zone.as_str().map(str::to_owned),
         _ => None,

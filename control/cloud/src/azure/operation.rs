@@ -4,20 +4,15 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use hyper::header::RETRY_AFTER;
-use hyper::{Method, Response, StatusCode, Uri};
+use hyper::{Response, StatusCode, Uri};
 use serde::Deserialize;
 use serde_json::Value;
-use tokio::time::{sleep, timeout};
 use vipgate_common::Backoff;
 
-use super::client::Client;
 use super::error::{self, of_operation};
 use super::interface::is_busy;
-use crate::api::{Operation, decode};
+use crate::api::{decode, retry_after};
 use crate::error::{CloudError, ErrorKind};
-
-const STATUS: Operation = Operation::read("Operations_Get");
 
 /// Pause before the first poll; each next one is twice as long, up to the maximum. Azure asks for 10 s between polls, whatever the
 /// operation: a shorter `Retry-After` is followed, a longer one isn't, since a VIP is unreachable meanwhile and a poll is one of
@@ -34,7 +29,7 @@ struct State {
 }
 
 /// What is polled.
-enum Poll {
+pub(super) enum Poll {
     /// `Azure-AsyncOperation`: a state.
     Operation(String),
     /// `Location`: 202 until it is done.
@@ -43,39 +38,19 @@ enum Poll {
     Resource(String),
 }
 
-impl Client {
-    /// Waits until an accepted change is done. `path`: of the resource.
-    pub(super) async fn finish(
-        &self,
-        name: &'static str,
-        path: &str,
-        accepted: &Response<Bytes>,
-    ) -> Result<(), CloudError> {
-        let Some(poll) = poll_of(name, path, accepted)? else { return Ok(()) };
-        let asked = accepted.headers().get(RETRY_AFTER).and_then(|it| it.to_str().ok()?.parse().ok());
-        let longest = asked.map_or(MAX_PAUSE, Duration::from_secs).min(MAX_PAUSE);
-        let wait = async {
-            let mut pauses = Backoff::new((MIN_PAUSE, longest));
-            loop {
-                sleep(pauses.next_delay()).await;
-                if self.is_done(name, &poll).await? {
-                    return Ok(());
-                }
-            }
-        };
-        let late = || CloudError::new(ErrorKind::Unknown, name, "OperationTimeout", "accepted, but not done in time");
-        timeout(self.timeout, wait).await.unwrap_or_else(|_| Err(late()))
+impl Poll {
+    pub(super) fn path(&self) -> &str {
+        let (Self::Operation(path) | Self::Location(path) | Self::Resource(path)) = self;
+        path
     }
 
-    async fn is_done(&self, name: &'static str, poll: &Poll) -> Result<bool, CloudError> {
-        let (Poll::Operation(path) | Poll::Location(path) | Poll::Resource(path)) = poll;
-        let request = self.request(&Method::GET, path, None, None)?;
-        let response = self.api.call(STATUS, &request).await.map_err(CloudError::of_accepted_change)?;
-        match poll {
-            Poll::Location(_) => Ok(response.status() != StatusCode::ACCEPTED),
-            Poll::Resource(_) => Ok(!is_busy(&decode::<Value>(name, &response)?)),
-            Poll::Operation(_) => {
-                let state: State = decode(name, &response)?;
+    /// Whether the change is done, by the response to a poll.
+    pub(super) fn is_done(&self, name: &'static str, response: &Response<Bytes>) -> Result<bool, CloudError> {
+        match self {
+            Self::Location(_) => Ok(response.status() != StatusCode::ACCEPTED),
+            Self::Resource(_) => Ok(!is_busy(&decode::<Value>(name, response)?)),
+            Self::Operation(_) => {
+                let state: State = decode(name, response)?;
                 match state.status.as_str() {
                     "Succeeded" => Ok(true),
                     "Failed" | "Canceled" => Err(of_operation(name, &state.status, state.error)),
@@ -86,8 +61,13 @@ impl Client {
     }
 }
 
+/// Pauses before polls.
+pub(super) fn pauses(accepted: &Response<Bytes>) -> Backoff {
+    Backoff::new((MIN_PAUSE, retry_after(accepted).unwrap_or(MAX_PAUSE).min(MAX_PAUSE)))
+}
+
 /// What is to be polled; `None`: the change is done.
-fn poll_of(name: &'static str, path: &str, accepted: &Response<Bytes>) -> Result<Option<Poll>, CloudError> {
+pub(super) fn poll_of(name: &'static str, path: &str, accepted: &Response<Bytes>) -> Result<Option<Poll>, CloudError> {
     let header = |header: &str| accepted.headers().get(header).map(|it| it.to_str().unwrap_or_default());
     if let Some(url) = header("azure-asyncoperation") {
         return Ok(Some(Poll::Operation(path_of(name, url)?)));

@@ -40,13 +40,16 @@ pub(super) async fn prepare(
     let mut read = client.interface(&id).await?;
     let interface = read.as_ref().ok_or_else(|| not_found(NAME, &id))?;
     let mut candidates = match interface.primary().and_then(|it| it.subnet()) {
-        Some(of) if !candidates.is_empty() && !wanted.is_empty() => subnet::usable(client, of, candidates).await?,
+        Some(of) if !candidates.is_empty() && !wanted.is_empty() => {
+            let ranges = subnet::usable(client, of, candidates).await?;
+            Candidates { is_given: true, ranges, ..Candidates::default() }
+        }
         _ => Candidates::default(),
     };
     // Private addresses of the same addresses at other NICs are in use.
     candidates.taken.extend(addresses.iter().flat_map(|address| address.private.values().copied()));
     for left in (0..MAX_ATTEMPTS).rev() {
-        let changed = client.change_interface(&id, read.take(), |interface| {
+        let changed = client.change(&id, read.take(), |interface: &mut Interface| {
             let is_changed = add_missing(&id, interface, &wanted, &candidates)?;
             Ok(interface.enable_forwarding() || is_changed)
         });
@@ -68,12 +71,12 @@ struct Wanted {
 
 /// Private addresses to choose from.
 #[derive(Debug, Default)]
-pub(super) struct Candidates {
+struct Candidates {
     /// Whether there are any: else Azure chooses.
-    pub(super) is_given: bool,
+    is_given: bool,
     /// Those that are in the subnet, as ranges.
-    pub(super) ranges: Vec<Range>,
-    pub(super) taken: BTreeSet<IpAddr>,
+    ranges: Vec<Range>,
+    taken: BTreeSet<IpAddr>,
 }
 
 impl Candidates {
@@ -147,7 +150,7 @@ pub(super) async fn unprepare(client: &Client, nic: &Nic, bindings: &[Binding]) 
         let of = ResourceId::of_address(NAME, &binding.address.id)?;
         ours.push((configuration_name(&of), binding.private));
     }
-    let changed = client.change_interface(&id, None, |interface| {
+    let changed = client.change(&id, None, |interface: &mut Interface| {
         let mut is_changed = false;
         for (name, private) in &ours {
             let found = interface

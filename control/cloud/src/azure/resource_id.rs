@@ -42,7 +42,7 @@ impl Type {
 pub(super) struct ResourceId {
     pub(super) subscription: String,
     pub(super) group: String,
-    resource: Type,
+    pub(super) resource: Type,
     pub(super) name: String,
 }
 

@@ -4,16 +4,14 @@ use ipnet::IpNet;
 use serde_json::Value;
 
 use super::client::Client;
-use super::prepare::Candidates;
-use crate::candidates::within;
+use crate::candidates::{Range, within};
 use crate::error::{CloudError, ErrorKind};
 
 /// The candidates that a NIC in this subnet can have.
-pub(super) async fn usable(client: &Client, id: &str, candidates: &[IpNet]) -> Result<Candidates, CloudError> {
+pub(super) async fn usable(client: &Client, id: &str, candidates: &[IpNet]) -> Result<Vec<Range>, CloudError> {
     let subnet = client.subnet(id).await?;
     let subnet = subnet.ok_or_else(|| CloudError::new(ErrorKind::NotFound, "Subnets_Get", "NotFound", id))?;
-    let ranges = prefixes(&subnet).iter().flat_map(|prefix| within(prefix, candidates)).collect();
-    Ok(Candidates { is_given: true, ranges, ..Candidates::default() })
+    Ok(prefixes(&subnet).iter().flat_map(|prefix| within(prefix, candidates)).collect())
 }
 
 /// The prefixes of a subnet: one, or one per IP version.

@@ -3,17 +3,15 @@
 //! Labels can't be set when an address is created. So its name is made of the token, and its description has it: after a
 //! failure between the two requests, the next attempt with the same token finds the address and labels it.
 
-use std::collections::BTreeMap;
-
-use super::claim::{in_use, not_found, swap};
+use super::claim::{in_use, swap};
 use super::client::{Client, DELETE, INSERT};
 use super::label;
 use crate::error::{CloudError, ErrorKind};
 use crate::name;
-use crate::provider::{AddressId, Allocation, PublicAddress};
+use crate::provider::{Allocation, PublicAddress};
 
 /// Allocates an address, or finds the one of the same token.
-pub(super) async fn allocate(client: &Client, allocation: &Allocation) -> Result<PublicAddress, CloudError> {
+pub(super) async fn allocate(client: &Client, allocation: &Allocation) -> Result<(), CloudError> {
     let error = |code: &str, text: &str| CloudError::new(ErrorKind::Invalid, INSERT.name, code, text);
     if allocation.is_ipv6 {
         return Err(error("Ipv6", "external IPv6 addresses can't be attached to a NIC as access configs"));
@@ -41,22 +39,7 @@ pub(super) async fn allocate(client: &Client, allocation: &Allocation) -> Result
         None if read.description == description && label::claim_of(&read.labels).is_none() => Ok(Some(labels.clone())),
         _ => Err(in_use(INSERT.name, read, "an address of this name is somebody else's")),
     })
-    .await?;
-    let read = client.address(&name).await?.ok_or_else(|| not_found(INSERT.name, &name))?;
-    let address = read
-        .external_ipv4()
-        .ok_or_else(|| CloudError::new(ErrorKind::Busy, INSERT.name, "RESERVING", "the address isn't reserved yet"))?;
-    Ok(PublicAddress {
-        id: AddressId(name),
-        address,
-        zone: None,
-        has_tags: true,
-        claim: Some(allocation.claim.clone()),
-        token: Some(allocation.token.clone()),
-        attachment: None,
-        private: BTreeMap::new(),
-        version: read.label_fingerprint,
-    })
+    .await
 }
 
 /// Releases an address that vipgate allocated.

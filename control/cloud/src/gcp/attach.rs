@@ -26,7 +26,7 @@ pub(super) async fn check_nic(
     check_count(addresses.len())?;
     let Some(address) = addresses.first() else { return Ok(()) };
     let to = NicName::parse(NAME, &nic.id)?;
-    let (_, instance) = target(client, &to).await?;
+    let instance = target(client, &to).await?;
     let interface = instance.interface(&to.nic).ok_or_else(|| not_found(NAME, &nic.id.0))?;
     // One of ours that is there now may be detached before this one comes; capacity says whether it is one of ours.
     if nic.capacity.v4 == 0 {
@@ -64,7 +64,7 @@ pub(super) async fn attach(
     };
     let name = &binding.address.id.0;
     let (address, target, source) = tokio::join!(client.address(name), target(client, &to), source);
-    let (address, (_, target), source) = (address?.ok_or_else(|| not_found(NAME, name))?, target?, source?);
+    let (address, target, source) = (address?.ok_or_else(|| not_found(NAME, name))?, target?, source?);
     owned(NAME, &address, &binding.address)?;
     let ip = address.external_ipv4().ok_or_else(|| unsupported(&address))?;
     if let Some((_, config)) = target.attachment_of(ip).filter(|(interface, _)| interface.name == to.nic) {
@@ -138,9 +138,8 @@ async fn detach_at(
     Ok(())
 }
 
-async fn target<'a>(client: &Client, to: &'a NicName) -> Result<(&'a NicName, Instance), CloudError> {
-    let instance = client.instance(&to.zone, &to.instance).await?;
-    Ok((to, instance.ok_or_else(|| not_found(NAME, &to.instance))?))
+async fn target(client: &Client, to: &NicName) -> Result<Instance, CloudError> {
+    client.instance(&to.zone, &to.instance).await?.ok_or_else(|| not_found(NAME, &to.instance))
 }
 
 fn check_count(count: usize) -> Result<(), CloudError> {
@@ -194,7 +193,7 @@ async fn explain(
     from: Option<&NicName>,
 ) -> Result<(), CloudError> {
     let (address, target) = tokio::join!(client.address(name), target(client, to));
-    let (address, (_, target)) = (address?.ok_or_else(|| not_found(NAME, name))?, target?);
+    let (address, target) = (address?.ok_or_else(|| not_found(NAME, name))?, target?);
     let ip = address.external_ipv4().ok_or_else(|| unsupported(&address))?;
     if target.attachment_of(ip).is_some_and(|(interface, config)| interface.name == to.nic && config.is_own()) {
         return Ok(());

@@ -4,20 +4,19 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use hyper::header::CONTENT_TYPE;
-use hyper::{Method, Request};
-use serde::de::DeserializeOwned;
+use hyper::Method;
 use serde_json::{Value, json};
+use vipgate_common::Backoff;
 
 use super::credentials::Credentials;
 use super::name::{InstanceName, NicName, is_plain};
-use super::operation::Location;
-use super::resource::{Address, AddressList, Instance};
+use super::resource::{self, Address, AddressList, Instance};
 use super::{Config, error, label};
 use crate::CallMeter;
-use crate::api::{Api, Operation, decode};
+use crate::api::{Api, Operation, decode, pages};
+use crate::credential::form;
 use crate::error::{CloudError, ErrorKind};
+use crate::rest::{find, finish, get, request};
 
 const LIST: Operation = Operation::read("addresses.list");
 const GET: Operation = Operation::read("addresses.get");
@@ -27,27 +26,29 @@ pub(super) const DELETE: Operation = Operation::write("addresses.delete");
 const GET_INSTANCE: Operation = Operation::read("instances.get");
 pub(super) const ADD_ACCESS_CONFIG: Operation = Operation::write("instances.addAccessConfig");
 pub(super) const DELETE_ACCESS_CONFIG: Operation = Operation::write("instances.deleteAccessConfig");
+const WAIT_ZONE: Operation = Operation::read("zoneOperations.wait");
+const WAIT_REGION: Operation = Operation::read("regionOperations.wait");
 
 /// Addresses of a page: the API's maximum.
 const MAX_RESULTS: &str = "500";
-/// Pages at most; more than an external address quota can be.
-const MAX_PAGES: usize = 100;
-
 /// Times that a change is sent.
 const MAX_WRITES: u32 = 3;
+/// Pause before the next wait for an operation when one ends early.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 
 /// Parameters of a query.
 type Query<'a> = [(&'static str, &'a str)];
 
 /// The API, for one region of a project.
+#[derive(Debug)]
 pub(super) struct Client {
-    pub(super) api: Api<Credentials>,
+    api: Api<Credentials>,
     /// `https://compute.googleapis.com/compute/v1/projects/PROJECT`.
     base: String,
-    pub(super) project: String,
-    pub(super) region: String,
+    project: String,
+    region: String,
     /// Time that an operation may take.
-    pub(super) timeout: Duration,
+    timeout: Duration,
 }
 
 impl Client {
@@ -75,37 +76,28 @@ impl Client {
             return Err(CloudError::new(ErrorKind::Invalid, LIST.name, "Label", &text));
         }
         let terms: Vec<String> = labels.iter().map(|(key, value)| format!("(labels.{key} = \"{value}\")")).collect();
-        let filter = terms.join(" AND ");
-        let (mut addresses, mut token) = (Vec::new(), String::new());
-        for _ in 0..MAX_PAGES {
+        let filter = &terms.join(" AND ");
+        pages(LIST, |token| async move {
             let mut query = vec![("maxResults", MAX_RESULTS)];
-            if !filter.is_empty() {
-                query.push(("filter", &filter));
-            }
-            if !token.is_empty() {
-                query.push(("pageToken", &token));
-            }
-            let request = self.request(&Method::GET, &format!("regions/{}/addresses", self.region), &query, None)?;
-            let page: AddressList = decode(LIST.name, &self.api.call(LIST, &request).await?)?;
-            addresses.extend(page.items);
-            token = page.next_page_token;
-            if token.is_empty() {
-                return Ok(addresses);
-            }
-        }
-        Err(CloudError::new(ErrorKind::Invalid, LIST.name, "TooManyPages", "the list of addresses doesn't end"))
+            query.extend(Some(("filter", filter.as_str())).filter(|(_, filter)| !filter.is_empty()));
+            query.extend(token.as_deref().map(|token| ("pageToken", token)));
+            let url = self.url(&format!("{}/addresses", self.place()), &query);
+            let page: AddressList = get(&self.api, LIST, &url).await?;
+            Ok((page.items, Some(page.next_page_token)))
+        })
+        .await
     }
 
     /// An address; `None` if there is none.
     pub(super) async fn address(&self, name: &str) -> Result<Option<Address>, CloudError> {
-        let path = format!("regions/{}/addresses/{}", self.region, segment(GET.name, name)?);
-        self.get(GET, &path).await
+        let path = format!("{}/addresses/{}", self.place(), segment(GET.name, name)?);
+        find(&self.api, GET, &self.url(&path, &[])).await
     }
 
     /// An instance; `None` if there is none.
     pub(super) async fn instance(&self, zone: &str, name: &str) -> Result<Option<Instance>, CloudError> {
         let (zone, name) = (segment(GET_INSTANCE.name, zone)?, segment(GET_INSTANCE.name, name)?);
-        self.get(GET_INSTANCE, &format!("zones/{zone}/instances/{name}")).await
+        find(&self.api, GET_INSTANCE, &self.url(&format!("zones/{zone}/instances/{name}"), &[])).await
     }
 
     /// Replaces the labels of an address, if they still have this fingerprint.
@@ -115,22 +107,21 @@ impl Client {
         labels: &BTreeMap<String, String>,
         fingerprint: &str,
     ) -> Result<(), CloudError> {
-        let path = format!("regions/{}/addresses/{}/setLabels", self.region, segment(SET_LABELS.name, name)?);
+        let path = format!("addresses/{}/setLabels", segment(SET_LABELS.name, name)?);
         let body = json!({ "labels": labels, "labelFingerprint": fingerprint });
-        self.write(SET_LABELS, Method::POST, &path, &[], Some(&body), Location::Region).await
+        self.write(SET_LABELS, Method::POST, &self.place(), &path, &[], Some(&body)).await
     }
 
     /// Reserves an address. Labels can't be set here.
     pub(super) async fn insert(&self, name: &str, description: &str) -> Result<(), CloudError> {
-        let path = format!("regions/{}/addresses", self.region);
         let body = json!({ "name": name, "description": description, "addressType": "EXTERNAL" });
-        self.write(INSERT, Method::POST, &path, &[], Some(&body), Location::Region).await
+        self.write(INSERT, Method::POST, &self.place(), "addresses", &[], Some(&body)).await
     }
 
     /// Releases an address.
     pub(super) async fn delete(&self, name: &str) -> Result<(), CloudError> {
-        let path = format!("regions/{}/addresses/{}", self.region, segment(DELETE.name, name)?);
-        self.write(DELETE, Method::DELETE, &path, &[], None, Location::Region).await
+        let path = format!("addresses/{}", segment(DELETE.name, name)?);
+        self.write(DELETE, Method::DELETE, &self.place(), &path, &[], None).await
     }
 
     /// Attaches an address to a NIC.
@@ -140,46 +131,51 @@ impl Client {
         name: &str,
         address: &Address,
     ) -> Result<(), CloudError> {
-        let path = format!("zones/{}/instances/{}/addAccessConfig", nic.zone, nic.instance);
         let mut body = json!({ "type": "ONE_TO_ONE_NAT", "name": name, "natIP": address.address });
         if !address.network_tier.is_empty() {
             // Of an address with a tier, the access config must have the same one.
             body["networkTier"] = json!(address.network_tier);
         }
-        let query = [("networkInterface", nic.nic.as_str())];
-        self.write(ADD_ACCESS_CONFIG, Method::POST, &path, &query, Some(&body), Location::Zone(&nic.zone)).await
+        self.change_nic(ADD_ACCESS_CONFIG, nic, "addAccessConfig", &[], Some(&body)).await
     }
 
     /// Removes an access config from a NIC.
     pub(super) async fn delete_access_config(&self, nic: &NicName, name: &str) -> Result<(), CloudError> {
-        let path = format!("zones/{}/instances/{}/deleteAccessConfig", nic.zone, nic.instance);
-        let query = [("accessConfig", name), ("networkInterface", nic.nic.as_str())];
-        self.write(DELETE_ACCESS_CONFIG, Method::POST, &path, &query, None, Location::Zone(&nic.zone)).await
+        self.change_nic(DELETE_ACCESS_CONFIG, nic, "deleteAccessConfig", &[("accessConfig", name)], None).await
     }
 
-    async fn get<T: DeserializeOwned>(&self, operation: Operation, path: &str) -> Result<Option<T>, CloudError> {
-        let request = self.request(&Method::GET, path, &[], None)?;
-        match self.api.call(operation, &request).await {
-            Ok(response) => decode(operation.name, &response).map(Some),
-            Err(error) if error.kind == ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
-        }
+    async fn change_nic(
+        &self,
+        operation: Operation,
+        nic: &NicName,
+        action: &str,
+        query: &Query<'_>,
+        body: Option<&Value>,
+    ) -> Result<(), CloudError> {
+        let (place, path) = (format!("zones/{}", nic.zone), format!("instances/{}/{action}", nic.instance));
+        let query = [query, &[("networkInterface", nic.nic.as_str())]].concat();
+        self.write(operation, Method::POST, &place, &path, &query, body).await
     }
 
-    /// Changes something and waits until it is done. When no answer comes, the same request is sent again: its request id
-    /// keeps the API from carrying it out twice.
+    /// Where the addresses are.
+    fn place(&self) -> String {
+        format!("regions/{}", self.region)
+    }
+
+    /// Changes something in a place (a region or zone), and waits until it is done. When no answer comes, the same request is sent
+    /// again: its request id keeps the API from carrying it out twice.
     async fn write(
         &self,
         operation: Operation,
         method: Method,
+        place: &str,
         path: &str,
         query: &Query<'_>,
         body: Option<&Value>,
-        location: Location<'_>,
     ) -> Result<(), CloudError> {
         let id = request_id(operation.name)?;
-        let query = [query, &[("requestId", id.as_str())]].concat();
-        let request = self.request(&method, path, &query, body)?;
+        let url = self.url(&format!("{place}/{path}"), &[query, &[("requestId", id.as_str())]].concat());
+        let request = request(&method, &url, None, body)?;
         let mut sent = 1;
         let response = loop {
             match self.api.call(operation, &request).await {
@@ -187,29 +183,36 @@ impl Client {
                 result => break result?,
             }
         };
-        self.finish(operation.name, location, decode(operation.name, &response)?).await
+        let accepted: resource::Operation = decode(operation.name, &response)?;
+        if is_done(operation.name, &accepted)? {
+            return Ok(());
+        }
+        let pauses = Backoff::new(PAUSES);
+        finish(operation.name, self.timeout, pauses, || self.wait(operation.name, place, &accepted.name)).await
     }
 
-    pub(super) fn request(
-        &self,
-        method: &Method,
-        path: &str,
-        query: &Query<'_>,
-        body: Option<&Value>,
-    ) -> Result<Request<Bytes>, CloudError> {
-        let mut encoded = form_urlencoded::Serializer::new(String::new());
-        encoded.extend_pairs(query);
-        let query = encoded.finish();
-        let separator = if query.is_empty() { "" } else { "?" };
-        let mut request = Request::builder().method(method).uri(format!("{}/{path}{separator}{query}", self.base));
-        if body.is_some() {
-            request = request.header(CONTENT_TYPE, "application/json");
-        }
-        let body = body.map_or_else(Bytes::new, |body| Bytes::from(body.to_string()));
-        request
-            .body(body)
-            .map_err(|error| CloudError::new(ErrorKind::Invalid, "request", "Request", &error.to_string()))
+    /// Waits for an operation, and says whether it is done. A wait of the API takes up to two minutes, longer than a request may
+    /// here, and can end at any time: then it is sent again, since it changes nothing.
+    async fn wait(&self, name: &'static str, place: &str, operation: &str) -> Result<bool, CloudError> {
+        let call = if place.starts_with("zones/") { WAIT_ZONE } else { WAIT_REGION };
+        let url = self.url(&format!("{place}/operations/{operation}/wait"), &[]);
+        let request = request(&Method::POST, &url, None, None)?;
+        let response = self.api.call(call, &request).await.and_then(|response| decode(call.name, &response));
+        is_done(name, &response.map_err(CloudError::of_accepted_change)?)
     }
+
+    fn url(&self, path: &str, query: &Query<'_>) -> String {
+        let separator = if query.is_empty() { "" } else { "?" };
+        format!("{}/{path}{separator}{}", self.base, form(query))
+    }
+}
+
+/// Whether an operation is done; an error if it failed.
+fn is_done(name: &'static str, operation: &resource::Operation) -> Result<bool, CloudError> {
+    if operation.status != "DONE" {
+        return Ok(false);
+    }
+    error::of_operation(name, operation).map_or(Ok(true), Err)
 }
 
 /// A name as part of a path.

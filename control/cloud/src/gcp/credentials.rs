@@ -5,19 +5,18 @@ mod external_account;
 mod metadata;
 mod service_account;
 
-use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::Request;
+use hyper::header::{AUTHORIZATION, HeaderValue};
 use serde::Deserialize;
-use vipgate_common::spawn_blocking;
 
-use crate::api::Authorize;
+use crate::credential::{Authorize, read_file};
 use crate::error::CloudError;
 use crate::http::HttpClient;
-use crate::oauth::{Issuer, Token, TokenCache, default_lifetime};
+use crate::oauth::{Issuer, Token};
 
 const ISSUER: Issuer = Issuer {
     operation: "credentials",
@@ -52,17 +51,9 @@ impl CredentialSource {
     }
 }
 
-/// Credentials with the token that they have now.
 pub(super) struct Credentials {
     source: CredentialSource,
     http: HttpClient,
-    token: TokenCache,
-}
-
-impl fmt::Debug for Credentials {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Credentials { .. }")
-    }
 }
 
 /// The kind of a file; what else it has belongs to its kind.
@@ -75,47 +66,29 @@ enum File {
 
 impl Credentials {
     pub(super) fn new(source: CredentialSource) -> Self {
-        Self { source, http: HttpClient::with_timeout(TIMEOUT), token: TokenCache::default() }
+        Self { source, http: HttpClient::with_timeout(TIMEOUT) }
     }
+}
+
+impl Authorize for Credentials {
+    type Credential = HeaderValue;
 
     async fn fetch(&self) -> Result<Token, CloudError> {
         let path = match &self.source {
             CredentialSource::Metadata(host) => return metadata::token(&self.http, host).await,
             CredentialSource::File(path) => path,
         };
-        let text = read_file(path).await?;
+        let text = read_file(ISSUER.operation, path).await?;
         // The parser's error could quote the file.
-        let file = serde_json::from_slice(&text);
+        let file = serde_json::from_str(&text);
         match file.map_err(|_| ISSUER.refused("File", &format!("{} isn't a file of credentials", path.display())))? {
             File::ServiceAccount(key) => key.token(&self.http).await,
             File::ExternalAccount(account) => account.token(&self.http).await,
         }
     }
-}
 
-impl Authorize for Credentials {
-    async fn authorize(&self, request: &mut Request<Bytes>, is_refused: bool) -> Result<(), CloudError> {
-        self.token.authorize(request, is_refused, async || self.fetch().await).await
-    }
-}
-
-async fn read_file(path: &std::path::Path) -> Result<Vec<u8>, CloudError> {
-    let path = path.to_owned();
-    let name = path.display().to_string();
-    let read = spawn_blocking(move || std::fs::read(path)).await;
-    read.map_err(|error| ISSUER.refused("File", &format!("{name}: {error}")))
-}
-
-/// A response with a token (RFC 6749 section 5.1).
-#[derive(Deserialize)]
-struct TokenResponse {
-    access_token: String,
-    #[serde(default = "default_lifetime")]
-    expires_in: u64,
-}
-
-impl TokenResponse {
-    fn token(&self) -> Result<Token, CloudError> {
-        ISSUER.token(&self.access_token, Duration::from_secs(self.expires_in))
+    fn authorize(&self, token: HeaderValue, request: &mut Request<Bytes>) -> Result<(), CloudError> {
+        request.headers_mut().insert(AUTHORIZATION, token);
+        Ok(())
     }
 }

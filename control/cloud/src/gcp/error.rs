@@ -33,18 +33,7 @@ pub(super) fn of_response(operation: &'static str, response: &Response<Bytes>) -
     let status = response.status().as_u16();
     let Body { error } = serde_json::from_slice(response.body()).unwrap_or_default();
     let reason = error.errors.first().map_or(error.status.as_str(), |first| first.reason.as_str());
-    let kind = match (of_code(reason), status) {
-        (Some(kind), _) => kind,
-        (None, 401) => ErrorKind::Credentials,
-        (None, 403) => ErrorKind::Denied,
-        (None, 404 | 410) => ErrorKind::NotFound,
-        (None, 409 | 412) => ErrorKind::Conflict,
-        (None, 429) => ErrorKind::Throttled,
-        (None, 503) => ErrorKind::Unavailable,
-        // An intermediary's, or an internal error: the request may have been carried out.
-        (None, 408 | 500..) => ErrorKind::Unknown,
-        (None, _) => ErrorKind::Invalid,
-    };
+    let kind = of_code(reason).unwrap_or_else(|| ErrorKind::of_status(status));
     let code = if reason.is_empty() { status.to_string() } else { reason.to_owned() };
     CloudError::new(kind, operation, &code, &error.message)
 }

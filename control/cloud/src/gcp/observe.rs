@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::Arc;
 
-use vipgate_common::Task;
+use futures::future::try_join_all;
 
 use super::client::Client;
 use super::label;
@@ -24,10 +23,11 @@ struct Gateway {
 }
 
 /// Reads addresses and NICs. IPv6 addresses and internal ones are left out: access configs can't have them.
-pub(super) async fn observe(client: &Arc<Client>, scope: &Scope) -> Result<Observation, CloudError> {
-    let gateways = read_gateways(client, &scope.gateways);
-    let (addresses, gateways) = tokio::join!(client.addresses(&scope.tags), gateways);
-    let (mut addresses, gateways) = (addresses?, gateways?);
+pub(super) async fn observe(client: &Client, scope: &Scope) -> Result<Observation, CloudError> {
+    // All at once.
+    let gateways = try_join_all(scope.gateways.iter().map(|gateway| read_gateway(client, gateway)));
+    let (mut addresses, gateways) = tokio::try_join!(client.addresses(&scope.tags), gateways)?;
+    let gateways: Vec<Gateway> = gateways.into_iter().flatten().collect();
     // A filter that the API understands in another way must not widen the pool.
     addresses.retain(|read| scope.tags.iter().all(|(key, value)| read.labels.get(key) == Some(value)));
     let mut observed: Vec<PublicAddress> =
@@ -47,28 +47,16 @@ pub(super) async fn observe(client: &Arc<Client>, scope: &Scope) -> Result<Obser
     Ok(Observation { addresses: observed, nics })
 }
 
-/// Reads the gateways' instances, all at once.
-async fn read_gateways(client: &Arc<Client>, gateways: &[GatewayNic]) -> Result<Vec<Gateway>, CloudError> {
-    let mut reads: Vec<Task<Result<Option<Gateway>, CloudError>>> = Vec::new();
-    let mut found = Vec::new();
-    for gateway in gateways {
-        let (name, interface) = (gateway.gateway.clone(), interface_of(gateway));
-        // A provider id of another cloud: not a gateway of this pool.
-        let Some(instance) = InstanceName::of_provider_id(&gateway.instance) else { continue };
-        if !client.is_reachable(&instance) {
-            found.push(Gateway { name, instance, interface, read: None });
-            continue;
-        }
-        let client = client.clone();
-        reads.push(Task::spawn(async move {
-            let read = client.instance(&instance.zone, &instance.name).await?;
-            Ok(read.map(|read| Gateway { name, instance, interface, read: Some(read) }))
-        }));
+/// Reads a gateway's instance; `None`: it has none in this cloud.
+async fn read_gateway(client: &Client, gateway: &GatewayNic) -> Result<Option<Gateway>, CloudError> {
+    // A provider id of another cloud: not a gateway of this pool.
+    let Some(instance) = InstanceName::of_provider_id(&gateway.instance) else { return Ok(None) };
+    let (name, interface) = (gateway.gateway.clone(), interface_of(gateway));
+    if !client.is_reachable(&instance) {
+        return Ok(Some(Gateway { name, instance, interface, read: None }));
     }
-    for read in reads {
-        found.extend(read.await?);
-    }
-    Ok(found)
+    let read = client.instance(&instance.zone, &instance.name).await?;
+    Ok(read.map(|read| Gateway { name, instance, interface, read: Some(read) }))
 }
 
 fn public_address(read: &Address, address: IpAddr, gateways: &[Gateway]) -> Option<PublicAddress> {

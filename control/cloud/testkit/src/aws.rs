@@ -15,6 +15,7 @@ use ipnet::IpNet;
 
 pub use self::credentials::{ACCESS_KEY, AGENT_TOKEN};
 use self::state::{Association, Eip, State};
+pub use self::xml::error_reply;
 use crate::request::{RecordedRequest, Reply};
 use crate::server::FakeCloud;
 

@@ -23,9 +23,9 @@ use serde_json::{Value, json};
 pub use self::error::error_reply;
 use self::operation::Operation;
 use self::state::State;
-pub use self::token::Tokens;
 use crate::request::{RecordedRequest, Reply};
 use crate::server::FakeCloud;
+use crate::token::Tokens;
 
 /// Subscription of the fake.
 pub const SUBSCRIPTION: &str = "00000000-0000-4000-8000-000000000001";
@@ -265,10 +265,10 @@ impl FakeAzure {
 
 impl FakeCloud for FakeAzure {
     fn handle(&mut self, request: &RecordedRequest) -> Reply {
-        if let Some(reply) = self.tokens.handle(request) {
+        if let Some(reply) = token::handle(&mut self.tokens, request) {
             return reply;
         }
-        let reply = self.tokens.check(request).and_then(|()| self.route(request));
+        let reply = token::check(&self.tokens, request).and_then(|()| self.route(request));
         reply.unwrap_or_else(|error| error.reply())
     }
 }

@@ -19,10 +19,11 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use self::change::Change;
+pub use self::error::error_reply;
 pub use self::state::{GcpAccessConfig, GcpAddress, GcpInstance, GcpInterface, GcpState};
-pub use self::token::Tokens;
 use crate::request::{RecordedRequest, Reply};
 use crate::server::FakeCloud;
+use crate::token::Tokens;
 
 struct Operation {
     name: String,
@@ -156,10 +157,10 @@ impl FakeGcp {
 impl FakeCloud for FakeGcp {
     fn handle(&mut self, request: &RecordedRequest) -> Reply {
         self.run_operations();
-        if let Some(reply) = self.tokens.handle(request) {
+        if let Some(reply) = token::handle(&mut self.tokens, request) {
             return reply;
         }
-        let reply = self.tokens.check(request).and_then(|()| self.route(request));
+        let reply = token::check(&self.tokens, request).and_then(|()| self.route(request));
         reply.unwrap_or_else(|error| error.reply())
     }
 }

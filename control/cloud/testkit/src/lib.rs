@@ -6,11 +6,13 @@
 pub mod aws;
 pub mod azure;
 mod fault;
-mod gcp;
+pub mod gcp;
 mod request;
 mod server;
+mod token;
 
 pub use self::fault::{Fault, Faults};
-pub use self::gcp::{FakeGcp, GcpAccessConfig, GcpAddress, GcpInstance, GcpInterface, GcpState, Tokens};
+pub use self::gcp::{FakeGcp, GcpAccessConfig, GcpAddress, GcpInstance, GcpInterface, GcpState};
 pub use self::request::{RecordedRequest, Reply};
 pub use self::server::{FakeCloud, FakeServer};
+pub use self::token::Tokens;

@@ -1,11 +1,11 @@
 //! Replies with keys: JSON of metadata servers, XML of STS.
 
-use std::time::SystemTime;
+use std::time::Duration;
 
-use jiff::Timestamp;
 use serde::Deserialize;
 
-use super::{Keys, error};
+use super::{Expiring, Keys, error, keys};
+use crate::credential::time_until;
 use crate::error::CloudError;
 
 /// Of a metadata server.
@@ -23,13 +23,9 @@ impl SecurityCredentials {
         serde_json::from_slice(body).map_err(|_| unreadable())
     }
 
-    pub(super) fn keys(self) -> Result<Keys, CloudError> {
-        Ok(Keys {
-            access_key: self.access_key_id,
-            secret_key: self.secret_access_key,
-            session_token: self.token,
-            expires: self.expiration.as_deref().map(time).transpose()?,
-        })
+    pub(super) fn keys(self) -> Result<Expiring<Keys>, CloudError> {
+        let lifetime = self.expiration.as_deref().map(lifetime).transpose()?;
+        Ok(keys(&self.access_key_id, &self.secret_access_key, self.token.as_deref(), lifetime))
     }
 }
 
@@ -61,14 +57,9 @@ impl AssumeRole {
         quick_xml::de::from_reader(body).map_err(|_| unreadable())
     }
 
-    pub(super) fn keys(self) -> Result<Keys, CloudError> {
+    pub(super) fn keys(self) -> Result<Expiring<Keys>, CloudError> {
         let StsCredentials { access_key_id, secret_access_key, session_token, expiration } = self.result.credentials;
-        Ok(Keys {
-            access_key: access_key_id,
-            secret_key: secret_access_key,
-            session_token: Some(session_token),
-            expires: Some(time(&expiration)?),
-        })
+        Ok(keys(&access_key_id, &secret_access_key, Some(&session_token), Some(lifetime(&expiration)?)))
     }
 }
 
@@ -77,8 +68,6 @@ fn unreadable() -> CloudError {
     error("UnreadableReply", "the reply has no credentials")
 }
 
-/// A time, RFC 3339.
-fn time(text: &str) -> Result<SystemTime, CloudError> {
-    let time: Timestamp = text.parse().map_err(|_| unreadable())?;
-    Ok(SystemTime::from(time))
+fn lifetime(end: &str) -> Result<Duration, CloudError> {
+    time_until(end).ok_or_else(unreadable)
 }

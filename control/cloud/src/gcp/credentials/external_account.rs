@@ -3,19 +3,17 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::Request;
 use hyper::header::AUTHORIZATION;
-use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{ISSUER, SCOPE, Token, TokenResponse, read_file};
+use super::{ISSUER, SCOPE, Token};
+use crate::credential::{FORM, form, read_file, time_until};
 use crate::error::{CloudError, ErrorKind};
 use crate::http::{HttpClient, HttpError};
-use crate::oauth::{FORM, form};
 
 /// What the first token may do when it is only used to get a service account's.
 const IMPERSONATION_SCOPE: &str = "https://www.googleapis.com/auth/cloud-platform";
@@ -89,17 +87,15 @@ impl Account {
             ("subject_token", &subject),
         ]);
         let request = ISSUER.post(&self.token_url, FORM, body)?;
-        let federated = ISSUER.exchange::<TokenResponse>(http, request).await?.token()?;
+        let federated = ISSUER.fetch(http, request).await?;
         let Some(url) = &self.service_account_impersonation_url else { return Ok(federated) };
         let lifetime = format!("{}s", self.service_account_impersonation.token_lifetime_seconds);
         let body = json!({ "scope": [SCOPE], "lifetime": lifetime }).to_string();
         let mut request = ISSUER.post(url, "application/json", body)?;
         request.headers_mut().insert(AUTHORIZATION, federated.value);
         let token: Impersonated = ISSUER.exchange(http, request).await?;
-        let ends: Timestamp =
-            token.expire_time.parse().map_err(|_| ISSUER.refused("Malformed", "expireTime isn't a time"))?;
-        let left = ends.as_second() - Timestamp::now().as_second();
-        ISSUER.token(&token.access_token, Duration::from_secs(u64::try_from(left).unwrap_or_default()))
+        let left = time_until(&token.expire_time);
+        ISSUER.token(&token.access_token, left.ok_or_else(|| ISSUER.refused("Malformed", "expireTime isn't a time"))?)
     }
 }
 
@@ -109,7 +105,7 @@ impl Source {
             return Err(ISSUER.refused("Source", "credential_source with environment_id (AWS) is not supported"));
         }
         let content = match (&self.file, &self.url) {
-            (Some(file), _) => Bytes::from(read_file(file).await?),
+            (Some(file), _) => Bytes::from(read_file(ISSUER.operation, file).await?),
             (None, Some(url)) => self.get(http, url).await?,
             (None, None) => return Err(ISSUER.refused("Source", "credential_source has neither file nor url")),
         };

@@ -4,10 +4,10 @@
 use bytes::Bytes;
 use hyper::Request;
 
-use super::{ISSUER, SCOPE, Token, TokenResponse};
+use super::{ISSUER, SCOPE, Token};
+use crate::credential::form;
 use crate::error::CloudError;
 use crate::http::HttpClient;
-use crate::oauth::form;
 
 pub(super) async fn token(http: &HttpClient, host: &str) -> Result<Token, CloudError> {
     let query = form(&[("scopes", SCOPE)]);
@@ -15,5 +15,5 @@ pub(super) async fn token(http: &HttpClient, host: &str) -> Result<Token, CloudE
     // The header keeps requests from being forged by pages and proxies.
     let request = Request::builder().uri(url).header("Metadata-Flavor", "Google").body(Bytes::new());
     let request = request.map_err(|_| ISSUER.refused("Host", "the metadata server's host is malformed"))?;
-    ISSUER.exchange::<TokenResponse>(http, request).await?.token()
+    ISSUER.fetch(http, request).await
 }

@@ -9,10 +9,10 @@ use ring::signature::{RSA_PKCS1_SHA256, RsaKeyPair};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{ISSUER, SCOPE, Token, TokenResponse};
+use super::{ISSUER, SCOPE, Token};
+use crate::credential::{FORM, form};
 use crate::error::CloudError;
 use crate::http::HttpClient;
-use crate::oauth::{FORM, form};
 
 /// Seconds that an assertion is valid: the maximum.
 const LIFETIME: i64 = 3600;
@@ -34,7 +34,7 @@ impl Key {
         let assertion = self.assertion(Timestamp::now())?;
         let body = form(&[("grant_type", "urn:ietf:params:oauth:grant-type:jwt-bearer"), ("assertion", &assertion)]);
         let request = ISSUER.post(&self.token_uri, FORM, body)?;
-        ISSUER.exchange::<TokenResponse>(http, request).await?.token()
+        ISSUER.fetch(http, request).await
     }
 
     /// A JSON Web Token with RS256 (RFC 7519, RFC 7518 section 3.3).

@@ -37,3 +37,8 @@ pub(super) fn error(status: u16, code: &str, message: &str) -> Reply {
     );
     Reply::text(status, TYPE, text)
 }
+
+/// An error's reply, for faults.
+pub fn error_reply(status: u16, code: &str) -> Reply {
+    error(status, code, "A fault of the test.")
+}

@@ -45,3 +45,8 @@ impl Error {
         Reply::json(code, &json!({ "error": { "code": code, "message": message, "errors": [error] } }))
     }
 }
+
+/// An error's reply, for faults.
+pub fn error_reply(status: u16, reason: &'static str) -> Reply {
+    Error::new(status, reason, "A fault of the test.").reply()
+}

@@ -6,4 +6,4 @@ mod faults;
 mod flow;
 mod rules;
 mod smoke;
-mod world;
+pub(crate) mod world;

@@ -2,11 +2,10 @@
 
 mod allocate;
 mod attach;
-mod bench;
+pub(crate) mod bench;
 mod claim;
 mod credentials;
 mod fault;
 mod instance;
 mod observe;
 mod prepare;
-mod smoke;

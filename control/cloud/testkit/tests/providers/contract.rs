@@ -5,4 +5,4 @@
 
 mod aws;
 mod azure;
-mod vendor_client;
+pub(crate) mod vendor_client;

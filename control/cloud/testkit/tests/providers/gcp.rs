@@ -2,10 +2,9 @@
 
 mod allocate;
 mod attach;
-mod bench;
+pub(crate) mod bench;
 mod claim;
 mod contract;
 mod credentials;
 mod fault;
 mod observe;
-mod smoke;

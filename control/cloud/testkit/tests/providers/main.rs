@@ -4,7 +4,9 @@
 
 mod aws;
 mod azure;
+mod calls;
 mod contract;
 mod gcp;
+mod smoke;
 #[path = "../../../examples/cloud-smoke/flow.rs"]
 mod smoke_flow;

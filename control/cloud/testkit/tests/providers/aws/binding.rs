@@ -4,9 +4,11 @@ use std::net::IpAddr;
 
 use vipgate_cloud::plan::plan;
 use vipgate_cloud::{Associate, Binding, Claim, ErrorKind, Nic, Provider, PublicAddress};
-use vipgate_cloud_testkit::{Fault, Reply};
+use vipgate_cloud_testkit::Fault;
+use vipgate_cloud_testkit::aws::error_reply;
 
 use crate::aws::world::{World, action, vip};
+use crate::calls::Calls;
 
 fn binding(address: &PublicAddress, nic: &Nic) -> Binding {
     Binding { address: address.clone(), private: address.private[&nic.id] }
@@ -41,8 +43,7 @@ impl World {
 }
 
 fn denied() -> Fault {
-    let error = "<Error><Code>UnauthorizedOperation</Code><Message>on purpose</Message></Error>";
-    Fault::Reply(Reply::text(403, "text/xml", format!("<Response><Errors>{error}</Errors></Response>")))
+    Fault::Reply(error_reply(403, "UnauthorizedOperation"))
 }
 
 #[tokio::test]

@@ -3,9 +3,11 @@
 use std::time::{Duration, Instant};
 
 use vipgate_cloud::{Claim, ErrorKind, Provider};
-use vipgate_cloud_testkit::{Fault, Reply};
+use vipgate_cloud_testkit::Fault;
+use vipgate_cloud_testkit::aws::error_reply;
 
 use crate::aws::world::{World, action, actions};
+use crate::calls::Calls;
 
 /// All changes that the life of a VIP makes.
 const CHANGES: [&str; 7] = [
@@ -17,11 +19,6 @@ const CHANGES: [&str; 7] = [
     "UnassignPrivateIpAddresses",
     "DeleteTags",
 ];
-
-fn error(status: u16, code: &str) -> Reply {
-    let error = format!("<Error><Code>{code}</Code><Message>on purpose</Message></Error>");
-    Reply::text(status, "text/xml", format!("<Response><Errors>{error}</Errors></Response>"))
-}
 
 /// Brings a VIP up, hands it over, fails it over, and gives it up, with a fault at each change once.
 async fn live_with(fault: Fault) {
@@ -57,7 +54,7 @@ async fn changes_that_get_lost_are_made_again() {
 
 #[tokio::test]
 async fn changes_that_fail_are_made_again() {
-    live_with(Fault::Reply(error(500, "InternalError"))).await;
+    live_with(Fault::Reply(error_reply(500, "InternalError"))).await;
 }
 
 #[tokio::test]
@@ -76,7 +73,7 @@ async fn reads_that_are_older_than_changes_lead_to_the_same() {
 #[tokio::test]
 async fn a_throttled_request_is_sent_again_after_the_time_that_the_provider_wants() {
     let world = World::new(1).await;
-    let throttled = error(503, "RequestLimitExceeded").with_header("retry-after", "1");
+    let throttled = error_reply(503, "RequestLimitExceeded").with_header("retry-after", "1");
     world.fake.plan_fault(1, Fault::Reply(throttled), |request| action(request) == "DescribeAddresses");
     let began = Instant::now();
     world.observe().await;
@@ -88,7 +85,7 @@ async fn a_throttled_request_is_sent_again_after_the_time_that_the_provider_want
 #[tokio::test]
 async fn what_is_denied_is_not_sent_again() {
     let world = World::new(1).await;
-    let denied = error(403, "UnauthorizedOperation");
+    let denied = error_reply(403, "UnauthorizedOperation");
     world.fake.plan_fault(9, Fault::Reply(denied), |request| action(request) == "DescribeAddresses");
     world.fake.take_log();
     let error = world.provider.observe(&world.scope).await.unwrap_err();
@@ -100,7 +97,7 @@ async fn what_is_denied_is_not_sent_again() {
 #[tokio::test]
 async fn without_the_right_to_switch_the_check_off_it_is_reported() {
     let world = World::new(1).await;
-    let denied = error(403, "UnauthorizedOperation");
+    let denied = error_reply(403, "UnauthorizedOperation");
     let is_modify =
         |request: &vipgate_cloud_testkit::RecordedRequest| action(request) == "ModifyNetworkInterfaceAttribute";
     world.fake.plan_fault(99, Fault::Reply(denied), is_modify);
@@ -131,7 +128,7 @@ async fn a_claim_is_sent_once_for_each_read() {
     let world = World::new(1).await;
     let address = world.address(1).await;
     let claim = Claim { cluster: "prod".to_owned(), owner: "default/web".to_owned() };
-    world.fake.plan_fault(1, Fault::Reply(error(503, "RequestLimitExceeded")), |it| action(it) == "CreateTags");
+    world.fake.plan_fault(1, Fault::Reply(error_reply(503, "RequestLimitExceeded")), |it| action(it) == "CreateTags");
     world.fake.take_log();
     assert_eq!(world.provider.claim(&address, &claim).await.unwrap_err().kind, ErrorKind::Throttled);
     assert_eq!(actions(&world.fake.take_log()), ["DescribeAddresses", "CreateTags"]);

@@ -2,13 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use vipgate_cloud::execute::{ActionKind, execute};
+use vipgate_cloud::execute::ActionKind;
 use vipgate_cloud::plan::{DesiredVip, plan};
 use vipgate_cloud::{Associate, Claim, Provider};
 
 use vipgate_cloud_testkit::Fault;
 
 use crate::aws::world::{World, action, actions, parameter, vip};
+use crate::calls::Calls;
 
 #[tokio::test]
 async fn an_address_is_claimed_prepared_at_both_gateways_and_attached() {
@@ -35,7 +36,7 @@ async fn a_failover_is_one_request_for_each_address_after_two_reads() {
     world.fake.take_log();
     let plan = plan(&world.desired, &observed);
     for action in &plan.actions {
-        execute(&world.provider, action, &[]).await.unwrap();
+        world.provider.execute(action, &[]).await.unwrap();
     }
     world.assert_home();
     let log = world.fake.take_log();
@@ -152,7 +153,7 @@ async fn the_two_reads_before_a_failover_are_made_at_the_same_time() {
     let is_read = |request: &vipgate_cloud_testkit::RecordedRequest| action(request).starts_with("Describe");
     world.fake.plan_fault(2, Fault::Delay(Duration::from_millis(500)), is_read);
     let began = Instant::now();
-    execute(&world.provider, &plan(&world.desired, &observed).actions[0], &[]).await.unwrap();
+    world.provider.execute(&plan(&world.desired, &observed).actions[0], &[]).await.unwrap();
     assert!(began.elapsed() < Duration::from_millis(900), "{:?}", began.elapsed());
     world.assert_home();
 }

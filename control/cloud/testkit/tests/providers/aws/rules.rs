@@ -1,9 +1,10 @@
 //! What belongs to others stays with them, and limits are kept.
 
 use vipgate_cloud::plan::{Problem, plan};
-use vipgate_cloud::{Allocation, Binding, Claim, ErrorKind, Provider, Tags};
+use vipgate_cloud::{Allocation, Binding, Claim, ErrorKind, Tags};
 
 use crate::aws::world::{World, actions, vip};
+use crate::calls::Calls;
 
 fn binding(address: &vipgate_cloud::PublicAddress, nic: &vipgate_cloud::Nic) -> Binding {
     Binding { address: address.clone(), private: address.private[&nic.id] }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use vipgate_cloud::aws::{Aws, Config, CredentialSource};
-use vipgate_cloud::execute::{ActionKind, execute};
+use vipgate_cloud::execute::ActionKind;
 use vipgate_cloud::plan::{Desired, DesiredVip, GatewayState, plan};
 use vipgate_cloud::{Associate, CallMeter, GatewayNic, Nic, Observation, Provider, PublicAddress, Scope, Tags};
 use vipgate_cloud_testkit::aws::{ACCESS_KEY, FakeAws};
@@ -27,7 +27,7 @@ pub(crate) fn vip(last: u8) -> IpAddr {
     [203, 0, 113, last].into()
 }
 
-fn keys() -> CredentialSource {
+pub(crate) fn keys() -> CredentialSource {
     CredentialSource::Keys { access_key: ACCESS_KEY.to_owned(), secret_key: "secret".to_owned(), session_token: None }
 }
 
@@ -120,7 +120,7 @@ impl World {
                 return done;
             }
             for action in &plan.actions {
-                if execute(&self.provider, action, &[]).await.is_ok() {
+                if self.provider.execute(action, &[]).await.is_ok() {
                     done.push(ActionKind::of(action));
                 }
             }

@@ -1,10 +1,11 @@
 //! Allocation and release.
 
 use serde_json::json;
-use vipgate_cloud::{Allocation, Claim, ErrorKind, Provider, PublicAddress, Tags};
+use vipgate_cloud::{Allocation, Claim, ErrorKind, PublicAddress, Tags};
 use vipgate_cloud_testkit::Fault;
 
 use crate::azure::bench::{Bench, VIP_1, kind, our_claim};
+use crate::calls::Calls;
 
 fn allocation() -> Allocation {
     let tags: Tags =
@@ -29,7 +30,8 @@ async fn an_address_is_allocated_with_its_tags_and_claim() {
     let bench = observed().await;
     let address = bench.provider.allocate(&allocation()).await.expect("allocated");
     let name = name_of(&address);
-    let expected = [format!("GET {name}"), format!("PUT {name}"), "GET operation".into(), format!("GET {name}")];
+    let list = "GET publicIPAddresses";
+    let expected = [format!("GET {name}"), format!("PUT {name}"), "GET operation".into(), list.into()];
     assert_eq!(bench.log(), expected);
     let created = bench.resource(&name);
     assert_eq!(created["sku"]["name"], json!("Standard"));
@@ -38,6 +40,7 @@ async fn an_address_is_allocated_with_its_tags_and_claim() {
     let tags = bench.server.with(|cloud| cloud.tags(&name));
     let own = ["vipgate.io_allocated=token-1", "vipgate.io_cluster=prod", "vipgate.io_vip=shop/web"];
     assert_eq!(tags, [&["pool=edge", "team=net"][..], &own].concat());
+    assert_eq!((&address.claim, address.token.as_deref()), (&Some(our_claim()), Some("token-1")));
     assert_eq!(bench.addresses().await.into_iter().find(|it| it.id == address.id), Some(address));
 }
 
@@ -47,7 +50,7 @@ async fn the_same_token_is_the_same_address() {
     let first = bench.provider.allocate(&allocation()).await.expect("allocated");
     bench.log();
     assert_eq!(bench.provider.allocate(&allocation()).await, Ok(first.clone()));
-    assert_eq!(bench.log(), [format!("GET {}", name_of(&first))]);
+    assert_eq!(bench.log(), [format!("GET {}", name_of(&first)), "GET publicIPAddresses".into()]);
     let other = Allocation { token: "token-2".to_owned(), ..allocation() };
     assert_ne!(bench.provider.allocate(&other).await.expect("allocated").id, first.id);
 }

@@ -1,8 +1,9 @@
 //! Attach, move and detach: state and requests.
 
-use vipgate_cloud::{Attachment, ErrorKind, Provider};
+use vipgate_cloud::{Attachment, ErrorKind};
 
 use crate::azure::bench::{Bench, VIP_1, VIP_2, ip, kind, nic_id};
+use crate::calls::Calls;
 
 #[tokio::test]
 async fn all_addresses_of_a_nic_are_attached_by_one_change() {

@@ -1,17 +1,18 @@
 //! Three gateways and two addresses in the fake, and the provider.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
 use vipgate_cloud::azure::{Azure, Config, CredentialSource};
 use vipgate_cloud::{
-    Associate, Binding, CallMeter, Claim, CloudError, ErrorKind, GatewayNic, Nic, NicId, Observation, Provider,
-    PublicAddress, Scope,
+    Associate, Binding, CallMeter, CloudError, GatewayNic, Nic, NicId, Observation, Provider, PublicAddress, Scope,
 };
 use vipgate_cloud_testkit::azure::{FakeAzure, GROUP, SUBSCRIPTION};
 use vipgate_cloud_testkit::{FakeServer, Fault, RecordedRequest, Reply};
+
+use crate::calls::Calls;
+pub(crate) use crate::calls::{ip, kind, our_claim};
 
 pub(crate) const VIP_1: &str = "203.0.113.1";
 pub(crate) const VIP_2: &str = "203.0.113.2";
@@ -37,23 +38,10 @@ pub(crate) fn config(url: &str, associate: Associate) -> Config {
     }
 }
 
-pub(crate) fn our_claim() -> Claim {
-    Claim { cluster: "prod".to_owned(), owner: "shop/web".to_owned() }
-}
-
-pub(crate) fn ip(text: &str) -> IpAddr {
-    text.parse().expect("an address")
-}
-
 pub(crate) fn nic_id(name: &str) -> NicId {
     let subscription = SUBSCRIPTION;
     let network = format!("/subscriptions/{subscription}/resourceGroups/{GROUP}/providers/Microsoft.Network");
     NicId(format!("{network}/networkInterfaces/{name}"))
-}
-
-/// The kind of the error that there must be.
-pub(crate) fn kind<T: std::fmt::Debug>(result: Result<T, CloudError>) -> ErrorKind {
-    result.expect_err("an error").kind
 }
 
 /// Whether a request is of this method and ends with this name.

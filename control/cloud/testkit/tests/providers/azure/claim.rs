@@ -1,10 +1,11 @@
 //! Claims: who has an address, and that two never have it.
 
 use vipgate_cloud::azure::Azure;
-use vipgate_cloud::{Associate, Claim, ErrorKind, Provider};
+use vipgate_cloud::{Associate, Claim, ErrorKind};
 use vipgate_cloud_testkit::Fault;
 
 use crate::azure::bench::{Bench, VIP_1, config, is, kind, our_claim};
+use crate::calls::Calls;
 
 fn other_claim() -> Claim {
     Claim { cluster: "staging".to_owned(), owner: "shop/web".to_owned() }

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use vipgate_cloud::azure::{Azure, Config, ConfigError, CredentialSource};
-use vipgate_cloud::{Associate, CallMeter, CloudError, ErrorKind, Observation, Provider};
+use vipgate_cloud::azure::{Azure, Config, CredentialSource};
+use vipgate_cloud::{Associate, CallMeter, CloudError, ConfigError, ErrorKind, Observation, Provider};
 use vipgate_cloud_testkit::{Fault, Reply};
 
 use crate::azure::bench::{Bench, config, kind};
@@ -40,16 +40,16 @@ async fn observe(bench: &Bench, provider: &Azure) -> Result<Observation, CloudEr
 async fn a_federated_token_is_read_again_each_time() {
     let bench = Bench::new().await;
     let file = tempfile::NamedTempFile::new().expect("a file");
-    std::fs::write(file.path(), "assertion-1\n").expect("written");
+    std::fs::write(file.path(), "subject-1\n").expect("written");
     let provider = with(&bench, federated(&bench, file.path()));
     observe(&bench, &provider).await.expect("an observation");
     observe(&bench, &provider).await.expect("an observation");
     assert_eq!(bench.server.with(|cloud| cloud.tokens.issued()), 1, "a token is kept");
     bench.server.with(|cloud| {
         cloud.tokens.expire();
-        cloud.tokens.assertions = ["assertion-2".to_owned()].into();
+        cloud.tokens.subjects = ["subject-2".to_owned()].into();
     });
-    std::fs::write(file.path(), "assertion-2").expect("written");
+    std::fs::write(file.path(), "subject-2").expect("written");
     observe(&bench, &provider).await.expect("an observation");
     let issued = bench.server.with(|cloud| cloud.tokens.issued());
     assert!((2..=5).contains(&issued), "one for each request that was refused: {issued}");
@@ -111,10 +111,10 @@ async fn refused_credentials_say_why_and_are_in_no_error() {
         assert!(!text.contains("guessed") && !text.contains("quoted"), "{text}");
     }
     let file = tempfile::NamedTempFile::new().expect("a file");
-    std::fs::write(file.path(), "assertion-9").expect("written");
+    std::fs::write(file.path(), "subject-9").expect("written");
     let error = observe(&bench, &with(&bench, federated(&bench, file.path()))).await.expect_err("refused");
     assert_eq!(error.code, "invalid_client.AADSTS700024");
-    assert!(!format!("{error:?}").contains("assertion-9"));
+    assert!(!format!("{error:?}").contains("subject-9"));
     let missing = federated(&bench, Path::new("/nonexistent/token"));
     let error = observe(&bench, &with(&bench, missing)).await.expect_err("no file");
     assert!(error.to_string().contains("/nonexistent/token"), "{error}");

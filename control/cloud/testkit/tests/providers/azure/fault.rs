@@ -2,11 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use vipgate_cloud::{CloudError, ErrorKind, Provider};
+use vipgate_cloud::{CloudError, ErrorKind};
 use vipgate_cloud_testkit::Fault;
 use vipgate_cloud_testkit::azure::error_reply;
 
 use crate::azure::bench::{Bench, VIP_1, is, kind, nic_id, our_claim};
+use crate::calls::Calls;
 
 #[tokio::test]
 async fn a_lost_request_or_reply_leads_to_the_same_end_at_every_change() {

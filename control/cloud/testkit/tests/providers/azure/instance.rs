@@ -1,8 +1,9 @@
 //! `associate: instance`: the public address of a NIC's primary IP configuration.
 
-use vipgate_cloud::{Associate, Binding, Capacity, ErrorKind, Provider};
+use vipgate_cloud::{Associate, Binding, Capacity, ErrorKind};
 
 use crate::azure::bench::{Bench, VIP_1, VIP_2, kind, nic_id, our_claim};
+use crate::calls::Calls;
 
 async fn claimed() -> Bench {
     let bench = Bench::with(Associate::Instance).await;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use vipgate_cloud::{Attachment, Capacity, GatewayNic, Provider, Scope, Tags};
 
 use crate::azure::bench::{Bench, VIP_1, VIP_2, ip, nic_id};
+use crate::calls::Calls;
 
 #[tokio::test]
 async fn addresses_of_the_pool_and_nics_of_the_gateways_are_observed() {

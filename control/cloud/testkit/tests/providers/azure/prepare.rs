@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 
 use ipnet::IpNet;
 use serde_json::json;
-use vipgate_cloud::{ErrorKind, Provider};
+use vipgate_cloud::ErrorKind;
 
 use crate::azure::bench::{Bench, VIP_1, ip, kind, nic_id};
+use crate::calls::Calls;
 
 fn nets(texts: &[&str]) -> Vec<IpNet> {
     texts.iter().map(|text| text.parse().expect("a prefix")).collect()

@@ -1,33 +1,23 @@
 //! AWS: boto3 against the fake, and our provider against moto.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use serde_json::{Value, json};
-use vipgate_cloud::aws::{Aws, Config, CredentialSource};
+use vipgate_cloud::aws::Aws;
 use vipgate_cloud::{
-    Allocation, Associate, Binding, CallMeter, Claim, ErrorKind, GatewayNic, Nic, Provider, PublicAddress, Scope,
+    Allocation, Associate, Binding, Claim, ErrorKind, GatewayNic, Nic, Provider, PublicAddress, Scope,
 };
-use vipgate_cloud_testkit::aws::{ACCESS_KEY, FakeAws};
+use vipgate_cloud_testkit::aws::FakeAws;
 use vipgate_cloud_testkit::{FakeServer, RecordedRequest};
 
+use crate::aws::world::{keys, provider};
+use crate::calls::Calls;
 use crate::contract::vendor_client::{Service, assert_golden, run};
 
 /// Parameters of a request.
 type Parameters = BTreeSet<(String, String)>;
 
 const PRIVATE: [&str; 2] = ["10.0.0.77", "10.0.1.77"];
-
-fn provider(url: &str, associate: Associate) -> Aws {
-    let credentials = CredentialSource::Keys {
-        access_key: ACCESS_KEY.to_owned(),
-        secret_key: "secret".to_owned(),
-        session_token: None,
-    };
-    let (region, cluster) = ("eu-west-1".to_owned(), "prod".to_owned());
-    let config = Config { region, associate, cluster, endpoint: Some(url.to_owned()), credentials };
-    Aws::new(config, Arc::new(CallMeter::default())).unwrap()
-}
 
 /// A region with two instances and an address.
 async fn region() -> (FakeServer<FakeAws>, Value) {
@@ -115,7 +105,7 @@ async fn the_vendors_client_accepts_the_fake_and_our_requests_are_its_own() {
     assert_golden("aws", &json!({"package": said["package"], "requests": vendors}));
 
     let (fake, state) = region().await;
-    flow(&provider(&fake.url(), Associate::Nic), &scope(&state["instances"])).await;
+    flow(&provider(&fake.url(), Associate::Nic, keys()), &scope(&state["instances"])).await;
     let mut ours = requests(&fake.take_log());
     for (action, theirs) in vendors {
         let ours = ours.remove(&action).unwrap_or_default();
@@ -151,7 +141,7 @@ async fn moto_accepts_our_requests_and_does_what_they_say() {
     let url = ready["url"].as_str().unwrap();
     let scope = scope(&ready["instances"]);
     // Moto knows the primary address of an association only.
-    let aws = provider(url, Associate::Instance);
+    let aws = provider(url, Associate::Instance, keys());
     let observed = aws.observe(&scope).await.unwrap();
     let ids: Vec<&str> = observed.nics.iter().map(|nic| nic.id.0.as_str()).collect();
     assert_eq!(json!(ids), ready["enis"]);
@@ -176,7 +166,7 @@ async fn moto_accepts_our_requests_and_does_what_they_say() {
     aws.detach(&b.id, std::slice::from_ref(&address)).await.unwrap();
     assert_eq!(at().await, None);
 
-    let secondary = provider(url, Associate::Nic);
+    let secondary = provider(url, Associate::Nic, keys());
     secondary.prepare(a, std::slice::from_ref(&address), &[]).await.unwrap();
     let prepared = secondary.observe(&scope).await.unwrap();
     let private = prepared.addresses[0].private[&a.id];

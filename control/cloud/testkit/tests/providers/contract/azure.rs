@@ -5,13 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use vipgate_cloud::azure::{Azure, Config, CredentialSource};
+use vipgate_cloud::azure::{Azure, Config};
 use vipgate_cloud::{
-    Allocation, Associate, Binding, CallMeter, Claim, ErrorKind, GatewayNic, Provider, PublicAddress, Scope, Tags,
+    Allocation, Associate, Binding, CallMeter, ErrorKind, GatewayNic, Provider, PublicAddress, Scope, Tags,
 };
 use vipgate_cloud_testkit::azure::{FakeAzure, GROUP, LOCATION, SUBSCRIPTION};
 use vipgate_cloud_testkit::{FakeServer, RecordedRequest};
 
+use crate::azure::bench::{config, our_claim};
+use crate::calls::Calls;
 use crate::contract::vendor_client::{assert_golden, run};
 
 const TOKEN: &str = "token-1";
@@ -35,17 +37,8 @@ async fn group() -> (FakeServer<FakeAzure>, Vec<GatewayNic>) {
 }
 
 fn provider(url: &str) -> Azure {
-    let config = Config {
-        subscription: SUBSCRIPTION.to_owned(),
-        resource_group: GROUP.to_owned(),
-        location: Some(LOCATION.to_owned()),
-        cluster: "prod".to_owned(),
-        associate: Associate::Nic,
-        endpoint: Some(url.to_owned()),
-        audience: "https://management.azure.com".to_owned(),
-        credentials: CredentialSource::Managed { imds: url.to_owned(), client: None },
-        operation_timeout: Duration::from_secs(5),
-    };
+    let location = Some(LOCATION.to_owned());
+    let config = Config { location, operation_timeout: Duration::from_secs(5), ..config(url, Associate::Nic) };
     Azure::new(&config, Arc::new(CallMeter::default())).unwrap()
 }
 
@@ -53,16 +46,12 @@ fn tags() -> Tags {
     [("pool".to_owned(), "edge".to_owned())].into()
 }
 
-fn claim() -> Claim {
-    Claim { cluster: "prod".to_owned(), owner: "shop/web".to_owned() }
-}
-
 /// The life of a VIP by our provider, as in `azure.py`; the name of the address that it allocated.
 async fn flow(azure: &Azure, gateways: Vec<GatewayNic>) -> String {
     let scope = Scope { tags: tags(), prefixes: vec![], gateways };
     let address = async || azure.observe(&scope).await.unwrap().addresses.remove(0);
     let nics = azure.observe(&scope).await.unwrap().nics;
-    azure.claim(&address().await, &claim()).await.unwrap();
+    azure.claim(&address().await, &our_claim()).await.unwrap();
     for nic in &nics {
         azure.prepare(nic, &[address().await], &[]).await.unwrap();
     }
@@ -76,7 +65,8 @@ async fn flow(azure: &Azure, gateways: Vec<GatewayNic>) -> String {
         azure.unprepare(nic, &[binding(at)]).await.unwrap();
     }
     azure.unclaim(&prepared).await.unwrap();
-    let allocation = Allocation { tags: tags(), claim: claim(), is_ipv6: false, zone: None, token: TOKEN.to_owned() };
+    let allocation =
+        Allocation { tags: tags(), claim: our_claim(), is_ipv6: false, zone: None, token: TOKEN.to_owned() };
     let new = azure.allocate(&allocation).await.unwrap();
     azure.unclaim(&new).await.unwrap();
     azure.release(&PublicAddress { claim: None, ..new.clone() }).await.unwrap();

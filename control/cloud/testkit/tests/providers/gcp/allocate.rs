@@ -1,8 +1,9 @@
 //! Allocation and release.
 
-use vipgate_cloud::{Allocation, ErrorKind, Provider, Tags};
+use vipgate_cloud::{Allocation, ErrorKind, Tags};
 use vipgate_cloud_testkit::{Fault, GcpState};
 
+use crate::calls::Calls;
 use crate::gcp::bench::{Bench, kind, our_claim};
 
 fn allocation() -> Allocation {
@@ -21,7 +22,7 @@ async fn an_address_is_allocated_once_for_a_token() {
     let address = bench.provider.allocate(&allocation()).await.expect("allocated");
     let (name, id) = (address.id.0.clone(), address.id.0.as_str());
     let expected =
-        [&format!("GET {id}"), &format!("GET {id}"), "POST addresses", "POST setLabels", "POST wait", "POST wait"];
+        ["GET addresses", &format!("GET {id}"), "POST addresses", "POST setLabels", "POST wait", "POST wait"];
     assert_eq!(bench.log(), expected);
     let labels = bench.server.with(|cloud| cloud.labels(&name));
     assert_eq!(
@@ -40,7 +41,7 @@ async fn an_address_is_allocated_once_for_a_token() {
 #[tokio::test]
 async fn an_address_without_labels_yet_is_finished_by_the_next_attempt() {
     let bench = Bench::new().await;
-    bench.server.plan_fault(3, Fault::LostRequest, |request| request.path.ends_with("/setLabels"));
+    bench.fault(3, Fault::LostRequest, "/setLabels");
     assert_eq!(kind(bench.provider.allocate(&allocation()).await), ErrorKind::Unknown);
     assert_eq!(bench.observe().await.addresses.len(), 2);
     bench.provider.allocate(&allocation()).await.expect("finished");

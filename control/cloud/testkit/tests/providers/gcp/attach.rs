@@ -1,8 +1,9 @@
 //! Attachments: attach, move, detach, prepare.
 
-use vipgate_cloud::{Binding, Capacity, ErrorKind, NicId, Provider};
+use vipgate_cloud::{Binding, Capacity, ErrorKind, NicId};
 use vipgate_cloud_testkit::Fault;
 
+use crate::calls::Calls;
 use crate::gcp::bench::{Bench, NIC_1, NIC_2, ip, kind};
 
 /// What a failover asks for.
@@ -149,7 +150,7 @@ async fn an_instance_that_is_gone_has_nothing_to_be_removed() {
 async fn half_a_move_is_finished_by_the_next_attempt() {
     for moves_again in [false, true] {
         let bench = Bench::attached().await;
-        bench.server.plan_fault(3, Fault::LostRequest, |request| request.path.ends_with("/addAccessConfig"));
+        bench.fault(3, Fault::LostRequest, "/addAccessConfig");
         assert_eq!(kind(bench.move_to(NIC_1, NIC_2).await), ErrorKind::Unknown);
         assert_eq!(bench.route(), None);
         let result = if moves_again { bench.move_to(NIC_1, NIC_2).await } else { bench.attach(NIC_2).await };

@@ -6,10 +6,13 @@ use std::time::Duration;
 
 use vipgate_cloud::gcp::{Config, CredentialSource, Gcp};
 use vipgate_cloud::{
-    Associate, Binding, CallMeter, Claim, CloudError, ErrorKind, GatewayNic, Nic, NicId, Observation, Provider,
-    PublicAddress, Scope, Tags,
+    Associate, Binding, CallMeter, CloudError, GatewayNic, Nic, NicId, Observation, Provider, PublicAddress, Scope,
+    Tags,
 };
-use vipgate_cloud_testkit::{FakeGcp, FakeServer, RecordedRequest};
+use vipgate_cloud_testkit::{FakeGcp, FakeServer, Fault, RecordedRequest};
+
+use crate::calls::Calls;
+pub(crate) use crate::calls::{ip, kind, our_claim};
 
 pub(crate) const NIC_1: &str = "europe-west1-b/gw-1/nic0";
 pub(crate) const NIC_2: &str = "europe-west1-c/gw-2/nic0";
@@ -29,19 +32,6 @@ pub(crate) fn config(url: &str) -> Config {
         credentials: CredentialSource::Metadata(url.trim_start_matches("http://").to_owned()),
         operation_timeout: Duration::from_secs(2),
     }
-}
-
-pub(crate) fn our_claim() -> Claim {
-    Claim { cluster: "prod".to_owned(), owner: "shop/web".to_owned() }
-}
-
-pub(crate) fn ip(text: &str) -> IpAddr {
-    text.parse().expect("an address")
-}
-
-/// The kind of the error that there must be.
-pub(crate) fn kind<T: std::fmt::Debug>(result: Result<T, CloudError>) -> ErrorKind {
-    result.expect_err("an error").kind
 }
 
 impl Bench {
@@ -126,6 +116,11 @@ impl Bench {
         let address = self.address("vip-1").await;
         self.log();
         self.provider.detach(&NicId(from.to_owned()), &[address]).await
+    }
+
+    /// Plans a fault for the next `count` requests with this end of the path.
+    pub(crate) fn fault(&self, count: usize, fault: Fault, end: &'static str) {
+        self.server.plan_fault(count, fault, move |request| request.path.ends_with(end));
     }
 
     /// A single read.

@@ -1,14 +1,14 @@
 //! Claims.
 
-use serde_json::json;
-use vipgate_cloud::{Capacity, Claim, ErrorKind, NicId, Provider, PublicAddress};
-use vipgate_cloud_testkit::{Fault, Reply};
+use vipgate_cloud::{Capacity, Claim, ErrorKind, NicId, PublicAddress};
+use vipgate_cloud_testkit::Fault;
+use vipgate_cloud_testkit::gcp::error_reply;
 
+use crate::calls::Calls;
 use crate::gcp::bench::{Bench, NIC_1, kind, our_claim};
 
 fn conflict() -> Fault {
-    let error = json!({ "message": "m", "domain": "global", "reason": "conditionNotMet" });
-    Fault::Reply(Reply::json(412, &json!({ "error": { "code": 412, "message": "m", "errors": [error] } })))
+    Fault::Reply(error_reply(412, "conditionNotMet"))
 }
 
 #[tokio::test]
@@ -84,10 +84,10 @@ async fn a_changed_fingerprint_is_read_again() {
     let bench = Bench::new().await;
     let address = bench.address("vip-1").await;
     bench.log();
-    bench.server.plan_fault(1, conflict(), |request| request.path.ends_with("/setLabels"));
+    bench.fault(1, conflict(), "/setLabels");
     bench.provider.claim(&address, &our_claim()).await.expect("claimed at the second attempt");
     assert_eq!(bench.log(), ["GET vip-1", "GET vip-1", "POST setLabels", "POST setLabels", "POST wait"]);
-    bench.server.plan_fault(9, conflict(), |request| request.path.ends_with("/setLabels"));
+    bench.fault(9, conflict(), "/setLabels");
     assert_eq!(kind(bench.provider.unclaim(&bench.address("vip-1").await).await), ErrorKind::Conflict);
     assert_eq!(bench.writes().len(), 3);
 }

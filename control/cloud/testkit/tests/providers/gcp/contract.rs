@@ -1,20 +1,19 @@
 //! Contract with Google's own client: it accepts the fake's dialect, and the provider makes the same requests as it does.
-//!
-//! `tests/providers/contract/golden/gcp.json` has the client's requests; `VIPGATE_GOLDEN=write` writes them anew.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use serde_json::{Value, json};
-use vipgate_cloud::{Allocation, ErrorKind, Provider, Tags};
+use vipgate_cloud::plan::Action;
+use vipgate_cloud::{AddressId, Allocation, ErrorKind, Provider, PublicAddress, Tags};
 use vipgate_cloud_testkit::RecordedRequest;
 
+use crate::calls::Calls;
+use crate::contract::vendor_client::{assert_golden, run as run_client};
 use crate::gcp::bench::{Bench, NIC_1, NIC_2, kind, our_claim};
 
 const TOKEN: &str = "token-1";
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test]
 async fn the_provider_makes_the_requests_of_googles_own_client() {
     let ours = Bench::new().await;
     ours.server.with(|cloud| cloud.page_size = 1);
@@ -26,8 +25,7 @@ async fn the_provider_makes_the_requests_of_googles_own_client() {
         cloud.tokens.valid.insert("vendor".to_owned());
         cloud.page_size = 1;
     });
-    let url = vendor.server.url();
-    let report = tokio::task::spawn_blocking(move || run_client(&url, &parameters(&allocated))).await.expect("it ends");
+    let report = run_client("gcp.py", &[&vendor.server.url(), &parameters(&allocated).to_string()]).await;
     let theirs = normalized(&vendor.requests());
     assert_eq!(vendor.route(), None);
 
@@ -38,8 +36,9 @@ async fn the_provider_makes_the_requests_of_googles_own_client() {
     for response in report["responses"].as_array().expect("responses") {
         check(&report, response["schema"].as_str().expect("a name"), &response["body"]);
     }
-    let golden = json!({ "package": report["package"], "revision": report["revision"], "requests": theirs });
-    check_golden(&golden);
+    let requests: Vec<Value> = theirs.iter().map(|it| serde_json::from_str(it).expect("JSON")).collect();
+    let golden = json!({ "package": report["package"], "revision": report["revision"], "requests": requests });
+    assert_golden("gcp", &golden);
     assert_eq!(pretty(&ours), pretty(&theirs), "left: the provider's requests; right: the client's");
 }
 
@@ -59,9 +58,13 @@ async fn run(bench: &Bench) -> String {
     provider.unclaim(&address).await.expect("unclaimed");
     let tags = Tags::from([("pool".to_owned(), "edge".to_owned())]);
     let allocation = Allocation { tags, claim: our_claim(), is_ipv6: false, zone: None, token: TOKEN.to_owned() };
-    let address = provider.allocate(&allocation).await.expect("allocated");
-    provider.release(&address).await.expect("released");
-    address.id.0
+    provider.execute(&Action::Allocate(allocation), &[]).await.expect("allocated");
+    // The client lists addresses once.
+    let names: Vec<String> = bench.server.with(|cloud| cloud.state.addresses.keys().cloned().collect());
+    let name = names.into_iter().find(|name| name.starts_with("vipgate-")).expect("the allocated one");
+    let allocated = PublicAddress { id: AddressId(name.clone()), claim: Some(our_claim()), ..address };
+    provider.release(&allocated).await.expect("released");
+    name
 }
 
 /// What the client is given, so that it does the same.
@@ -89,26 +92,6 @@ fn parameters(allocated: &str) -> Value {
         "allocatedLabels": merged(json!({ "pool": "edge", "vipgate-allocated": TOKEN }), &claim),
         "requestIds": ids,
     })
-}
-
-fn python() -> PathBuf {
-    let default = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../target/cloud-clients/bin/python");
-    std::env::var_os("VIPGATE_CLOUD_PYTHON").map_or(default, PathBuf::from)
-}
-
-fn run_client(url: &str, parameters: &Value) -> Value {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/providers/contract/gcp.py");
-    let python = python();
-    let output = Command::new(&python).arg(script).arg(url).arg(parameters.to_string()).output();
-    let output = output.unwrap_or_else(|error| {
-        panic!("{} doesn't run ({error}): `make cloud-clients` installs the clouds' own clients", python.display())
-    });
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(
-        output.status.success(),
-        "the client doesn't accept the fake, or isn't installed (`make cloud-clients`):\n{errors}"
-    );
-    serde_json::from_slice(&output.stdout).expect("JSON")
 }
 
 /// The different requests, without what is random or legitimately differs.
@@ -163,20 +146,4 @@ fn schema_errors(report: &Value, schema: &str, body: &Value) -> Vec<String> {
     let schema = json!({ "$ref": format!("#/$defs/{schema}"), "$defs": report["schemas"] });
     let validator = jsonschema::validator_for(&schema).expect("a schema");
     validator.iter_errors(body).map(|error| error.to_string()).collect()
-}
-
-/// The requests of the client against those that are kept.
-fn check_golden(found: &Value) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/providers/contract/golden/gcp.json");
-    let requests = found["requests"].as_array().expect("requests");
-    let parse = |line: &Value| serde_json::from_str::<Value>(line.as_str().expect("a line")).expect("JSON");
-    let mut found = found.clone();
-    found["requests"] = requests.iter().map(parse).collect();
-    if std::env::var("VIPGATE_GOLDEN").is_ok_and(|value| value == "write") {
-        let text = serde_json::to_string_pretty(&found).expect("JSON") + "\n";
-        std::fs::write(&path, text).expect("written");
-    }
-    let golden = std::fs::read_to_string(&path).expect("a golden file: VIPGATE_GOLDEN=write makes it");
-    let golden: Value = serde_json::from_str(&golden).expect("JSON");
-    assert_eq!(found, golden, "the client's requests have changed: VIPGATE_GOLDEN=write writes them anew");
 }

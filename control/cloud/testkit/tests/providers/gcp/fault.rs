@@ -2,16 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use serde_json::json;
-use vipgate_cloud::{Allocation, ErrorKind, NicId, Provider, Tags};
-use vipgate_cloud_testkit::{Fault, Reply};
+use vipgate_cloud::{Allocation, ErrorKind, NicId, Tags};
+use vipgate_cloud_testkit::Fault;
+use vipgate_cloud_testkit::gcp::error_reply;
 
+use crate::calls::Calls;
 use crate::gcp::bench::{Bench, NIC_1, NIC_2, ip, kind, our_claim};
-
-fn reply(status: u16, reason: &str) -> Reply {
-    let error = json!({ "message": "m", "domain": "global", "reason": reason });
-    Reply::json(status, &json!({ "error": { "code": status, "message": "m", "errors": [error] } }))
-}
 
 /// Claim, attach, move, detach, unclaim, allocate, release: each change of the API once at least.
 async fn all_changes(bench: &Bench) {
@@ -57,7 +53,7 @@ async fn a_lost_reply_or_request_changes_nothing_but_the_number_of_requests() {
 #[tokio::test]
 async fn a_repeated_change_has_the_same_request_id_and_another_change_another_one() {
     let bench = Bench::claimed().await;
-    bench.server.plan_fault(1, Fault::LostReply, |request| request.path.ends_with("/addAccessConfig"));
+    bench.fault(1, Fault::LostReply, "/addAccessConfig");
     bench.attach(NIC_1).await.expect("attached");
     let ids = |bench: &Bench| -> Vec<String> {
         bench.requests().iter().filter_map(|it| it.parameter("requestId").map(str::to_owned)).collect()
@@ -72,7 +68,7 @@ async fn a_repeated_change_has_the_same_request_id_and_another_change_another_on
 #[tokio::test]
 async fn a_change_without_any_answer_is_unknown() {
     let bench = Bench::claimed().await;
-    bench.server.plan_fault(3, Fault::LostReply, |request| request.path.ends_with("/addAccessConfig"));
+    bench.fault(3, Fault::LostReply, "/addAccessConfig");
     assert_eq!(kind(bench.attach(NIC_1).await), ErrorKind::Unknown);
     // It was carried out: the next attempt finds that.
     bench.log();
@@ -84,9 +80,7 @@ async fn a_change_without_any_answer_is_unknown() {
 async fn a_limit_of_rate_is_waited_for() {
     for (status, reason) in [(403, "rateLimitExceeded"), (429, "rateLimitExceeded"), (503, "backendError")] {
         let bench = Bench::claimed().await;
-        bench
-            .server
-            .plan_fault(1, Fault::Reply(reply(status, reason)), |request| request.path.ends_with("/addAccessConfig"));
+        bench.fault(1, Fault::Reply(error_reply(status, reason)), "/addAccessConfig");
         bench.attach(NIC_1).await.expect("attached at the second attempt");
         assert_eq!(bench.writes(), ["POST addAccessConfig", "POST addAccessConfig"]);
         let sample = bench.meter.samples().into_iter().find(|it| it.code == reason).expect("it is counted");
@@ -97,13 +91,13 @@ async fn a_limit_of_rate_is_waited_for() {
 #[tokio::test]
 async fn retry_after_is_obeyed_or_passed_on() {
     let bench = Bench::claimed().await;
-    let slow = reply(429, "rateLimitExceeded").with_header("retry-after", "1");
-    bench.server.plan_fault(1, Fault::Reply(slow), |request| request.path.ends_with("/addAccessConfig"));
+    let slow = error_reply(429, "rateLimitExceeded").with_header("retry-after", "1");
+    bench.fault(1, Fault::Reply(slow), "/addAccessConfig");
     let began = Instant::now();
     bench.attach(NIC_1).await.expect("attached");
     assert!(began.elapsed() >= Duration::from_secs(1));
-    let endless = reply(429, "rateLimitExceeded").with_header("retry-after", "600");
-    bench.server.plan_fault(1, Fault::Reply(endless), |request| request.path.ends_with("/deleteAccessConfig"));
+    let endless = error_reply(429, "rateLimitExceeded").with_header("retry-after", "600");
+    bench.fault(1, Fault::Reply(endless), "/deleteAccessConfig");
     let error = bench.detach(NIC_1).await.expect_err("an error");
     assert_eq!((error.kind, error.retry_after), (ErrorKind::Throttled, Some(Duration::from_mins(10))));
 }
@@ -119,9 +113,7 @@ async fn what_another_attempt_would_not_change_is_passed_on() {
         (400, "invalid", ErrorKind::Invalid),
     ] {
         let bench = Bench::claimed().await;
-        bench
-            .server
-            .plan_fault(9, Fault::Reply(reply(status, reason)), |request| request.path.ends_with("/addAccessConfig"));
+        bench.fault(9, Fault::Reply(error_reply(status, reason)), "/addAccessConfig");
         assert_eq!(kind(bench.attach(NIC_1).await), expected);
         assert_eq!(bench.writes(), ["POST addAccessConfig"]);
     }
@@ -167,9 +159,7 @@ async fn errors_of_operations_are_errors() {
 async fn a_move_that_the_api_does_not_see_yet_is_busy() {
     let bench = Bench::attached().await;
     let (binding, nic) = (bench.binding(NIC_2).await, bench.nic(NIC_2).await);
-    bench
-        .server
-        .plan_fault(1, Fault::Reply(reply(400, "invalid")), |request| request.path.ends_with("/addAccessConfig"));
+    bench.fault(1, Fault::Reply(error_reply(400, "invalid")), "/addAccessConfig");
     bench.server.with(|cloud| cloud.lag = 1);
     let from = NicId(NIC_1.to_owned());
     // What is read before is one change old as well: that of the attachment, so make one more.

@@ -1,7 +1,7 @@
 //! Observation.
 
-use vipgate_cloud::gcp::{ConfigError, Gcp};
-use vipgate_cloud::{Associate, Attachment, GatewayNic, NicId, Provider};
+use vipgate_cloud::gcp::Gcp;
+use vipgate_cloud::{Associate, Attachment, ConfigError, GatewayNic, NicId, Provider};
 use vipgate_cloud_testkit::GcpAddress;
 
 use crate::gcp::bench::{Bench, NIC_1, NIC_2, config, ip, our_claim};
