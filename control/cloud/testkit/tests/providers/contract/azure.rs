@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use vipgate_cloud::azure::{Azure, Config};
+use vipgate_cloud::plan::Action;
 use vipgate_cloud::{
-    Allocation, Associate, Binding, CallMeter, ErrorKind, GatewayNic, Provider, PublicAddress, Scope, Tags,
+    AddressId, Allocation, Associate, Binding, CallMeter, ErrorKind, GatewayNic, Provider, PublicAddress, Scope, Tags,
 };
 use vipgate_cloud_testkit::azure::{FakeAzure, GROUP, LOCATION, SUBSCRIPTION};
 use vipgate_cloud_testkit::{FakeServer, RecordedRequest};
@@ -47,7 +48,8 @@ fn tags() -> Tags {
 }
 
 /// The life of a VIP by our provider, as in `azure.py`; the name of the address that it allocated.
-async fn flow(azure: &Azure, gateways: Vec<GatewayNic>) -> String {
+async fn flow(fake: &FakeServer<FakeAzure>, gateways: Vec<GatewayNic>) -> String {
+    let azure = provider(&fake.url());
     let scope = Scope { tags: tags(), prefixes: vec![], gateways };
     let address = async || azure.observe(&scope).await.unwrap().addresses.remove(0);
     let nics = azure.observe(&scope).await.unwrap().nics;
@@ -67,10 +69,15 @@ async fn flow(azure: &Azure, gateways: Vec<GatewayNic>) -> String {
     azure.unclaim(&prepared).await.unwrap();
     let allocation =
         Allocation { tags: tags(), claim: our_claim(), is_ipv6: false, zone: None, token: TOKEN.to_owned() };
-    let new = azure.allocate(&allocation).await.unwrap();
+    azure.execute(&Action::Allocate(allocation), &[]).await.unwrap();
+    // The client lists addresses once.
+    let mut ids = fake.with(|cloud| cloud.addresses()).into_iter().map(|it| it["id"].as_str().unwrap().to_owned());
+    let id = ids.find(|id| id.contains("/vipgate-")).unwrap();
+    let name = id.rsplit('/').next().unwrap().to_owned();
+    let new = PublicAddress { id: AddressId(id), claim: None, ..prepared };
     azure.unclaim(&new).await.unwrap();
-    azure.release(&PublicAddress { claim: None, ..new.clone() }).await.unwrap();
-    new.id.0.rsplit('/').next().unwrap().to_owned()
+    azure.release(&new).await.unwrap();
+    name
 }
 
 /// What the client is given, so that it does the same.
@@ -147,7 +154,7 @@ async fn verify(bodies: &[Value]) -> Vec<Value> {
 #[tokio::test]
 async fn the_vendors_client_accepts_the_fake_and_our_requests_are_its_own() {
     let (fake, gateways) = group().await;
-    let allocated = flow(&provider(&fake.url()), gateways).await;
+    let allocated = flow(&fake, gateways).await;
     let ours = normalized(fake.take_log()).await;
 
     let (fake, _) = group().await;
