@@ -155,7 +155,8 @@ impl<A: Authorize> Api<A> {
             } else {
                 sleep(turn).await;
                 waited += turn;
-                match self.attempt(operation, request, is_refused).await {
+                // On the heap: the futures of all actions contain it.
+                match Box::pin(self.attempt(operation, request, is_refused)).await {
                     Ok(response) => return Ok(response),
                     Err(error) => error,
                 }

@@ -196,7 +196,7 @@ mod tests {
                 Request::Hang => std::future::pending().await,
                 Request::HangLater => Ok(several(move |sender: mpsc::Sender<Result<u32, _>>| async move {
                     let _held = (pending, sender);
-                    std::future::pending().await
+                    std::future::pending::<()>().await;
                 })),
             }
         }

@@ -294,7 +294,8 @@ async fn the_client_follows_policy_and_view_of_a_policy_server_over_one_stream()
 
     let Received { resources, mut sources, confirmations, folder, .. } = Received::new();
     let path = folder.path().join("node.cache");
-    let server = PolicyServer { url, other_urls: Vec::new(), ca: None, cert: None, key: None, token: None, cache: path.clone() };
+    let server =
+        PolicyServer { url, other_urls: Vec::new(), ca: None, cert: None, key: None, token: None, cache: path.clone() };
     let status = ServerStatus::initial(None);
     tokio::spawn(cache::write(path.clone(), None, status.clone(), confirmations));
     let client = DeltaClient::new(Identity::agent("node-1"), server, RETRY_DELAY, status.clone(), resources);

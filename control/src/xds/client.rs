@@ -159,7 +159,7 @@ impl GatewayPolicy {
 /// A gateway's client of a policy server, or of one of several.
 #[derive(Debug)]
 pub struct Client {
-    client: DeltaClient<GatewayPolicy>,
+    delta: DeltaClient<GatewayPolicy>,
     cache: CacheWriter,
     /// Missing if it couldn't be opened yet: the gateway works without it and reports the error, and the writer opens it.
     opened: Option<Cache>,
@@ -179,8 +179,8 @@ impl Client {
         let identity = Identity::gateway(&gateway);
         let (store, held) = (ResourceStore::default(), HeldUpdates::default());
         let policy = GatewayPolicy { gateway, store, held, events, confirmations, status: status.clone() };
-        let client = DeltaClient::new(identity, server, BACKOFF, status, policy);
-        let mut client = Self { client, cache, opened };
+        let delta = DeltaClient::new(identity, server, BACKOFF, status, policy);
+        let mut client = Self { delta, cache, opened };
         let update = match contents {
             CacheContents::Empty => None,
             CacheContents::Policy(resources, confirmed_at) => client.load(resources, confirmed_at),
@@ -194,7 +194,7 @@ impl Client {
 
     /// Takes the cached resources as those in force; returns the policy of them.
     fn load(&mut self, resources: BTreeMap<Key, StoredResource>, confirmed_at: SystemTime) -> Option<PolicyUpdate> {
-        let policy = &mut self.client.subscriber;
+        let policy = &mut self.delta.subscriber;
         if let Err(error) = policy.store.stage_cached(resources) {
             self.discard_cached(&error.to_string());
             return None;
@@ -208,14 +208,14 @@ impl Client {
 
     /// The status, which the running client keeps up to date.
     pub fn status(&self) -> Arc<ArcSwap<ServerStatus>> {
-        self.client.subscriber.status.clone()
+        self.delta.subscriber.status.clone()
     }
 
     /// Discards the cached policy: it is damaged, or the gateway rejected it.
     pub fn discard_cached(&mut self, reason: &str) {
-        let file = self.client.server.cache.display().to_string();
+        let file = self.delta.server.cache.display().to_string();
         tracing::error!(event = "policy_cache_damaged", file, reason, "the policy cache is damaged and is ignored");
-        let policy = &mut self.client.subscriber;
+        let policy = &mut self.delta.subscriber;
         policy.store = ResourceStore::default();
         // The next update must not be added to the discarded content.
         self.cache.discard();
@@ -228,8 +228,8 @@ impl Client {
     /// Connects, runs the stream and reconnects until the receiver of the events is dropped. Then writes what the cache
     /// lacks.
     pub async fn run(self) {
-        let Self { client, cache, opened } = self;
-        let (path, events) = (client.server.cache.clone(), client.subscriber.events.clone());
+        let Self { delta, cache, opened } = self;
+        let (path, events) = (delta.server.cache.clone(), delta.subscriber.events.clone());
         let file = path.display().to_string();
         // The lock is held until the last write has ended, even if that is after the client's end.
         let writer = Tasks::default();
@@ -237,7 +237,7 @@ impl Client {
         tokio::select! {
             // Before the end, since what the gateway has in force is to be acknowledged.
             biased;
-            () = client.run() => {}
+            () = delta.run() => {}
             () = events.closed() => {}
         }
         // The writer ends with the client, which has the sender.

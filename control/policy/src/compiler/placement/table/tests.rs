@@ -44,9 +44,10 @@ fn check(table: &Table<Item>, expected: &[Item]) {
 fn rebuilt(old: &Table<Item>, new: &Table<Item>) -> (Vec<Item>, Vec<u16>) {
     let mut items: BTreeMap<u16, Item> = old.iter().map(|item| (item.0, item.clone())).collect();
     let mut removed = Vec::new();
-    differences(old, new, |key, item| match item {
-        Some(item) => assert_ne!(items.insert(*key, item.clone()).as_ref(), Some(item), "it is the same"),
-        None => {
+    differences(old, new, |key, item| {
+        if let Some(item) = item {
+            assert_ne!(items.insert(*key, item.clone()).as_ref(), Some(item), "it is the same");
+        } else {
             assert!(items.remove(key).is_some());
             removed.push(*key);
         }
