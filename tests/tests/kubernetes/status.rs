@@ -173,7 +173,9 @@ fn a_policy_is_programmed_once_the_gateway_has_it_and_nothing_is_written_twice()
     let is_free = || {
         let pool = api.get("addresspool", "", "public");
         let mut record = pool["status"]["addresses"].as_array().unwrap().iter().map(|line| line.as_str().unwrap());
-        record.any(|line| line.starts_with("203.0.113.30 ") && line.ends_with('Z'))
+        let is_recorded = record.any(|line| line.starts_with("203.0.113.30 ") && line.ends_with('Z'));
+        // The counts follow what is recorded.
+        is_recorded && (&pool["status"]["used"], &pool["status"]["quarantined"]) == (&json!(1), &json!(1))
     };
     assert!(wait_for(Duration::from_secs(15), is_free), "{}", policyd.log());
     let (before, version) = (versions(&api), wait_in_step(&testbed));
