@@ -122,6 +122,14 @@ fn cell<'a>(row: &'a [(String, String)], heading: &str) -> &'a str {
     found.map_or_else(|| panic!("no {heading} in {row:?}"), |(_, value)| value)
 }
 
+/// Whether the pool records when `address` got free. Its counts follow what is recorded.
+fn is_free_and_counted(api: &ApiServer, address: &str) -> bool {
+    let pool = api.get("addresspool", "", "public");
+    let mut record = pool["status"]["addresses"].as_array().unwrap().iter().map(|line| line.as_str().unwrap());
+    let is_recorded = record.any(|line| line.starts_with(&format!("{address} ")) && line.ends_with('Z'));
+    is_recorded && (&pool["status"]["used"], &pool["status"]["quarantined"]) == (&json!(1), &json!(1))
+}
+
 const POLICY: (&str, &str, &str) = ("egresspolicy", "tenant-c", "batch");
 const IN_FORCE: [(&str, &str); 2] = [("Accepted", "True Accepted"), ("Programmed", "True Programmed")];
 
@@ -170,13 +178,7 @@ fn a_policy_is_programmed_once_the_gateway_has_it_and_nothing_is_written_twice()
 
     // A status is no change of policy, and nothing is written while nothing changes. A server that leads for a few seconds
     // only doesn't record yet that an address is free.
-    let is_free = || {
-        let pool = api.get("addresspool", "", "public");
-        let mut record = pool["status"]["addresses"].as_array().unwrap().iter().map(|line| line.as_str().unwrap());
-        let is_recorded = record.any(|line| line.starts_with("203.0.113.30 ") && line.ends_with('Z'));
-        // The counts follow what is recorded.
-        is_recorded && (&pool["status"]["used"], &pool["status"]["quarantined"]) == (&json!(1), &json!(1))
-    };
+    let is_free = || is_free_and_counted(&api, "203.0.113.30");
     assert!(wait_for(Duration::from_secs(15), is_free), "{}", policyd.log());
     let (before, version) = (versions(&api), wait_in_step(&testbed));
     std::thread::sleep(Duration::from_secs(4));
