@@ -41,7 +41,7 @@ struct Running {
 }
 
 impl Tasks {
-    /// A group that stops with this one, or alone. Whoever makes it waits for its tasks.
+    /// A group that stops with this one, or alone. The caller waits for its tasks.
     pub fn child(&self) -> Self {
         Self { signal: self.signal.child_token(), ..Self::default() }
     }
@@ -218,7 +218,7 @@ fn poll_output<T>(slot: &mut Option<JoinHandle<T>>, context: &mut Context<'_>) -
     match ended.map_err(tokio::task::JoinError::try_into_panic) {
         Ok(output) => Poll::Ready(output),
         Err(Ok(panic)) => resume_unwind(panic),
-        // Cancelled without an output: its runtime ends, and whoever waits with it.
+        // Cancelled without an output: its runtime ends, and the waiting task with it.
         Err(Err(_)) => Poll::Pending,
     }
 }
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_panic_is_resumed_at_whoever_waits_for_it() {
+    async fn a_panic_is_resumed_at_the_waiting_task() {
         let tasks = Tasks::default();
         let task: JoinHandle<()> = tasks.spawn("compiler", async { panic!("a fault") });
         let _others = tasks.spawn_until_stopped("other", pending::<()>());
@@ -347,7 +347,7 @@ mod tests {
         runtime.block_on(async {
             assert!(tasks.stop(NEVER).await);
             assert!(running.await.unwrap_err().is_cancelled() && refused.await.unwrap_err().is_cancelled());
-            // Nobody gets an output, and nobody panics for that.
+            // There is no output, and no panic for that.
             assert!(timeout(SHORT, Task::spawn_on(async { 7 }, &handle)).await.is_err());
         });
     }

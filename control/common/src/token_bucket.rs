@@ -32,6 +32,16 @@ impl TokenBucket {
         full_at.saturating_duration_since(now + interval * burst)
     }
 
+    /// Takes a token if there is one.
+    pub fn try_take(&mut self, now: Instant) -> bool {
+        let before = self.full_at;
+        let has_token = self.take(now).is_zero();
+        if !has_token {
+            self.full_at = before;
+        }
+        has_token
+    }
+
     /// Empties the bucket until `at`.
     pub fn hold(&mut self, at: Instant) {
         self.full_at = self.full_at.max(Some(at + self.rate.interval * self.rate.burst));
@@ -55,5 +65,14 @@ mod tests {
         bucket.hold(later);
         assert_eq!(bucket.take(later), Duration::from_millis(3100));
         assert_eq!(bucket.take(later + Duration::from_secs(10)), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_token_that_is_not_waited_for_is_not_taken() {
+        let mut bucket = TokenBucket::new(Rate { interval: Duration::from_millis(100), burst: 2 });
+        let now = Instant::now();
+        let taken =
+            [0, 0, 0, 99, 100, 100, 5000, 5000, 5000].map(|after| bucket.try_take(now + Duration::from_millis(after)));
+        assert_eq!(taken, [true, true, false, false, true, false, true, true, false]);
     }
 }

@@ -1,8 +1,10 @@
 //! Table of tracked next hops: rate limits, refresh times, eviction. Pure: time is an argument.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use tokio::time::Instant;
+use vipgate_common::{Rate, TokenBucket};
 
 use super::{NextHop, ResolverLimits};
 
@@ -27,9 +29,8 @@ struct Entry {
 pub(super) struct NextHopTable {
     limits: ResolverLimits,
     hops: HashMap<NextHop, Entry>,
-    /// Token bucket of requests, and the time of its last refill.
-    tokens: f64,
-    refilled: Instant,
+    /// Of requests.
+    bucket: TokenBucket,
 }
 
 /// A next hop that is no longer tracked.
@@ -50,8 +51,10 @@ pub(super) enum Admission {
 
 impl NextHopTable {
     /// An empty table.
-    pub(super) fn new(limits: ResolverLimits, now: Instant) -> Self {
-        Self { limits, hops: HashMap::new(), tokens: f64::from(limits.per_second), refilled: now }
+    pub(super) fn new(limits: ResolverLimits) -> Self {
+        // The bucket holds one second's worth.
+        let rate = Rate { interval: Duration::from_secs(1) / limits.per_second, burst: limits.per_second };
+        Self { limits, hops: HashMap::new(), bucket: TokenBucket::new(rate) }
     }
 
     /// Packets need a next hop that isn't resolved.
@@ -62,7 +65,7 @@ impl NextHopTable {
                 return Admission::RateLimited;
             }
         }
-        if !self.take_token(now) {
+        if !self.bucket.try_take(now.into_std()) {
             return Admission::RateLimited;
         }
         let is_full = self.hops.len() >= self.limits.max_next_hops && !self.hops.contains_key(&hop);
@@ -145,18 +148,6 @@ impl NextHopTable {
 
     fn least_recent(&self) -> Option<NextHop> {
         self.hops.iter().min_by_key(|(_, entry)| entry.used).map(|(hop, _)| *hop)
-    }
-
-    /// Takes one token; the bucket holds one second's worth.
-    fn take_token(&mut self, now: Instant) -> bool {
-        let rate = f64::from(self.limits.per_second);
-        self.tokens = (self.tokens + (now - self.refilled).as_secs_f64() * rate).min(rate);
-        self.refilled = now;
-        let is_allowed = self.tokens >= 1.0;
-        if is_allowed {
-            self.tokens -= 1.0;
-        }
-        is_allowed
     }
 }
 

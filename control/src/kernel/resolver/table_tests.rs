@@ -1,5 +1,3 @@
-use std::time::Duration;
-
 use vipgate_dataplane::flow::ids::InterfaceId;
 
 use super::*;
@@ -16,8 +14,7 @@ fn hop(last: u8) -> NextHop {
 }
 
 fn table() -> (NextHopTable, Instant) {
-    let now = Instant::now();
-    (NextHopTable::new(LIMITS, now), now)
+    (NextHopTable::new(LIMITS), Instant::now())
 }
 
 fn seconds(n: u64) -> Duration {

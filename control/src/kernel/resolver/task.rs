@@ -47,7 +47,7 @@ impl ResolverTask {
     pub(super) async fn open(network: &Network, limits: ResolverLimits) -> Result<Self, NetworkError> {
         let error = |source| NetworkError::new("changing the kernel's neighbors", source);
         let mut client = Client::open(NETLINK_ROUTE).map_err(error)?;
-        let mut table = NextHopTable::new(limits, Instant::now());
+        let mut table = NextHopTable::new(limits);
         let receiver = network.subscribe();
         let interfaces = receiver.borrow().interfaces.clone();
         if let Some(first) = interfaces.first() {
