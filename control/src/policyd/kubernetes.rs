@@ -72,7 +72,7 @@ impl KubernetesState {
         let writers = tasks.spawn("writers of objects", async move {
             tokio::join!(addresses, status, events);
         });
-        let election = leader::run(self.source.clone(), self.leadership.clone(), writers, stop_signal(tasks));
+        let election = leader::run(self.source.clone(), self.leadership.clone(), writers, tasks.clone());
         tasks.spawn("leader election", election);
     }
 
@@ -91,15 +91,4 @@ impl KubernetesState {
         families.extend(self.objects.families());
         families
     }
-}
-
-/// The stop signal in the form that the election takes.
-fn stop_signal(tasks: &Tasks) -> watch::Receiver<bool> {
-    let (stop, stopped) = watch::channel(false);
-    let signal = tasks.clone();
-    tasks.spawn("stop signal", async move {
-        signal.stopped().await;
-        stop.send_replace(true);
-    });
-    stopped
 }

@@ -19,7 +19,7 @@ use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
-use vipgate_common::{Backoff, LoggedErrors, jittered};
+use vipgate_common::{Backoff, LoggedErrors, Tasks, jittered};
 
 use self::election::{Election, LEASE_DURATION, LeaseState, RENEW_INTERVAL, Step};
 use crate::config::KubernetesSource;
@@ -40,16 +40,16 @@ pub(super) fn leads_for(leadership: Leadership, duration: Duration) -> bool {
     leadership.is_some_and(|until| Instant::now() + duration < until)
 }
 
-/// Takes part in the election until `stop` is set. `writers` write while this server leads, and end then, too: the Lease
+/// Takes part in the election until `tasks` stop. `writers` write while this server leads, and end then, too: the Lease
 /// is given back once nothing is written any more.
 pub(super) async fn run(
     source: KubernetesSource,
     leadership: watch::Sender<Leadership>,
     writers: JoinHandle<()>,
-    stop: watch::Receiver<bool>,
+    tasks: Tasks,
 ) {
     let mut candidate = Candidate::new(source, leadership);
-    candidate.run(stop).await;
+    candidate.run(&tasks).await;
     if writers.await.is_err() {
         return;
     }
@@ -90,8 +90,8 @@ impl Candidate {
         }
     }
 
-    /// Takes part in the election until `stop` is set. Then it may still hold the Lease: see [`Candidate::release`].
-    async fn run(&mut self, mut stop: watch::Receiver<bool>) {
+    /// Takes part in the election until `tasks` stop. Then it may still hold the Lease: see [`Candidate::release`].
+    async fn run(&mut self, tasks: &Tasks) {
         let mut backoff = Backoff::default();
         loop {
             let round = async {
@@ -103,7 +103,7 @@ impl Candidate {
             };
             tokio::select! {
                 () = round => {}
-                _ = stop.wait_for(|stop| *stop) => return,
+                () = tasks.stopped() => return,
             }
         }
     }

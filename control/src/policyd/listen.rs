@@ -39,7 +39,7 @@ pub struct ConnectionInfo {
     pub remote: Option<SocketAddr>,
     pub local: Option<SocketAddr>,
     /// The client's certificate chain, where clients are identified by certificates; empty: it has shown none, which is
-    /// accepted from agents of nodes that have a token.
+    /// accepted from gateways and agents of nodes that have a token.
     pub certificates: Option<Arc<[CertificateDer<'static>]>>,
     /// Its streams that are in use.
     pub activity: Arc<StreamCounter>,

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use vipgate_common::MinInterval;
 use vipgate_policy::manifest::Kind;
 
 use super::events::ObjectEvent;
@@ -29,7 +30,7 @@ enum Change {
 /// Which agents are missing.
 #[derive(Debug, Default)]
 pub(super) struct Agents {
-    observed: Option<Instant>,
+    observed: MinInterval,
     /// Since when.
     missing: BTreeMap<Arc<str>, Instant>,
     /// For which there was an Event.
@@ -39,10 +40,9 @@ pub(super) struct Agents {
 impl Agents {
     /// The Events of what has changed, once in a while.
     pub(super) fn events(&mut self, agents: &Registry, published: &Publication, now: Instant) -> Vec<ObjectEvent> {
-        if self.observed.is_some_and(|observed| now.duration_since(observed) < INTERVAL) {
+        if self.observed.due(INTERVAL, now).is_none() {
             return Vec::new();
         }
-        self.observed = Some(now);
         let with_pods = published.placement.agents.iter().filter(|node| !node.pods.is_empty());
         let nodes = with_pods.map(|node| node.tunnel.name.clone()).collect();
         let connected = agents.list().into_iter().filter(|(_, agent)| agent.streams > 0);

@@ -253,7 +253,7 @@ impl StreamTask {
                     Err(_) => return Err(Some(stopping())),
                 },
                 next = requests.message() => received = Some(next.map_err(Some)?.ok_or(None)?),
-                changed = self.view.changed() => changed.map_err(Some)?,
+                changed = self.view.changed() => changed.map_err(|_| Some(stopping()))?,
                 () = self.sender.closed() => return Err(None),
             }
         }
@@ -285,7 +285,7 @@ impl StreamTask {
                     self.handle_publication(published).await?;
                 }
                 changed = self.view.changed() => {
-                    changed.map_err(Some)?;
+                    changed.map_err(|_| Some(stopping()))?;
                     self.send_view().await?;
                 }
                 () = self.sender.closed() => return Err(None),

@@ -29,13 +29,14 @@ pub struct Stats {
     pub nacks: Counter,
     /// Connections rejected for a missing or invalid client certificate.
     pub tls_rejected: Counter,
-    /// Streams rejected because the certificate is another gateway's or node's.
+    /// Streams rejected because the certificate or token is another gateway's or node's, or a token is that of no gateway
+    /// of the policy.
     pub certificate_mismatches: Counter,
     /// Streams rejected because a live process already uses the gateway's name.
     pub name_conflicts: Counter,
     /// Streams rejected because they claim a process without its secret.
     pub invalid_secrets: Counter,
-    /// Admin commands denied to unauthorized clients.
+    /// Commands (status, cloud, accept-empty) denied to unauthorized clients.
     pub commands_denied: Counter,
     pub publications: Counter,
     /// Reads of the policy source and change notifications from it.

@@ -197,8 +197,7 @@ impl DeltaStream {
         }
         let wants_all = matches!(self.audience, Audience::Gateways)
             && self.subscriptions.values().all(|subscription| subscription.all);
-        let is_shared = !self.has_rejected() && !new.is_variant();
-        let batch = if wants_all && is_shared && new.follows(old) {
+        let batch = if wants_all && !self.has_rejected() && new.follows(old) {
             let keys = KeyList { list: new.changed_keys.clone(), bytes: new.changed_keys.len() * SHARED_KEY_BYTES };
             let is_subscribed = |response: &&EncodedResponse| self.subscriptions.contains_key(&response.kind);
             Batch::encoded(new.delta().iter().filter(is_subscribed), &Contents::Keys(Arc::new(keys)))

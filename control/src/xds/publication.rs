@@ -40,8 +40,7 @@ pub struct Publication {
     pub placement: Arc<Placement>,
     /// The distinct groups of gateways that can own a shard.
     pub shard_groups: Arc<BTreeSet<ShardGroup>>,
-    /// Keys of added, changed and removed resources of gateways since the previous publication; of a variant, since its
-    /// publication.
+    /// Keys of added, changed and removed resources of gateways since the previous publication; of a variant none.
     pub changed_keys: Vec<Key>,
     /// Resources that gateways can't decode, with the reasons. They are left out for all, as far as that is possible.
     pub left_out: BTreeMap<Key, String>,

@@ -2,7 +2,7 @@
 //! this server leads. Fields that others have written stay theirs.
 //!
 //! One write is under way at a time, at a limited rate. Each of the three has one in the queue, so they take turns, and
-//! none delays the others. Whoever plans writes says each time what all of them are: what has failed is tried again after a
+//! none delays the others. A planner says each time what all of its writes are: what has failed is tried again after a
 //! while if it is still among them.
 
 mod outcome;
@@ -246,6 +246,7 @@ impl KubeWriter {
             let wait = match &outcome {
                 Ok(_) => None,
                 Err(WriteError::NotLeader) => Some(Duration::ZERO),
+                Err(WriteError::Held(wait)) => Some(*wait),
                 Err(_) => Some(self.failures().wait(&write, Instant::now())),
             };
             applied.retry_after = applied.retry_after.into_iter().chain(wait).min();

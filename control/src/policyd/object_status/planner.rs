@@ -52,7 +52,7 @@ pub(super) struct StatusPlan {
 struct Written {
     uid: Arc<str>,
     observed: Option<Arc<Value>>,
-    status: Value,
+    status: Arc<Value>,
 }
 
 /// Remembers what is on its way, by manifest.
@@ -132,14 +132,14 @@ impl Planner {
     }
 
     /// The status that the object has as far as known.
-    fn present(&mut self, name: &Arc<str>, object: &ObservedObject) -> Value {
+    fn present(&mut self, name: &Arc<str>, object: &ObservedObject) -> Arc<Value> {
         if let Some(written) = self.written.get(name) {
             if written.uid == object.uid && is_same_status(written.observed.as_ref(), object.status.as_ref()) {
                 return written.status.clone();
             }
             self.written.remove(name);
         }
-        object.status.as_deref().cloned().unwrap_or_default()
+        object.status.clone().unwrap_or_default()
     }
 
     /// Whether what is provisional isn't written yet.
@@ -162,7 +162,7 @@ impl Planner {
     /// A status was written.
     pub(super) fn written(&mut self, write: StatusWrite) {
         let StatusWrite { object, status, manifest, observed, .. } = write;
-        self.written.insert(manifest, Written { uid: object.uid, observed, status });
+        self.written.insert(manifest, Written { uid: object.uid, observed, status: Arc::new(status) });
     }
 
     /// Forgets everything: another server leads.

@@ -39,7 +39,7 @@ use crate::policyd::pod_token::{PodTokenLayer, TokenVerifier};
 use crate::policyd::registry::{NameInUse, Process};
 use crate::xds::client::{Client, ClientEvent, Effect, ServerStatus, Target, authorized, open_channel};
 use crate::xds::fixtures::pki::{Authority, Identity};
-use crate::xds::fixtures::sample_placement;
+use crate::xds::fixtures::{policy_server, sample_placement};
 use crate::xds::proto::Heartbeat;
 use crate::xds::proto::membership_client::MembershipClient;
 use crate::xds::resource::Kind;
@@ -126,13 +126,11 @@ impl Server {
     /// A client's configuration for this server, with a certificate if there is a CA.
     fn client_config(&self, tls: Option<(&Authority, &Identity)>, folder: &TempDir) -> PolicyServer {
         PolicyServer {
-            url: self.url.clone(),
-            other_urls: Vec::new(),
             ca: tls.map(|(ca, _)| ca.ca()),
             cert: tls.map(|(_, own)| own.cert.clone()),
             key: tls.map(|(_, own)| own.key.clone()),
-            token: None,
             cache: folder.path().join("policy.cache"),
+            ..policy_server(&[&self.url])
         }
     }
 
@@ -246,6 +244,19 @@ async fn a_gateway_may_only_use_a_name_in_its_certificate() {
     }
 }
 
+/// A gateway's first heartbeat.
+fn heartbeat(gateway: &str) -> Heartbeat {
+    let secret = Secret::new([7; 32]);
+    Heartbeat {
+        gateway: gateway.to_owned(),
+        incarnation: secret.incarnation(),
+        secret: secret.bytes().to_owned(),
+        tunnel_key: vec![1; 32],
+        sequence: 1,
+        ..Heartbeat::default()
+    }
+}
+
 #[tokio::test]
 async fn a_heartbeat_is_only_accepted_for_a_name_in_the_certificate() {
     let (ca, folder) = (Authority::new("ca"), tempfile::tempdir().unwrap());
@@ -253,24 +264,15 @@ async fn a_heartbeat_is_only_accepted_for_a_name_in_the_certificate() {
     let own = ca.issue(&["gw-b"]);
     let config = server.client_config(Some((&ca, &own)), &folder);
     let (channel, _) = open_channel(&config, &Target::first(&config)).await.unwrap();
-    let heartbeat = async |gateway: &str| {
-        let secret = Secret::new([7; 32]);
-        let heartbeat = Heartbeat {
-            gateway: gateway.to_owned(),
-            incarnation: secret.incarnation(),
-            secret: secret.bytes().to_owned(),
-            tunnel_key: vec![1; 32],
-            sequence: 1,
-            ..Heartbeat::default()
-        };
-        let heartbeats = tokio_stream::iter([heartbeat]).into_streaming_request();
+    let joined = async |gateway: &str| {
+        let heartbeats = tokio_stream::iter([heartbeat(gateway)]).into_streaming_request();
         let mut replies = MembershipClient::new(channel.clone()).join(heartbeats).await.unwrap().into_inner();
         timeout(TIMEOUT, replies.message()).await.expect("a reply")
     };
-    let error = heartbeat("gw-a").await.expect_err("it isn't gw-a");
+    let error = joined("gw-a").await.expect_err("it isn't gw-a");
     assert_eq!(error.code(), Code::PermissionDenied);
     assert!(error.message().contains("is valid for gw-b, not for gateway gw-a"), "{error}");
-    assert!(heartbeat("gw-b").await.is_ok());
+    assert!(joined("gw-b").await.is_ok());
 }
 
 #[tokio::test]

@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use envoy_types::pb::envoy::service::discovery::v3::DeltaDiscoveryRequest;
 use tokio::sync::watch;
-use tonic::Status;
 
 use super::Acknowledgment;
 use super::acknowledgment::truncated;
@@ -52,11 +51,11 @@ impl ViewStream {
     ///
     /// # Errors
     /// When there will be none any more: the stream ends.
-    pub async fn changed(&mut self) -> Result<(), Status> {
+    pub async fn changed(&mut self) -> Result<(), watch::error::RecvError> {
         if !self.is_subscribed {
             return std::future::pending().await;
         }
-        self.view.changed().await.map_err(|_| Status::unavailable("the policy server is stopping"))
+        self.view.changed().await
     }
 
     /// The response with the current view, if the client is to get it now.

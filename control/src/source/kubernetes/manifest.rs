@@ -30,19 +30,19 @@ pub(super) struct Manifest {
     /// `Kind/namespace/name`, or `Kind/name` of a cluster-scoped object.
     pub(super) name: Arc<str>,
     pub(super) document: Value,
+    /// Of the document: what two versions are compared by, of which one isn't kept.
+    pub(super) hash: u64,
     /// Whether it is a policy that selects pods by labels.
     pub(super) selects_pods: bool,
     /// What is no part of policy, of kinds that have a status or events of the server's.
     pub(super) observation: Option<Observation>,
 }
 
-impl Manifest {
-    /// What two versions of it are compared by, of which one isn't kept.
-    pub(super) fn hash(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        self.document.hash(&mut hasher);
-        hasher.finish()
-    }
+/// The hash of a document.
+pub(super) fn hash(document: &Value) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    document.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// What the API says of an object besides its manifest.
@@ -84,6 +84,7 @@ pub(super) fn manifest(kind: Kind, object: DynamicObject) -> Manifest {
     let selectors = data.pointer("/spec/selectors").and_then(Value::as_array);
     Manifest {
         name,
+        hash: hash(&document),
         document,
         selects_pods: is_policy(kind) && selectors.is_some_and(|selectors| !selectors.is_empty()),
         observation,

@@ -94,8 +94,7 @@ impl Mirror {
             CollectionEvent::Failed(_) => {}
             CollectionEvent::Listed(manifests, definition) => self.apply_list(collection, manifests, definition),
             CollectionEvent::Applied(manifest) => {
-                let hash = manifest.hash();
-                let Manifest { name, document, selects_pods, .. } = manifest;
+                let Manifest { name, document, hash, selects_pods, .. } = manifest;
                 let was_orphaned = objects.orphaned.remove(&name);
                 note_selectors(&mut self.selecting, &name, selects_pods);
                 if objects.hashes.insert(name.clone(), hash) != Some(hash) || was_orphaned {
@@ -137,8 +136,7 @@ impl Mirror {
         let mut absent = std::mem::take(&mut objects.hashes);
         let mut changed = Vec::new();
         for manifest in manifests {
-            let hash = manifest.hash();
-            let Manifest { name, document, selects_pods, .. } = manifest;
+            let Manifest { name, document, hash, selects_pods, .. } = manifest;
             let was_orphaned = objects.orphaned.remove(&name);
             if absent.remove(&name) != Some(hash) || was_unavailable || was_orphaned {
                 changed.push((name.clone(), Some(document)));

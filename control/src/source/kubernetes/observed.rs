@@ -94,7 +94,7 @@ fn take(objects: &mut ObservedMap, collection: &Collection) -> ObservedMap {
 
 fn insert(objects: &mut ObservedMap, before: Option<&ObservedObject>, manifest: &Manifest, revision: u64) {
     let Some(Observation { uid, generation, status }) = &manifest.observation else { return };
-    let hash = manifest.hash();
+    let hash = manifest.hash;
     let old_status = before.and_then(|before| before.status.as_ref());
     let status = match (old_status, status) {
         (Some(old), Some(new)) if **old == *new => Some(old.clone()),

@@ -2,7 +2,7 @@
 //! publication that it is a variant of, so in force means the same for both, and shares with it what isn't concerned.
 
 use std::collections::HashSet;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use vipgate_policy::compiler::Placement;
 
@@ -35,12 +35,11 @@ impl Publication {
         // Nodes get no variants.
         let placement = Placement { agents: [].into(), ..self.placement.without(&set_aside(&selection)) };
         let next = self.resources.next((&self.placement, &placement), self.number);
-        let Next { mut resources, mut changed_keys, .. } = next;
+        let Next { mut resources, .. } = next;
         let (counts, sum) = (resources.counts(), resources.version_sum);
         let (_, _, own) = settings(counts, sum);
         let version = format!("{}{MARK}{:.OWN_DIGITS$}", self.version, own);
         let (key, content) = settings_of(counts, &version);
-        changed_keys.push(key.clone());
         resources.set_settings(PublishedResource { key, content, changed_in: self.number });
         let own_resources = own_resources(&self.resources, &resources);
         Self {
@@ -48,12 +47,10 @@ impl Publication {
             version,
             placement: Arc::new(placement),
             shard_groups: self.shard_groups.clone(),
-            changed_keys,
             left_out: self.left_out.clone(),
             variant: Some(Variant { selection, serial, own_resources }),
             resources,
-            full_responses: Default::default(),
-            delta_responses: OnceLock::new(),
+            ..Self::default()
         }
     }
 

@@ -2,11 +2,9 @@
 
 use envoy_types::pb::google::protobuf::{Struct, Value, value};
 use tonic::Streaming;
-use vipgate_dataplane::policy::spec::NodeSpec;
-use vipgate_policy::compiler::AgentNode;
 
 use super::*;
-use crate::xds::fixtures::peer;
+use crate::xds::fixtures::{peer, placement_with_pod};
 use crate::xds::proto;
 use crate::xds::resource::{INCARNATION, NODE_ROLE, ROLE, VIEW};
 
@@ -175,16 +173,8 @@ async fn with_a_token_a_client_is_the_gateway_of_its_node_if_the_policy_has_it()
     let config = PolicyServer { ca: Some(ca.ca()), token: Some(token), ..server.client_config(None, &folder) };
     for (name, is_accepted) in [("n1", true), ("n2", false)] {
         let (channel, _) = open_channel(&config, &Target::first(&config)).await.unwrap();
-        let secret = Secret::new([7; 32]);
-        let heartbeat = Heartbeat {
-            gateway: name.to_owned(),
-            incarnation: secret.incarnation(),
-            secret: secret.bytes().to_owned(),
-            tunnel_key: vec![1; 32],
-            sequence: 1,
-            ..Heartbeat::default()
-        };
-        let heartbeats = authorized(&config, tokio_stream::iter([heartbeat]).chain(tokio_stream::pending())).unwrap();
+        let heartbeats =
+            authorized(&config, tokio_stream::iter([heartbeat(name)]).chain(tokio_stream::pending())).unwrap();
         let joined = match MembershipClient::new(channel).join(heartbeats).await {
             Ok(stream) => timeout(TIMEOUT, stream.into_inner().message()).await.unwrap().map(drop),
             Err(status) => Err(status),
@@ -218,19 +208,10 @@ async fn next(stream: &mut Streaming<DeltaDiscoveryResponse>) -> DeltaDiscoveryR
 /// Sends heartbeats of a gateway until its stream ends.
 async fn send_heartbeats(server: &Server, gateway: &'static str) -> Streaming<proto::MembershipUpdate> {
     let (sender, heartbeats) = mpsc::channel(1);
-    let secret = Secret::new([7; 32]);
     tokio::spawn(async move {
         for sequence in 1.. {
-            let heartbeat = Heartbeat {
-                gateway: gateway.to_owned(),
-                incarnation: secret.incarnation(),
-                secret: secret.bytes().to_owned(),
-                tunnel_key: vec![1; 32],
-                sequence,
-                overlay_address: "192.0.2.2".to_owned(),
-                overlay_port: 8472,
-                ..Heartbeat::default()
-            };
+            let (overlay_address, overlay_port) = ("192.0.2.2".to_owned(), 8472);
+            let heartbeat = Heartbeat { sequence, overlay_address, overlay_port, ..heartbeat(gateway) };
             if sender.send(heartbeat).await.is_err() {
                 return;
             }
@@ -296,17 +277,7 @@ async fn a_gateway_gets_no_view_from_the_discovery_service() {
 
 /// A placement with a pod on node n1, and endpoints for gateways.
 fn with_pod(number: u8) -> Placement {
-    let tunnel = NodeSpec {
-        name: "n1".into(),
-        address: ([192, 0, 2, 101], 8473).into(),
-        vni: 7,
-        mac: [2; 6],
-        verify_mac: false,
-        sends_covered_only: true,
-        prefixes: Vec::new(),
-    };
-    let pods = [(IpAddr::from([10, 0, 0, number]), "a/p".into())].into();
-    Placement { agents: [Arc::new(AgentNode { tunnel, pods })].into(), ..sample_placement(number) }
+    placement_with_pod("n1", number)
 }
 
 #[tokio::test]

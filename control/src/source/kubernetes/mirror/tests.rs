@@ -2,6 +2,7 @@ use proptest::prelude::*;
 use proptest::test_runner::Config;
 use vipgate_coverage::{Coverage, property};
 
+use super::super::manifest::hash;
 use super::*;
 
 const SERVICES: Collection = Collection { kind: Kind::Service, namespace: None };
@@ -9,7 +10,9 @@ const POLICIES: Collection = Collection { kind: Kind::EgressPolicy, namespace: N
 const PODS: Collection = Collection { kind: Kind::Pod, namespace: None };
 
 fn manifest(name: &str, text: &str) -> Manifest {
-    Manifest { name: name.into(), document: text.into(), selects_pods: text.contains("selectors"), observation: None }
+    let document = text.into();
+    let (hash, selects_pods) = (hash(&document), text.contains("selectors"));
+    Manifest { name: name.into(), document, hash, selects_pods, observation: None }
 }
 
 fn listed(objects: &[(&str, &str)], definition: Option<&str>) -> CollectionEvent {

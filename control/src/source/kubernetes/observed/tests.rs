@@ -1,3 +1,4 @@
+use super::super::manifest::hash;
 use super::*;
 
 const POLICIES: Collection = Collection { kind: Kind::EgressPolicy, namespace: None };
@@ -5,7 +6,9 @@ const NAME: &str = "EgressPolicy/t/p";
 
 fn manifest(name: &str, text: &str, (uid, generation, status): (&str, i64, Option<&str>)) -> Manifest {
     let observation = Observation { uid: uid.into(), generation, status: status.map(Into::into) };
-    Manifest { name: name.into(), document: text.into(), selects_pods: false, observation: Some(observation) }
+    let document = text.into();
+    let hash = hash(&document);
+    Manifest { name: name.into(), document, hash, selects_pods: false, observation: Some(observation) }
 }
 
 fn object(objects: &ObservedObjects, name: &str) -> ObservedObject {
