@@ -60,13 +60,18 @@ def mounted_secrets(spec):
         yield from ((it["secretRef"]["name"], set()) for it in container.get("envFrom", []) if "secretRef" in it)
 
 
+def policyd_configs(documents):
+    """Configurations of the policy server."""
+    import yaml
+
+    return [yaml.safe_load(it["data"]["policyd.yaml"]) for it in documents if it["kind"] == "ConfigMap" and "policyd.yaml" in it["data"]]
+
+
 def keys(documents, mode):
     """A node, and so who has taken it over, can read the Secrets of its pods: gateways and agents have no key, but the CA bundle, and a token for the
     policy server, which accepts those of their service accounts."""
-    import yaml
-
     accepted = set()
-    for config in (yaml.safe_load(it["data"]["policyd.yaml"]) for it in documents if it["kind"] == "ConfigMap" and "policyd.yaml" in it["data"]):
+    for config in policyd_configs(documents):
         tokens = [config.get("gateway_tokens"), config.get("node_agents", {}).get("tokens")]
         accepted |= {it["service_account"] for it in tokens if it}
     shown, readers = set(), {}
@@ -92,13 +97,11 @@ def keys(documents, mode):
 
 def network(documents):
     """Metrics of the policy server are for those that a NetworkPolicy names; without one, and by default, nobody connects to them."""
-    import yaml
-
     for policyd in documents:
         if policyd["kind"] != "Deployment":
             continue
-        (config,) = [it["data"]["policyd.yaml"] for it in documents if it["kind"] == "ConfigMap" and "policyd.yaml" in it["data"]]
-        address = yaml.safe_load(config)["metrics"]["listen"].rpartition(":")[0]
+        (config,) = policyd_configs(documents)
+        address = config["metrics"]["listen"].rpartition(":")[0]
         (container,) = policyd["spec"]["template"]["spec"]["containers"]
         ports = {it["containerPort"] for it in container["ports"]}
         is_open = not address.startswith("127.")

@@ -711,7 +711,7 @@ class Running(unittest.TestCase):
         self.assertFalse(other.is_ready("node"))
 
     def test_a_gateway_outside_of_the_policy_is_refused(self):
-        """Whoever labels a node gets a gateway's pod there, and with its token nothing until there is a VipGateway."""
+        """A kubelet that labels its node gets a gateway's pod there, and with its token nothing until there is a VipGateway."""
         helm("install", values="gateways: [{name: node-2, peerAddress: 192.0.2.12}]\n")
         run_job()
         policyd = self.start_server()

@@ -1,7 +1,7 @@
 //! The policy server's certificate and key, the defects for which another certificate is made, and that one.
 //!
 //! It is self-signed, and so its own CA bundle. A new one has the same key and subject, so that each of the two is
-//! accepted by whoever still trusts the other: the Secrets of server and clients needn't change at once.
+//! accepted by a peer that still trusts the other: the Secrets of server and clients needn't change at once.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
@@ -25,7 +25,6 @@ const CLOCK_TOLERANCE: Duration = Duration::from_hours(1);
 const ORGANIZATION: &str = "vipgate";
 
 /// A certificate and its key, both in PEM.
-#[derive(Clone, PartialEq, Eq)]
 pub(super) struct CertificatePair {
     pub(super) certificate: Vec<u8>,
     pub(super) key: Vec<u8>,

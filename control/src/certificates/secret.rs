@@ -174,27 +174,21 @@ fn check(name: &str, secret: &Secret, secret_type: &str) -> Result<(), Certifica
     if secret.metadata.deletion_timestamp.is_some() {
         return Err(CertificatesError::BeingDeleted(title(name)));
     }
-    match foreign(secret, secret_type) {
-        Some(problem) => Err(CertificatesError::Foreign { secret: title(name), problem }),
-        None => Ok(()),
-    }
-}
-
-/// Why a Secret is somebody else's, if it is.
-fn foreign(secret: &Secret, secret_type: &str) -> Option<String> {
     let (label, value) = MANAGED_BY;
     let manager = secret.metadata.labels.as_ref().and_then(|labels| labels.get(label));
     let annotations = secret.metadata.annotations.as_ref();
     let found_type = secret.type_.as_deref().unwrap_or_default();
-    if annotations.is_some_and(|annotations| annotations.contains_key(CERT_MANAGER)) {
-        return Some("is managed by cert-manager".to_owned());
-    }
-    match manager {
-        Some(manager) if manager == value && found_type == secret_type => None,
-        Some(manager) if manager == value => Some(format!("has type {found_type}, not {secret_type}")),
-        Some(manager) => Some(format!("is managed by {manager}")),
-        None => Some(format!("isn't managed by vipgate (label {label}: {value})")),
-    }
+    let problem = if annotations.is_some_and(|annotations| annotations.contains_key(CERT_MANAGER)) {
+        "is managed by cert-manager".to_owned()
+    } else {
+        match manager {
+            Some(manager) if manager == value && found_type == secret_type => return Ok(()),
+            Some(manager) if manager == value => format!("has type {found_type}, not {secret_type}"),
+            Some(manager) => format!("is managed by {manager}"),
+            None => format!("isn't managed by vipgate (label {label}: {value})"),
+        }
+    };
+    Err(CertificatesError::Foreign { secret: title(name), problem })
 }
 
 #[cfg(test)]
