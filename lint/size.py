@@ -5,7 +5,7 @@ A file belongs to the crate whose Cargo.toml is nearest above it. Its lines are 
 module is declared under `#[cfg(test)]`, or when they stand in an inline module under `#[cfg(test)]`. Crates that only tests use (`TEST_CRATES`)
 are tests wholly; the lab is product, since the demo is.
 
-A budget only falls: whoever removes code lowers it in the same commit, and a crate that is more than `SLACK` lines below its budget is an
+A budget only falls: a commit that removes code lowers it, and a crate that is more than `SLACK` lines below its budget is an
 error, too. A commit that raises one adds a capability; its message says in a line `Adds:` which, and in a line `Removes:` what went for it.
 
     lint/size.py            prints lines and budgets, exit code 1 when a crate isn't within its budget

@@ -1,8 +1,8 @@
 //! Admin API: JSON on a Unix socket, for the command line and other local clients with access to the file. Each reply is one
 //! type, beside what makes it from the gateway's state: the socket, `-o json` and the tables have it in common.
 //!
-//! `socket` creates the socket file, `connection` serves its clients by the `protocol`, `server` answers the requests with
-//! what its siblings know, `client` is the client side.
+//! `socket` creates the socket file, `connection` serves its clients by the `protocol`, `server` answers the requests by
+//! its siblings, `client` is the client side.
 
 use std::sync::Arc;
 

@@ -41,8 +41,8 @@ use std::{fs, thread};
 
 use serde_json::Value;
 use tempfile::TempDir;
-use vipgate_lab::networks::SingleGateway;
 pub use vipgate_lab::networks::{EXCLUDED, SERVER};
+use vipgate_lab::networks::{SingleGateway, add_pod};
 pub use vipgate_lab::{Capture, wait_for};
 use vipgate_lab::{Host, Lab, Process, READY, reflector};
 
@@ -147,7 +147,7 @@ impl Testbed {
         let lab = Lab::new(tag).unwrap();
         let network = SingleGateway::build(&lab, 2).unwrap();
         let pods = [("p1", 11), ("p2", 12), ("p3", 21), ("p4", 31)].map(|(name, number)| {
-            network.add_pod(&lab, name, [&format!("10.1.0.{number}"), &format!("fd00:1::{number}")]).unwrap()
+            add_pod(&lab, &network.switch, name, [&format!("10.1.0.{number}"), &format!("fd00:1::{number}")]).unwrap()
         });
         let SingleGateway { switch, gateway, router, server } = network;
         traffic::start_udp_echo(&server);

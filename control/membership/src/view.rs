@@ -147,7 +147,7 @@ pub struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// A heartbeat with only these fields, of a process whose secret nobody knows.
+    /// A heartbeat with only these fields, of a process with an unknown secret.
     pub fn minimal(gateway: &str, incarnation: u64, desired_state: DesiredState, seen_view: u64) -> Self {
         let mut commitment = [0; 32];
         commitment.iter_mut().zip(incarnation.to_be_bytes()).for_each(|(to, byte)| *to = byte);

@@ -2,7 +2,7 @@
 //!
 //! [`Client`] sends requests and dumps tables; [`Subscription`] receives notifications. Requests are built with
 //! [`packet_route`]'s types. What the kernel sends is decoded into an [`NetworkEvent`], which has only the attributes that are
-//! used; whoever needs a whole message, e.g. to delete exactly what was listed, decodes it with `packet_route`.
+//! used; a caller that needs a whole message, e.g. to delete exactly what was listed, decodes it with `packet_route`.
 //! Sockets work in the network namespace of the thread that opens them, and need a tokio runtime.
 
 mod client;

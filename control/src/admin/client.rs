@@ -107,7 +107,9 @@ impl Client {
     }
 
     async fn connect_to(service: &str, path: &Path) -> Result<Self, ClientError> {
-        let (client, greeting) = Self::greeted(service, path).await?;
+        let stream = timeout_at(path, REPLY_TIMEOUT, UnixStream::connect(path)).await?;
+        let stream = stream.map_err(|error| unreachable(service, path, error))?;
+        let (client, greeting) = Self::greeted(path, stream).await?;
         if greeting.protocol == PROTOCOL && greeting.service == service {
             return Ok(Self { name: greeting.name, ..client });
         }
@@ -118,18 +120,17 @@ impl Client {
         Err(ClientError::Version { path: path.to_owned(), theirs })
     }
 
-    /// Connects to any service, of any version.
-    async fn greeted(service: &str, path: &Path) -> Result<(Self, Greeting), ClientError> {
-        let stream = timeout_at(path, REPLY_TIMEOUT, UnixStream::connect(path)).await?;
-        let stream = BufReader::new(stream.map_err(|error| unreachable(service, path, error))?);
+    /// Reads the greeting of any service, of any version.
+    async fn greeted(path: &Path, stream: UnixStream) -> Result<(Self, Greeting), ClientError> {
+        let stream = BufReader::new(stream);
         let mut client = Self { path: path.to_owned(), stream, line: Vec::new(), name: String::new() };
         let greeting = client.read(REPLY_TIMEOUT).await?;
         Ok((client, greeting))
     }
 
-    /// Who listens on a socket.
-    pub(super) async fn identify(path: &Path) -> Result<Greeting, ClientError> {
-        Ok(Self::greeted(GATEWAY, path).await?.1)
+    /// The service that listens on a socket.
+    pub(super) async fn identify(path: &Path, stream: UnixStream) -> Result<Greeting, ClientError> {
+        Ok(Self::greeted(path, stream).await?.1)
     }
 
     /// Name of the gateway or node.

@@ -57,8 +57,8 @@ pub struct Peer {
     /// This gateway's link to it; absent for this gateway.
     pub link: Option<Link>,
     /// Authentication of its tunnel packets: authenticated (each has a tag), address (by its address and the interface of
-    /// the route to it: it has no key), refused (it has no key, but authentication is required); empty: this gateway, or
-    /// it has no tunnel.
+    /// the route to it: without a membership authority there are no keys), refused (it has no valid key); empty: this
+    /// gateway, or it has no tunnel.
     pub tunnel: String,
     /// Its fault, as reported; empty: no fault is known.
     pub unable: String,
@@ -122,7 +122,7 @@ pub struct Group {
     pub standby_sessions: u64,
     /// Rejected connections of unauthenticated peers.
     pub unauthenticated_peers: u64,
-    /// Other gateways whose tunnel packets are unauthenticated, and those of them whose packets are refused for that.
+    /// Other gateways whose tunnel packets carry no tags, and those whose packets are refused for want of a valid key.
     pub tunnels_unauthenticated: u64,
     pub tunnels_refused: u64,
     /// Why the last drain was refused, with what to do; empty: it was not, or another order has come since.

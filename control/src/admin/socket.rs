@@ -130,8 +130,8 @@ async fn check_unused(path: &Path) -> Result<(), SocketError> {
             Err(SocketError::InUse { path: path.to_owned(), owner: "an overloaded process".to_owned() })
         }
         Err(error) => Err(io_error("connect to", error)),
-        Ok(_) => {
-            let other = tokio::time::timeout(IDENTIFY_TIMEOUT, Client::identify(path)).await;
+        Ok(stream) => {
+            let other = tokio::time::timeout(IDENTIFY_TIMEOUT, Client::identify(path, stream)).await;
             let owner = match other {
                 Ok(Ok(other)) => format!("the {} {} (pid {})", other.service, other.name, other.pid),
                 _ if UnixStream::connect(path).await.is_err_and(|error| has_ended(&error)) => return Ok(()),

@@ -27,7 +27,7 @@ const MAX_FAULTY: usize = 100;
 /// Status of a gateway.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StatusReply {
-    /// Version of this API; clients of another version are incompatible.
+    /// Version of this API, as in the greeting.
     pub protocol: u32,
     pub name: String,
     pub node: String,

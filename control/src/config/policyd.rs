@@ -215,9 +215,9 @@ pub struct MembershipLimits {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Tls {
-    /// CA certificates for client certificates (mTLS). With it, clients must present a certificate, and a gateway's
-    /// name must be in it as DNS name, end of a URI (`../gateway/NAME`) or common name. Without it, names are not
-    /// checked.
+    /// CA certificates for client certificates (mTLS). With it, clients must present a certificate, or a token where
+    /// those are accepted (`gateway_tokens`, `node_agents.tokens`); a gateway's name must be in its certificate as DNS
+    /// name, end of a URI (`../gateway/NAME`) or common name. Without it, names are not checked.
     #[schemars(with = "Option<FilePath>")]
     pub ca: Option<PathBuf>,
     /// Server certificate.

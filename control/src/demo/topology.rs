@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::{fs, thread};
 
 use tempfile::TempDir;
-use vipgate_lab::networks::SingleGateway;
+use vipgate_lab::networks::{SingleGateway, add_pod};
 use vipgate_lab::{self as lab, Host, Lab, reflector};
 
 use super::report::Report;
@@ -63,7 +63,7 @@ impl Topology {
         ];
         let mut pods = Vec::new();
         for (name, tenant, addresses, vips) in specs {
-            let host = network.add_pod(lab, name, addresses)?;
+            let host = add_pod(lab, &network.switch, name, addresses)?;
             reflector::start_at(&host, &addresses, POD_PORT);
             pods.push(Pod { host, tenant, addresses, vips });
         }

@@ -105,7 +105,7 @@ fn members(state: &mut GroupState, tunnels: &TunnelAuthentication, now: Instant)
     let mut spec = state.spec(now, clock::now());
     let has_view = state.needs_lease();
     for member in &mut spec.gateways {
-        // Without an authority, nobody distributes keys.
+        // Without an authority there are no keys.
         if has_view && Some(&member.name) != spec.this.as_ref() {
             member.authentication = tunnels.for_peer(&member.name, now);
         }

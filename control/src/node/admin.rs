@@ -136,7 +136,7 @@ pub(crate) struct Kernel {
     pub(crate) error: String,
 }
 
-/// A rule of somebody else that uses bits of the mask.
+/// A rule of another program that uses bits of the mask.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MarkUser {
     /// `chain CHAIN of table FAMILY NAME`, or `IPv4 rule PRIORITY`.

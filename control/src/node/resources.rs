@@ -24,12 +24,14 @@ pub(super) struct NodeResources {
 
 impl Subscriber for NodeResources {
     fn subscriptions(&self) -> Vec<DeltaDiscoveryRequest> {
-        let subscription = |(kind, name): (Kind, &str)| DeltaDiscoveryRequest {
-            type_url: kind.type_url().to_owned(),
-            resource_names_subscribe: vec![name.to_owned()],
-            ..DeltaDiscoveryRequest::default()
+        let subscription = |kind: Kind| {
+            Some(DeltaDiscoveryRequest {
+                type_url: kind.type_url().to_owned(),
+                resource_names_subscribe: vec![self.name(kind)?.to_owned()],
+                ..DeltaDiscoveryRequest::default()
+            })
         };
-        [(Kind::View, VIEW), (Kind::Cluster, CLUSTER), (Kind::NodePolicy, &*self.node)].map(subscription).into()
+        [Kind::View, Kind::Cluster, Kind::NodePolicy].into_iter().filter_map(subscription).collect()
     }
 
     async fn follow(&mut self, stream: &mut OpenStream) -> StreamEnd {
@@ -109,16 +111,21 @@ impl NodeResources {
         }
     }
 
-    /// Stores the resource of a kind; there is one of each. Agents use no other kinds.
+    /// The name of the resource of a kind: there is one of each. Agents use no other kinds.
+    fn name(&self, kind: Kind) -> Option<&str> {
+        match kind {
+            Kind::NodePolicy => Some(&self.node),
+            Kind::Cluster => Some(CLUSTER),
+            Kind::View => Some(VIEW),
+            _ => None,
+        }
+    }
+
+    /// Stores the resource of a kind.
     fn cache(&self, kind: Kind, stored: Option<StoredResource>) {
-        let name = match kind {
-            Kind::NodePolicy => self.node.clone(),
-            Kind::Cluster => CLUSTER.into(),
-            Kind::View => VIEW.into(),
-            _ => return,
-        };
-        let changed = vec![(Key { kind, name }, stored)];
-        // Nobody receives it when the process ends.
+        let Some(name) = self.name(kind) else { return };
+        let changed = vec![(Key { kind, name: name.into() }, stored)];
+        // Fails if the writer has ended.
         let _ = self.confirmations.send(Confirmation { changed, at: SystemTime::now() });
     }
 }

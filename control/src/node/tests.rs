@@ -8,10 +8,8 @@ use tempfile::TempDir;
 use tokio::time::timeout;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
-use vipgate_dataplane::policy::spec::NodeSpec;
 use vipgate_node::indices::Indices;
 use vipgate_node::policy::Coverage;
-use vipgate_policy::compiler::{AgentNode, Placement};
 
 use super::fixtures::policy;
 use super::*;
@@ -20,7 +18,7 @@ use crate::membership::MembershipView;
 use crate::policyd::service::{AggregatedDiscoveryServiceServer, DiscoveryService};
 use crate::xds::cache::encode;
 use crate::xds::client::Confirmation;
-use crate::xds::fixtures::{response, sample_placement};
+use crate::xds::fixtures::{placement_with_pod, policy_server, response};
 use crate::xds::proto;
 use crate::xds::publication::Publication;
 use crate::xds::resource::{CLUSTER, Key, Kind, VIEW};
@@ -258,24 +256,10 @@ fn what_is_invalid_is_rejected_and_the_last_one_stays() {
     assert_eq!((received.counts(), received.cached()), ((Some(3), 0, 3), (Some(3), 0, 3)));
 }
 
-/// A policy with a pod on node-1.
-fn placement() -> Placement {
-    let tunnel = NodeSpec {
-        name: "node-1".into(),
-        address: ([192, 0, 2, 101], 8473).into(),
-        vni: 7,
-        mac: [2; 6],
-        verify_mac: false,
-        sends_covered_only: true,
-        prefixes: Vec::new(),
-    };
-    let pods = [(IpAddr::from([10, 0, 0, 1]), "a/p".into())].into();
-    Placement { agents: [Arc::new(AgentNode { tunnel, pods })].into(), ..sample_placement(1) }
-}
-
 #[tokio::test]
 async fn the_client_follows_policy_and_view_of_a_policy_server_over_one_stream() {
-    let (_policies, published) = watch::channel(Publication::default().next(Arc::new(placement())).map(Arc::new));
+    let (_policies, published) =
+        watch::channel(Publication::default().next(Arc::new(placement_with_pod("node-1", 1))).map(Arc::new));
     let (views, view) = watch::channel(Arc::default());
     let service = DiscoveryService {
         published,
@@ -294,8 +278,7 @@ async fn the_client_follows_policy_and_view_of_a_policy_server_over_one_stream()
 
     let Received { resources, mut sources, confirmations, folder, .. } = Received::new();
     let path = folder.path().join("node.cache");
-    let server =
-        PolicyServer { url, other_urls: Vec::new(), ca: None, cert: None, key: None, token: None, cache: path.clone() };
+    let server = PolicyServer { cache: path.clone(), ..policy_server(&[&url]) };
     let status = ServerStatus::initial(None);
     tokio::spawn(cache::write(path.clone(), None, status.clone(), confirmations));
     let client = DeltaClient::new(Identity::agent("node-1"), server, RETRY_DELAY, status.clone(), resources);

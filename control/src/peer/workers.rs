@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{Receiver, Sender, bounded};
 use dashmap::DashMap;
 use tokio::sync::{Notify, OwnedMutexGuard};
+use vipgate_common::spawn_blocking;
 use vipgate_dataplane::flow::ids::GatewayId;
 use vipgate_dataplane::io::handoff::Wake;
 use vipgate_dataplane::replication::sender::ReplicationSender;
@@ -90,7 +91,7 @@ pub(super) async fn request_all<T: Send + 'static>(
     guard: impl Send + 'static,
 ) -> Result<Vec<T>, usize> {
     let workers = workers.clone();
-    let replies = tokio::task::spawn_blocking(move || {
+    spawn_blocking(move || {
         let _guard = guard;
         let deadline = Instant::now() + REPLY_TIMEOUT;
         let mut sent: Vec<(usize, Receiver<T>)> = Vec::with_capacity(requests.len());
@@ -102,7 +103,6 @@ pub(super) async fn request_all<T: Send + 'static>(
             sent.push((worker, response));
         }
         sent.into_iter().map(|(worker, response)| response.recv_deadline(deadline).map_err(|_| worker)).collect()
-    });
-    // The task only fails when the process ends.
-    replies.await.unwrap_or(Err(0))
+    })
+    .await
 }

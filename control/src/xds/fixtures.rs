@@ -13,10 +13,11 @@ use vipgate_dataplane::policy::spec::{
     AddressSelection, Announce, BackendState, EgressSpec, EndpointSpec, Limits, NodeSpec, OnExhaustion, SLOTS, Scope,
     ServicePortSpec, ShardMapSpec, VipSpec,
 };
-use vipgate_policy::compiler::{Cluster, GatewayLocality, Peer, PlacedBackend, PlacedService, Placement};
+use vipgate_policy::compiler::{AgentNode, Cluster, GatewayLocality, Peer, PlacedBackend, PlacedService, Placement};
 use vipgate_policy::manifest::{DEFAULT_TABLE_SIZE, Hints};
 
 use super::resource::{Content, Key, Kind, counts, encode_all, settings};
+use crate::config::PolicyServer;
 use crate::xds::store::StoredResource;
 
 pub(super) fn ip(text: &str) -> IpAddr {
@@ -27,9 +28,37 @@ pub(super) fn key(kind: Kind, name: &str) -> Key {
     Key { kind, name: name.into() }
 }
 
+/// Policy servers at these URLs.
+pub(crate) fn policy_server(urls: &[&str]) -> PolicyServer {
+    PolicyServer {
+        url: urls[0].to_owned(),
+        other_urls: urls[1..].iter().map(|url| (*url).to_owned()).collect(),
+        ca: None,
+        cert: None,
+        key: None,
+        token: None,
+        cache: "unused".into(),
+    }
+}
+
 /// A gateway of a placement.
 pub(crate) fn peer(name: &str) -> Peer {
     Peer { name: name.into(), node: "n".into(), zone: "".into(), address: None, pods: [].into(), uncovered: None }
+}
+
+/// The same with a pod on this node.
+pub(crate) fn placement_with_pod(node: &str, number: u8) -> Placement {
+    let tunnel = NodeSpec {
+        name: node.into(),
+        address: ([192, 0, 2, 101], 8473).into(),
+        vni: 7,
+        mac: [2; 6],
+        verify_mac: false,
+        sends_covered_only: true,
+        prefixes: Vec::new(),
+    };
+    let pods = [(IpAddr::from([10, 0, 0, number]), "a/p".into())].into();
+    Placement { agents: [Arc::new(AgentNode { tunnel, pods })].into(), ..sample_placement(number) }
 }
 
 /// A placement of one policy, VIP, Service, gateway and overlay node, and `endpoints` endpoints that use the VIP.

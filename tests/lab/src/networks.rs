@@ -48,19 +48,19 @@ impl SingleGateway {
         reflector::start(&server, &[SERVER, EXCLUDED].concat());
         Ok(Self { switch, gateway, router, server })
     }
+}
 
-    /// Adds a pod with these addresses.
-    ///
-    /// # Errors
-    /// When a command fails.
-    pub fn add_pod(&self, lab: &Lab, name: &str, [v4, v6]: [&str; 2]) -> Result<Host, Error> {
-        let pod = lab.host(name, false)?;
-        lab.attach((&pod, "eth0"), (&self.switch, name), "pods")?;
-        pod.addresses("eth0", &[&format!("{v4}/24"), &format!("{v6}/64")])?;
-        pod.route("default", "10.1.0.1")?;
-        pod.route("default", "fd00:1::1")?;
-        Ok(pod)
-    }
+/// Adds a pod with these addresses to the bridge `pods` of a host.
+///
+/// # Errors
+/// When a command fails.
+pub fn add_pod(lab: &Lab, host: &Host, name: &str, [v4, v6]: [&str; 2]) -> Result<Host, Error> {
+    let pod = lab.host(name, false)?;
+    lab.attach((&pod, "eth0"), (host, name), "pods")?;
+    pod.addresses("eth0", &[&format!("{v4}/24"), &format!("{v6}/64")])?;
+    pod.route("default", "10.1.0.1")?;
+    pod.route("default", "fd00:1::1")?;
+    Ok(pod)
 }
 
 /// Several gateways between two routers, and the networks between them:

@@ -1,7 +1,7 @@
 //! Topology of the second scenario: pods behind the inside router of a group of gateways.
 
 use tempfile::TempDir;
-use vipgate_lab::{self as lab, Host, Lab, reflector};
+use vipgate_lab::{self as lab, Host, Lab, networks, reflector};
 
 use crate::command_error::CommandError;
 use crate::demo::group::{GATEWAYS, GatewayGroup, GroupConfig, POD_PORT};
@@ -43,13 +43,9 @@ impl FailoverTopology {
         let group = GatewayGroup::build(lab, CONFIG, folder)?;
         let inside = &group.network.inside;
         inside.addresses("pods", &["10.1.0.1/24", "fd00:1::1/64"])?;
-        let pod = |(name, [four, six]): (&str, [&str; 2])| {
-            let host = lab.host(name, false)?;
-            lab.attach((&host, "eth0"), (inside, name), "pods")?;
-            host.addresses("eth0", &[&format!("{four}/24"), &format!("{six}/64")])?;
-            host.route("default", "10.1.0.1")?;
-            host.route("default", "fd00:1::1")?;
-            reflector::start_at(&host, &[four, six], POD_PORT);
+        let pod = |(name, addresses): (&str, [&str; 2])| {
+            let host = networks::add_pod(lab, inside, name, addresses)?;
+            reflector::start_at(&host, &addresses, POD_PORT);
             Ok::<_, lab::Error>(host)
         };
         let pods = PODS.into_iter().map(pod).collect::<Result<_, _>>()?;

@@ -229,7 +229,7 @@ fn flaw_below(directory: &Path, user: u32) -> Result<Option<(PathBuf, Flaw)>, Di
     Ok(None)
 }
 
-/// Takes the permissions from others that whoever made the directory has given them.
+/// Takes the permissions from others that the directory's creator has given them.
 fn tighten(path: &Path, directory: &File, found: &Metadata, user: u32) -> Result<(), DirectoryError> {
     if found.uid() != user || found.mode() & OTHERS == 0 {
         return Ok(());

@@ -66,6 +66,7 @@ impl Attempts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::xds::fixtures::policy_server;
 
     /// Checks the delay after the attempt at the next server.
     async fn check_delay(attempts: &mut Attempts, full: u64) {
@@ -77,15 +78,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_delay_doubles_with_each_round_of_servers_up_to_its_maximum() {
-        let server = PolicyServer {
-            url: "http://192.0.2.1:1".to_owned(),
-            other_urls: vec!["http://192.0.2.2:1".to_owned()],
-            ca: None,
-            cert: None,
-            key: None,
-            token: None,
-            cache: "unused".into(),
-        };
+        let server = policy_server(&["http://192.0.2.1:1", "http://192.0.2.2:1"]);
         let mut attempts = Attempts::new(&server, (Duration::from_millis(50), Duration::from_millis(200)));
         for of_round in [50, 100, 200, 200] {
             check_delay(&mut attempts, 50).await;

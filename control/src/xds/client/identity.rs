@@ -78,6 +78,7 @@ fn new_incarnation() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::xds::fixtures::policy_server;
 
     #[test]
     fn an_agent_shows_its_role() {
@@ -91,15 +92,7 @@ mod tests {
     fn a_client_shows_the_token_that_its_file_has_now() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("token");
-        let without = PolicyServer {
-            url: "https://localhost".to_owned(),
-            other_urls: Vec::new(),
-            ca: None,
-            cert: None,
-            key: None,
-            token: None,
-            cache: "unused".into(),
-        };
+        let without = policy_server(&["https://localhost"]);
         assert!(authorized(&without, ()).unwrap().metadata().is_empty());
         let server = PolicyServer { token: Some(path.clone()), ..without };
         let error = authorized(&server, ()).unwrap_err();

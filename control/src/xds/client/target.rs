@@ -121,18 +121,7 @@ pub(super) fn host_and_port(url: &str) -> Option<(String, u16)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn server(urls: &[&str]) -> PolicyServer {
-        PolicyServer {
-            url: urls[0].to_owned(),
-            other_urls: urls[1..].iter().map(|url| (*url).to_owned()).collect(),
-            ca: None,
-            cert: None,
-            key: None,
-            token: None,
-            cache: "unused".into(),
-        }
-    }
+    use crate::xds::fixtures::policy_server;
 
     async fn round(targets: &mut TargetList) -> Vec<String> {
         let mut all = vec![targets.next().await.to_string()];
@@ -145,7 +134,7 @@ mod tests {
     #[tokio::test]
     async fn all_are_tried_in_turn_and_the_preferred_one_first() {
         let urls = ["http://192.0.2.1:1", "https://[2001:db8::1]", "http://192.0.2.3:3"];
-        let mut targets = TargetList::new(&server(&urls));
+        let mut targets = TargetList::new(&policy_server(&urls));
         assert_eq!(round(&mut targets).await, urls);
         let last = targets.known[2].clone();
         assert_eq!(targets.known[1].address, Some("[2001:db8::1]:443".parse().unwrap()));
@@ -158,7 +147,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_name_that_cannot_be_looked_up_keeps_its_addresses() {
-        let mut targets = TargetList::new(&server(&["http://nowhere.invalid:1"]));
+        let mut targets = TargetList::new(&policy_server(&["http://nowhere.invalid:1"]));
         assert_eq!(targets.next().await, Target { url: "http://nowhere.invalid:1".to_owned(), address: None });
         assert!(!targets.has_more());
         let known = Target { address: Some("192.0.2.1:1".parse().unwrap()), ..targets.known[0].clone() };

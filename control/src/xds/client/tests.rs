@@ -22,7 +22,7 @@ use vipgate_policy::compiler::GatewayLocality;
 use self::server::{Server, ServerStream};
 use super::*;
 use crate::xds::cache;
-use crate::xds::fixtures::{ServerPolicy, ip, key, response, responses, sample_placement, whole_policy};
+use crate::xds::fixtures::{ServerPolicy, ip, key, policy_server, response, responses, sample_placement, whole_policy};
 use crate::xds::resource::Kind;
 
 /// Timeout of each step, with a margin for slow machines.
@@ -44,16 +44,7 @@ struct Gateway {
 
 /// Configuration of a server at this port without TLS, with the cache in this directory.
 fn plain_server(port: u16, dir: &Path) -> PolicyServer {
-    let cache = dir.join("policy.cache");
-    PolicyServer {
-        url: format!("http://127.0.0.1:{port}"),
-        other_urls: Vec::new(),
-        ca: None,
-        cert: None,
-        key: None,
-        token: None,
-        cache,
-    }
+    PolicyServer { cache: dir.join("policy.cache"), ..policy_server(&[&format!("http://127.0.0.1:{port}")]) }
 }
 
 impl Gateway {

@@ -102,15 +102,8 @@ async fn rejected_certificates_are_reported() {
         let identity = issuer.map(|it| it.issue(&["g1"]));
         let (cert, key) = identity.map(|it| (it.cert, it.key)).unzip();
         let url = format!("https://{host}:{}", server.port);
-        PolicyServer {
-            url,
-            other_urls: Vec::new(),
-            ca: Some(trusted.ca()),
-            cert,
-            key,
-            token: None,
-            cache: dir.path().join("policy.cache"),
-        }
+        let cache = dir.path().join("policy.cache");
+        PolicyServer { ca: Some(trusted.ca()), cert, key, cache, ..policy_server(&[&url]) }
     };
     let cases = [
         (with("127.0.0.1", &other, None), "invalid peer certificate: UnknownIssuer"),
@@ -138,15 +131,8 @@ async fn a_renewed_certificate_is_used_for_the_next_connection() {
     let identity = other.issue(&["g1"]);
     let url = format!("https://127.0.0.1:{}", server.port);
     let (cert, key) = (Some(identity.cert.clone()), Some(identity.key.clone()));
-    let config = PolicyServer {
-        url,
-        other_urls: Vec::new(),
-        ca: Some(ca.ca()),
-        cert,
-        key,
-        token: None,
-        cache: dir.path().join("policy.cache"),
-    };
+    let cache = dir.path().join("policy.cache");
+    let config = PolicyServer { ca: Some(ca.ca()), cert, key, cache, ..policy_server(&[&url]) };
     let (gateway, _) = Gateway::start(config);
     gateway.wait_for_status(|status| status.error.as_deref().is_some_and(|error| error.contains("UnknownCA"))).await;
     let renewed = ca.issue(&["g1"]);
