@@ -15,6 +15,17 @@ pub fn start_server(host: &Host, folder: &Path) -> Process {
     server
 }
 
+/// Runs a client, and returns a field of what was received in all, or for UDP sent: `bytes` or `bits_per_second`.
+///
+/// # Panics
+/// With iperf3's report, if it has no such field.
+pub fn measure(client: &Host, arguments: &[&str], field: &str) -> f64 {
+    let printed = client.output(&[&["iperf3", "-J"], arguments].concat()).unwrap();
+    let report: serde_json::Value = serde_json::from_str(&printed).unwrap();
+    let sum = if arguments.contains(&"-u") { "sum" } else { "sum_received" };
+    report["end"][sum][field].as_f64().unwrap_or_else(|| panic!("{arguments:?}: {report}"))
+}
+
 impl Testbed {
     /// Runs iperf3 from a pod, in both directions and over both families.
     pub fn run_iperf3(&self) {
@@ -24,12 +35,9 @@ impl Testbed {
         self.accounting.allow(["link_full"]);
         let _server = start_server(&self.server, self.folder.path());
         for (server, reverse) in [(SERVER[0], false), (SERVER[0], true), (SERVER[1], false), (SERVER[1], true)] {
-            let mut command = vec!["iperf3", "-J", "-t", "2", "-c", server];
-            if reverse {
-                command.push("-R");
-            }
-            let report: serde_json::Value = serde_json::from_str(&self.pods[0].output(&command).unwrap()).unwrap();
-            let rate = report["end"]["sum_received"]["bits_per_second"].as_f64().unwrap();
+            let mut arguments = vec!["-t", "2", "-c", server];
+            arguments.extend(reverse.then_some("-R"));
+            let rate = measure(&self.pods[0], &arguments, "bits_per_second");
             assert!(rate > 50e6, "{server}, reverse {reverse}: {rate} bit/s");
         }
         self.check_frames();

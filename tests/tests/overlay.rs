@@ -63,9 +63,7 @@ fn a_pod_behind_vxlan_uses_its_vip_and_is_reached_via_its_node() {
     let _server = iperf3::start_server(&testbed.server, testbed.folder.path());
     for server in SERVER {
         for direction in [&[][..], &["-R"]] {
-            let command = [&["iperf3", "-J", "-n", "20M", "-c", server], direction].concat();
-            let report: serde_json::Value = serde_json::from_str(&node.output(&command).unwrap()).unwrap();
-            let received = report["end"]["sum_received"]["bytes"].as_f64().unwrap();
+            let received = iperf3::measure(node, &[&["-n", "20M", "-c", server], direction].concat(), "bytes");
             assert!(received >= 10e6, "{server} {direction:?}: {received} bytes");
         }
     }

@@ -122,10 +122,8 @@ fn iperf3_runs_through_a_service_in_both_directions() {
     for (vip, options) in
         [(VIP[0], &[][..]), (VIP[0], &["-R"]), (VIP[1], &[]), (VIP[1], &["-R"]), (VIP[0], &["-u", "-b", "20M"])]
     {
-        let command = [&["iperf3", "-J", "-t", "2", "-c", vip], options].concat();
-        let report: serde_json::Value = serde_json::from_str(&testbed.server.output(&command).unwrap()).unwrap();
-        let sum = if options.contains(&"-u") { "sum" } else { "sum_received" };
-        let rate = report["end"][sum]["bits_per_second"].as_f64().unwrap_or_else(|| panic!("{report}"));
+        let arguments = [&["-t", "2", "-c", vip], options].concat();
+        let rate = iperf3::measure(&testbed.server, &arguments, "bits_per_second");
         assert!(rate > 15e6, "{vip} {options:?}: {rate} bit/s");
     }
     testbed.check_frames();

@@ -1,21 +1,25 @@
 //! Hosts of a lab.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::command::{Error, output, run};
-use crate::process::{Process, spawn};
+use crate::process::{Process, spawn, wait_for};
 
 /// MAC address of every bridge: they are on separate networks.
 pub const BRIDGE_MAC: &str = "02:00:00:00:00:fe";
 /// Timeout of [`Host::execute`], in seconds.
 const TIMEOUT: &str = "20";
+/// Maximum time that `ip netns exec` takes to enter a namespace, with a margin for slow machines.
+const ENTER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A network namespace as a host.
 #[derive(Clone, Debug)]
@@ -136,13 +140,18 @@ impl Host {
         Ok((output.status.code().unwrap_or(-1), utf8(output.stdout)?, utf8(output.stderr)?))
     }
 
-    /// Starts a command in the namespace; its output goes to `log`.
+    /// Starts a command in the namespace; its output goes to `log`. It is in the namespace, or has ended, when this
+    /// returns: whoever removes the host finds it there.
     ///
     /// # Errors
     /// When it can't be started.
     pub fn spawn(&self, command: &[&str], log: &Path) -> Result<Process, Error> {
         // `ip netns exec` becomes the command by execve(2), so the process ID is the command's.
-        spawn(&[&["ip", "netns", "exec", &self.netns], command].concat(), log)
+        let mut process = spawn(&[&["ip", "netns", "exec", &self.netns], command].concat(), log)?;
+        let namespace = |path: &str| fs::metadata(path).ok().map(|it| it.ino());
+        let (own, of_process) = (format!("/run/netns/{}", self.netns), format!("/proc/{}/ns/net", process.id()));
+        wait_for(ENTER_TIMEOUT, || namespace(&of_process) == namespace(&own) || !process.is_alive());
+        Ok(process)
     }
 
     /// Moves this thread into the namespace: sockets it creates belong to the host.

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use serde_json::Value;
 use vipgate_tests::cluster::{BGP_VIPS, ClientConfig, Cluster, SERVER, check_unique_tuples, sources_a};
 use vipgate_tests::iperf3;
 
@@ -72,10 +71,9 @@ fn iperf3_runs_in_both_directions_over_several_gateways() {
     expect_too_big(&cluster);
     for (server, reverse) in [(SERVER[0], false), (SERVER[0], true), (SERVER[1], false), (SERVER[1], true)] {
         // With six connections, some are routed via a gateway that doesn't own them.
-        let mut command = vec!["iperf3", "-J", "-t", "1", "-P", "6", "-c", server];
-        command.extend(reverse.then_some("-R"));
-        let report: Value = serde_json::from_str(&cluster.pods[0].output(&command).unwrap()).unwrap();
-        let rate = report["end"]["sum_received"]["bits_per_second"].as_f64().unwrap();
+        let mut arguments = vec!["-t", "1", "-P", "6", "-c", server];
+        arguments.extend(reverse.then_some("-R"));
+        let rate = iperf3::measure(&cluster.pods[0], &arguments, "bits_per_second");
         assert!(rate > 20e6, "{server}, reverse {reverse}: {rate} bit/s\n{}", cluster.drop_summary());
         println!("{server}, reverse {reverse}: {:.0} Mbit/s", rate / 1e6);
     }
