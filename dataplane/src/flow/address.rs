@@ -62,6 +62,23 @@ pub trait Address: Copy + Clone + Eq + Ord + Hash + Debug + Default + Send + Pod
     fn pick<P: PerFamily>(of: &P) -> &P::Of<Self>;
 }
 
+/// The value of an expression about an address of either family, for which `it` is of that family's type.
+macro_rules! of_family {
+    ($address:expr, $it:ident => $value:expr) => {
+        match $address {
+            ::std::net::IpAddr::V4(v4) => {
+                let $it = v4.to_bits();
+                $value
+            }
+            ::std::net::IpAddr::V6(v6) => {
+                let $it = $crate::flow::address::V6::from_bits(v6.to_bits());
+                $value
+            }
+        }
+    };
+}
+pub(crate) use of_family;
+
 /// Two values of the same shape, one for each address family.
 pub trait PerFamily {
     /// The value of one family.

@@ -165,17 +165,14 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::flow::address::{Address, V6};
+    use crate::flow::address::{Address, V6, of_family};
 
     /// Whether an address is a martian, as a source and as a destination: by the packet path's checks.
     fn by_packet_path(address: IpAddr) -> [bool; 2] {
         fn of<A: Address>(address: A) -> [bool; 2] {
             [address.is_martian_source(), address.is_martian()]
         }
-        match address {
-            IpAddr::V4(v4) => of(v4.to_bits()),
-            IpAddr::V6(v6) => of(V6::from_bits(v6.to_bits())),
-        }
+        of_family!(address, it => of(it))
     }
 
     /// The same by the table.
@@ -211,10 +208,7 @@ mod tests {
     fn link_local_addresses_are_the_unicast_blocks_of_a_link() {
         for block in BLOCKS {
             let is_on_link = block.registered == Attributes::ON_LINK;
-            let is_link_local = match block.network {
-                IpAddr::V4(v4) => v4.to_bits().is_link_local(),
-                IpAddr::V6(v6) => V6::from_bits(v6.to_bits()).is_link_local(),
-            };
+            let is_link_local = of_family!(block.network, it => it.is_link_local());
             assert_eq!(is_link_local, is_on_link, "{}", block.name);
         }
         for outside in [0xa9fd_ffff_u32, 0xa9ff_0000] {

@@ -15,7 +15,7 @@ use super::quota::EndpointUsage;
 use super::service::{Backend, Service, ServiceFamily};
 use super::spec::{AddressSelection, Announce, ClusterSpec, EgressSpec, PrivateAddressSpec, SlotRef};
 use super::static_nat::StaticNat;
-use crate::flow::address::{Address, V6};
+use crate::flow::address::{Address, V6, of_family};
 use crate::flow::ids::{EgressId, EndpointId, FrontendId, GatewayId, NodeId, Owner, ServiceId, ShardMapId, VipId};
 use crate::flow::listener::Listener;
 use crate::flow::tuple::{HashKey, Tuple};
@@ -218,10 +218,7 @@ impl Policy {
     /// As [`Policy::usage`], for either family.
     #[cfg(test)]
     pub(super) fn usage_of(&self, address: IpAddr) -> Option<&EndpointUsage> {
-        match address {
-            IpAddr::V4(v4) => self.usage(v4.to_bits()),
-            IpAddr::V6(v6) => self.usage(V6::from_bits(v6.to_bits())),
-        }
+        of_family!(address, it => self.usage(it))
     }
 
     /// The VIP with this address, retired ones included.
@@ -408,27 +405,18 @@ impl Policy {
 
     /// Whether a backend of either family listens at this address.
     pub fn is_backend_at(&self, address: IpAddr) -> bool {
-        match address {
-            IpAddr::V4(v4) => self.is_backend(v4.to_bits()),
-            IpAddr::V6(v6) => self.is_backend(V6::from_bits(v6.to_bits())),
-        }
+        of_family!(address, it => self.is_backend(it))
     }
 
     /// The overlay node of a pod address of either family.
     pub fn node_at(&self, address: IpAddr) -> Option<NodeId> {
-        match address {
-            IpAddr::V4(v4) => self.node_of(v4.to_bits()),
-            IpAddr::V6(v6) => self.node_of(V6::from_bits(v6.to_bits())),
-        }
+        of_family!(address, it => self.node_of(it))
     }
 
     /// The Service with a frontend at this address and port.
     pub fn service_at(&self, at: SocketAddr, protocol: u8) -> Option<&Service> {
         let port = at.port();
-        let frontend = match at.ip() {
-            IpAddr::V4(v4) => self.frontend(&Listener { address: v4.to_bits(), port, protocol }),
-            IpAddr::V6(v6) => self.frontend(&Listener { address: V6::from_bits(v6.to_bits()), port, protocol }),
-        };
+        let frontend = of_family!(at.ip(), it => self.frontend(&Listener { address: it, port, protocol }));
         self.service(frontend?.service)
     }
 
@@ -445,34 +433,25 @@ impl Policy {
     }
 }
 
-impl Family for u32 {
-    #[inline]
-    fn index(policy: &Policy) -> &FamilyIndex<Self> {
-        &policy.v4
-    }
+macro_rules! family {
+    ($family:ty, $part:ident) => {
+        impl Family for $family {
+            #[inline]
+            fn index(policy: &Policy) -> &FamilyIndex<Self> {
+                &policy.$part
+            }
 
-    fn index_mut(policy: &mut Policy) -> &mut FamilyIndex<Self> {
-        &mut policy.v4
-    }
+            fn index_mut(policy: &mut Policy) -> &mut FamilyIndex<Self> {
+                &mut policy.$part
+            }
 
-    #[inline]
-    fn destinations(egress: &Egress) -> &Prefixes<Self, DestinationMatch> {
-        &egress.v4
-    }
+            #[inline]
+            fn destinations(egress: &Egress) -> &Prefixes<Self, DestinationMatch> {
+                &egress.$part
+            }
+        }
+    };
 }
 
-impl Family for V6 {
-    #[inline]
-    fn index(policy: &Policy) -> &FamilyIndex<Self> {
-        &policy.v6
-    }
-
-    fn index_mut(policy: &mut Policy) -> &mut FamilyIndex<Self> {
-        &mut policy.v6
-    }
-
-    #[inline]
-    fn destinations(egress: &Egress) -> &Prefixes<Self, DestinationMatch> {
-        &egress.v6
-    }
-}
+family!(u32, v4);
+family!(V6, v6);

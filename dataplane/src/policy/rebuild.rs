@@ -19,7 +19,7 @@ use super::overlay::Nodes;
 use super::prefixes::Prefixes;
 use super::spec::{Announce, ClusterSpec, EgressSpec, EndpointSpec, NodeSpec, VipSpec};
 use super::static_nat::{PrivateVip, StaticNat};
-use crate::flow::address::{Address, V6};
+use crate::flow::address::{Address, V6, of_family};
 use crate::flow::ids::{EgressId, GatewayId, MAX_VIPS, Owner, VipId};
 use crate::flow::tuple::{HashKey, Tuple};
 use crate::policy::compiled::{Egress, Policy, Vip};
@@ -257,10 +257,7 @@ impl<'a> Rebuild<'a> {
 
     /// Revalidates the sessions of an endpoint.
     fn touch_endpoint(&mut self, address: IpAddr) {
-        match address {
-            IpAddr::V4(v4) => self.freshness.touch_endpoint(v4.to_bits()),
-            IpAddr::V6(v6) => self.freshness.touch_endpoint(V6::from_bits(v6.to_bits())),
-        }
+        of_family!(address, it => self.freshness.touch_endpoint(it))
     }
 
     fn replace_endpoint(&mut self, address: IpAddr, endpoint: Option<Endpoint>) {
@@ -395,10 +392,7 @@ impl<'a> Rebuild<'a> {
     }
 
     fn touch_vip(&mut self, address: IpAddr) {
-        match address {
-            IpAddr::V4(v4) => self.freshness.touch_vip(v4.to_bits()),
-            IpAddr::V6(v6) => self.freshness.touch_vip(V6::from_bits(v6.to_bits())),
-        }
+        of_family!(address, it => self.freshness.touch_vip(it))
     }
 }
 

@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use super::network::{Network, RouteEntry, RoutePath, Routed};
-use crate::flow::address::V6;
+use crate::flow::address::of_family;
 use crate::flow::ids::InterfaceId;
 
 /// A set of interfaces, one bit each.
@@ -14,10 +14,7 @@ pub struct InterfaceSet([u64; 4]);
 impl InterfaceSet {
     /// The interfaces of the route to an address, of all paths with ECMP; none without a route.
     pub(super) fn toward(address: IpAddr, network: &Network) -> Self {
-        match address {
-            IpAddr::V4(v4) => Self::of_route(v4.to_bits(), network),
-            IpAddr::V6(v6) => Self::of_route(V6::from_bits(v6.to_bits()), network),
-        }
+        of_family!(address, it => Self::of_route(it, network))
     }
 
     fn of_route<A: Routed>(address: A, network: &Network) -> Self {

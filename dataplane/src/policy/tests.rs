@@ -14,7 +14,7 @@ use super::build::Builder;
 use super::change::{PolicyChange, Removed};
 use super::freshness::BUCKETS;
 use super::spec::*;
-use crate::flow::address::{Address, V6};
+use crate::flow::address::{Address, V6, of_family};
 use crate::flow::ids::{MAX_VIPS, WorkerId};
 use crate::flow::time::Tick;
 use crate::policy::compiled::Policy;
@@ -24,10 +24,7 @@ use crate::policy_set::{Between, PolicySet, WithPolicy};
 use crate::ports::BlockId;
 
 fn bucket(address: IpAddr) -> usize {
-    match address {
-        IpAddr::V4(v4) => v4.to_bits().bucket(),
-        IpAddr::V6(v6) => V6::from_bits(v6.to_bits()).bucket(),
-    }
+    of_family!(address, it => it.bucket())
 }
 
 /// As [`Policy::permits`], for addresses of either family.

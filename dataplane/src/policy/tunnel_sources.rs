@@ -11,7 +11,7 @@ use foldhash::HashSet;
 
 use super::members::Authentication;
 use super::reverse_path::InterfaceSet;
-use crate::flow::address::{Address, V6};
+use crate::flow::address::{Address, of_family};
 use crate::flow::ids::InterfaceId;
 
 /// Address buckets: see [`Address::bucket`]. With the maximum number of gateways, nine of ten have a bucket of their
@@ -100,10 +100,7 @@ impl TunnelSources {
 
 #[inline]
 fn bucket(address: IpAddr) -> usize {
-    match address {
-        IpAddr::V4(v4) => v4.to_bits().bucket(),
-        IpAddr::V6(v6) => V6::from_bits(v6.to_bits()).bucket(),
-    }
+    of_family!(address, it => it.bucket())
 }
 
 #[cfg(test)]

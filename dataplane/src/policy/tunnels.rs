@@ -7,7 +7,7 @@ use super::members::Authentication;
 use super::network::{Network, NextHop};
 use super::reverse_path::InterfaceSet;
 use super::spec::NodeSpec;
-use crate::flow::address::V6;
+use crate::flow::address::of_family;
 use crate::flow::ids::{GatewayId, InterfaceId, TunnelRemote};
 use crate::flow::tunnel_metadata::TunnelMetadata;
 use crate::policy::compiled::Policy;
@@ -101,10 +101,7 @@ impl Tunnel {
         authentication: Authentication,
         network: &Network,
     ) -> Option<Self> {
-        let hop = match other.ip() {
-            IpAddr::V4(v4) => network.next_hop(v4.to_bits(), 0),
-            IpAddr::V6(v6) => network.next_hop(V6::from_bits(v6.to_bits()), 0),
-        };
+        let hop = of_family!(other.ip(), it => network.next_hop(it, 0));
         let interfaces = InterfaceSet::toward(other.ip(), network);
         let outer = OuterHeaders::new(own.ip(), other)?;
         let exit = TunnelExit::new(outer, hop.ok(), network);

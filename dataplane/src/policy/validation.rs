@@ -16,7 +16,7 @@ use super::change::PolicyChange;
 use super::endpoints::Endpoint;
 use super::members::MAX_GATEWAYS;
 use super::spec::NodeSpec;
-use crate::flow::address::V6;
+use crate::flow::address::{V6, of_family};
 use crate::flow::ids::{EgressId, MAX_VIPS, VipId};
 use crate::policy::compiled::{Policy, Vip};
 use crate::policy::limits::{MAX_BACKEND_PORTS, MAX_CLUSTER_PREFIXES, MAX_EGRESS_PREFIXES, MAX_ENDPOINTS, MAX_NODES};
@@ -329,10 +329,7 @@ fn unique_names<'a>(names: impl Iterator<Item = &'a Arc<str>>) -> Result<(), Bui
 impl Policy {
     /// The VIP with this address of either family, retired ones included.
     pub fn vip_at(&self, address: IpAddr) -> Option<&Vip> {
-        match address {
-            IpAddr::V4(v4) => self.vip(v4.to_bits()),
-            IpAddr::V6(v6) => self.vip(V6::from_bits(v6.to_bits())),
-        }
+        of_family!(address, it => self.vip(it))
     }
 
     /// The endpoint with this address of either family.

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use super::entry::{Entry, Flags};
 use super::fairness::Holder;
 use super::{SessionFamily, Sessions};
-use crate::flow::address::V6;
+use crate::flow::address::of_family;
 use crate::flow::ids::Slot;
 use crate::io::batch;
 use crate::session::record::FamilyRecord;
@@ -56,10 +56,7 @@ impl Sessions {
 
     /// Active and standby sessions of a VIP of either family.
     pub fn vip_sessions_at(&self, vip: IpAddr) -> u32 {
-        match vip {
-            IpAddr::V4(v4) => self.vip_sessions(v4.to_bits()),
-            IpAddr::V6(v6) => self.vip_sessions(V6::from_bits(v6.to_bits())),
-        }
+        of_family!(vip, it => self.vip_sessions(it))
     }
 
     /// Active and standby sessions of a member of a VIP (see [`Sessions::admission`]), and the VIP's number of members

@@ -68,45 +68,32 @@ pub trait SessionFamily: Family + Routed {
     fn record(record: FamilyRecord<Self>) -> ReplicationRecord;
 }
 
-impl SessionFamily for u32 {
-    #[inline]
-    fn table(sessions: &Sessions) -> &Table<Self> {
-        &sessions.v4
-    }
+macro_rules! session_family {
+    ($family:ty, $table:ident, $record:ident) => {
+        impl SessionFamily for $family {
+            #[inline]
+            fn table(sessions: &Sessions) -> &Table<Self> {
+                &sessions.$table
+            }
 
-    #[inline]
-    fn table_mut(sessions: &mut Sessions) -> &mut Table<Self> {
-        &mut sessions.v4
-    }
+            #[inline]
+            fn table_mut(sessions: &mut Sessions) -> &mut Table<Self> {
+                &mut sessions.$table
+            }
 
-    fn parts_mut(sessions: &mut Sessions) -> (&mut Table<Self>, &mut Fairness) {
-        (&mut sessions.v4, &mut sessions.fairness)
-    }
+            fn parts_mut(sessions: &mut Sessions) -> (&mut Table<Self>, &mut Fairness) {
+                (&mut sessions.$table, &mut sessions.fairness)
+            }
 
-    fn record(record: FamilyRecord<Self>) -> ReplicationRecord {
-        ReplicationRecord::V4(record)
-    }
+            fn record(record: FamilyRecord<Self>) -> ReplicationRecord {
+                ReplicationRecord::$record(record)
+            }
+        }
+    };
 }
 
-impl SessionFamily for V6 {
-    #[inline]
-    fn table(sessions: &Sessions) -> &Table<Self> {
-        &sessions.v6
-    }
-
-    #[inline]
-    fn table_mut(sessions: &mut Sessions) -> &mut Table<Self> {
-        &mut sessions.v6
-    }
-
-    fn parts_mut(sessions: &mut Sessions) -> (&mut Table<Self>, &mut Fairness) {
-        (&mut sessions.v6, &mut sessions.fairness)
-    }
-
-    fn record(record: FamilyRecord<Self>) -> ReplicationRecord {
-        ReplicationRecord::V6(record)
-    }
-}
+session_family!(u32, v4, V4);
+session_family!(V6, v6, V6);
 
 /// Accounts for the sessions that a table ends on its own.
 pub trait Accounting {

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use vipgate_mem::prefetch_read;
 
-use crate::flow::address::V6;
+use crate::flow::address::of_family;
 use crate::flow::direction::Direction;
 use crate::flow::drop_reason::DropReason;
 use crate::flow::ids::{InterfaceId, NodeId, TunnelRemote};
@@ -168,10 +168,8 @@ fn from_node(received: &mut Received, snapshot: &Snapshot) -> Result<NodePacket,
         return Ok(NodePacket::Echo(id));
     }
     strip_outer::<{ size_of::<Mac>() }>(received, &outer)?;
-    let owner = match source_and_class(received.frame.bytes()).ok_or(DropReason::Malformed)?.0 {
-        IpAddr::V4(v4) => snapshot.policy.node_of(v4.to_bits()),
-        IpAddr::V6(v6) => snapshot.policy.node_of(V6::from_bits(v6.to_bits())),
-    };
+    let (source, _) = source_and_class(received.frame.bytes()).ok_or(DropReason::Malformed)?;
+    let owner = of_family!(source, it => snapshot.policy.node_of(it));
     if owner != Some(id) {
         return Err(DropReason::SpoofedSource);
     }

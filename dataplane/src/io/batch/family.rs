@@ -26,65 +26,44 @@ pub trait BatchFamily: Address {
     fn keys_mut(batch: &mut Batch) -> &mut [Key<Self>; BATCH_SIZE];
 }
 
-impl BatchFamily for u32 {
-    const INDEX: usize = 0;
+macro_rules! batch_family {
+    ($family:ty, $index:literal, $tuples:ident, $keys:ident) => {
+        impl BatchFamily for $family {
+            const INDEX: usize = $index;
 
-    #[inline]
-    fn tuples(batch: &Batch) -> &[Tuple<Self>; BATCH_SIZE] {
-        &batch.tuples_v4
-    }
+            #[inline]
+            fn tuples(batch: &Batch) -> &[Tuple<Self>; BATCH_SIZE] {
+                &batch.$tuples
+            }
 
-    #[inline]
-    fn tuples_mut(batch: &mut Batch) -> &mut [Tuple<Self>; BATCH_SIZE] {
-        &mut batch.tuples_v4
-    }
+            #[inline]
+            fn tuples_mut(batch: &mut Batch) -> &mut [Tuple<Self>; BATCH_SIZE] {
+                &mut batch.$tuples
+            }
 
-    #[inline]
-    fn fast_path_arrays(batch: &mut Batch) -> FastPathArrays<'_, Self> {
-        let Batch { frames, headers, segments, keys_v4: keys, hashes, homes, slots, directions, verdicts, .. } = batch;
-        FastPathArrays { frames, headers, segments, keys, hashes, homes, slots, directions, verdicts }
-    }
+            #[inline]
+            fn fast_path_arrays(batch: &mut Batch) -> FastPathArrays<'_, Self> {
+                let Batch {
+                    frames, headers, segments, $keys: keys, hashes, homes, slots, directions, verdicts, ..
+                } = batch;
+                FastPathArrays { frames, headers, segments, keys, hashes, homes, slots, directions, verdicts }
+            }
 
-    #[inline]
-    fn keys(batch: &Batch) -> &[Key<Self>; BATCH_SIZE] {
-        &batch.keys_v4
-    }
+            #[inline]
+            fn keys(batch: &Batch) -> &[Key<Self>; BATCH_SIZE] {
+                &batch.$keys
+            }
 
-    #[inline]
-    fn keys_mut(batch: &mut Batch) -> &mut [Key<Self>; BATCH_SIZE] {
-        &mut batch.keys_v4
-    }
+            #[inline]
+            fn keys_mut(batch: &mut Batch) -> &mut [Key<Self>; BATCH_SIZE] {
+                &mut batch.$keys
+            }
+        }
+    };
 }
 
-impl BatchFamily for V6 {
-    const INDEX: usize = 1;
-
-    #[inline]
-    fn tuples(batch: &Batch) -> &[Tuple<Self>; BATCH_SIZE] {
-        &batch.tuples_v6
-    }
-
-    #[inline]
-    fn tuples_mut(batch: &mut Batch) -> &mut [Tuple<Self>; BATCH_SIZE] {
-        &mut batch.tuples_v6
-    }
-
-    #[inline]
-    fn fast_path_arrays(batch: &mut Batch) -> FastPathArrays<'_, Self> {
-        let Batch { frames, headers, segments, keys_v6: keys, hashes, homes, slots, directions, verdicts, .. } = batch;
-        FastPathArrays { frames, headers, segments, keys, hashes, homes, slots, directions, verdicts }
-    }
-
-    #[inline]
-    fn keys(batch: &Batch) -> &[Key<Self>; BATCH_SIZE] {
-        &batch.keys_v6
-    }
-
-    #[inline]
-    fn keys_mut(batch: &mut Batch) -> &mut [Key<Self>; BATCH_SIZE] {
-        &mut batch.keys_v6
-    }
-}
+batch_family!(u32, 0, tuples_v4, keys_v4);
+batch_family!(V6, 1, tuples_v6, keys_v6);
 
 /// The arrays that the fast path reads and writes.
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use foldhash::{HashMap, HashMapExt, HashSet};
 
-use crate::flow::address::V6;
+use crate::flow::address::{V6, of_family};
 use crate::flow::ids::FrontendId;
 use crate::flow::listener::Listener;
 use crate::policy::change::PolicyChange;
@@ -75,10 +75,7 @@ fn service_of_backend(
     changed: &HashSet<&str>,
     address: IpAddr,
 ) -> Option<Arc<str>> {
-    let is_backend = match address {
-        IpAddr::V4(v4) => policy.is_backend(v4.to_bits()),
-        IpAddr::V6(v6) => policy.is_backend(V6::from_bits(v6.to_bits())),
-    };
+    let is_backend = of_family!(address, it => policy.is_backend(it));
     if !is_backend {
         return None;
     }
@@ -88,10 +85,7 @@ fn service_of_backend(
 }
 
 fn frontend_at(policy: &Policy, vip: IpAddr, port: u16, protocol: u8) -> Option<FrontendId> {
-    match vip {
-        IpAddr::V4(v4) => policy.frontend(&Listener { address: v4.to_bits(), port, protocol }),
-        IpAddr::V6(v6) => policy.frontend(&Listener { address: V6::from_bits(v6.to_bits()), port, protocol }),
-    }
+    of_family!(vip, it => policy.frontend(&Listener { address: it, port, protocol }))
 }
 
 fn check_service(service: &ServiceSpec) -> Result<(), BuildError> {
