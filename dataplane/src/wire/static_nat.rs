@@ -4,8 +4,8 @@
 //! (RFC 1624), so one that was wrong stays wrong. A frame that can't be parsed is left as it is.
 
 use super::checksum::{Delta, sum};
-use super::icmp_error::IcmpErrorFamily;
-use super::{arp, ethernet, ipv6, ndp, protocol, set_u16, u16_at};
+use super::icmp_error::{self, IcmpErrorFamily};
+use super::{arp, ethernet, icmp, ipv4, ipv6, ndp, protocol, set_u16, tcp, u16_at, udp};
 use crate::flow::address::V6;
 
 /// Which way a frame goes.
@@ -44,18 +44,11 @@ pub fn translate(frame: &mut [u8], side: Side, map: &impl AddressMap) {
 }
 
 /// Offsets of addresses in an IPv4 header.
-const V4_SOURCE: usize = 12;
-const V4_DESTINATION: usize = 16;
-const V4_CHECKSUM: usize = 10;
+const V4_SOURCE: usize = ipv4::ADDRESSES;
+const V4_DESTINATION: usize = ipv4::ADDRESSES + 4;
 /// Offsets of addresses in an IPv6 header.
-const V6_SOURCE: usize = 8;
-const V6_DESTINATION: usize = 24;
-/// Offsets of checksums in transport headers.
-const TCP_CHECKSUM: usize = 16;
-const UDP_CHECKSUM: usize = 6;
-const ICMP_CHECKSUM: usize = 2;
-/// Length of an ICMP error's header, which its quote follows.
-const ICMP_HEADER: usize = 8;
+const V6_SOURCE: usize = ipv6::ADDRESSES;
+const V6_DESTINATION: usize = ipv6::ADDRESSES + 16;
 /// Offsets of addresses in an ARP packet.
 const ARP_SENDER: usize = 14;
 const ARP_TARGET: usize = 24;
@@ -81,18 +74,18 @@ fn update(bytes: &mut [u8], at: usize, delta: Delta) -> Option<Delta> {
 /// Updates the checksum of a transport header whose pseudo header has changed; returns the field's own change.
 fn update_transport(bytes: &mut [u8], number: u8, delta: Delta) -> Option<Delta> {
     match number {
-        protocol::TCP => update(bytes, TCP_CHECKSUM, delta),
+        protocol::TCP => update(bytes, tcp::CHECKSUM, delta),
         protocol::UDP => {
-            let old = bytes.get(UDP_CHECKSUM..UDP_CHECKSUM + 2).map(|_| u16_at(bytes, UDP_CHECKSUM))?;
+            let old = bytes.get(udp::CHECKSUM..udp::CHECKSUM + 2).map(|_| u16_at(bytes, udp::CHECKSUM))?;
             // None was computed (RFC 768).
             if old == 0 {
                 return None;
             }
             let new = Some(delta.apply(old)).filter(|sum| *sum != 0).unwrap_or(u16::MAX);
-            set_u16(bytes, UDP_CHECKSUM, new);
+            set_u16(bytes, udp::CHECKSUM, new);
             Some(Delta::of(old.into(), new.into()))
         }
-        protocol::ICMPV6 => update(bytes, ICMP_CHECKSUM, delta),
+        protocol::ICMPV6 => update(bytes, icmp::CHECKSUM, delta),
         // ICMP and SCTP have no pseudo header.
         _ => None,
     }
@@ -103,7 +96,7 @@ fn replace_v4(header: &mut [u8], at: usize, map: &impl AddressMap) -> Option<Del
     let bytes = header.get(at..at + 4)?.first_chunk::<4>()?;
     let new = map.v4(u32::from_be_bytes(*bytes))?;
     let delta = replace(header, at, new.to_be_bytes())?;
-    update(header, V4_CHECKSUM, delta);
+    update(header, ipv4::CHECKSUM, delta);
     Some(delta)
 }
 
@@ -145,9 +138,9 @@ fn translate_v4(packet: &mut [u8], side: Side, map: &impl AddressMap) -> Option<
     }
     let may_quote = outer.is_some() || side == Side::Sent;
     if number == protocol::ICMP && may_quote && u32::is_error(*payload.first()?) {
-        let (icmp, quoted) = payload.split_at_mut_checked(ICMP_HEADER)?;
+        let (icmp, quoted) = payload.split_at_mut_checked(icmp_error::HEADER)?;
         let change = translate_quoted_v4(quoted, quoted_at, map)?;
-        update(icmp, ICMP_CHECKSUM, change);
+        update(icmp, icmp::CHECKSUM, change);
     }
     Some(())
 }
@@ -156,9 +149,9 @@ fn translate_v4(packet: &mut [u8], side: Side, map: &impl AddressMap) -> Option<
 fn translate_quoted_v4(quoted: &mut [u8], at: usize, map: &impl AddressMap) -> Option<Delta> {
     let (length, is_later) = header_v4(quoted)?;
     let number = quoted[9];
-    let before = u16_at(quoted, V4_CHECKSUM);
+    let before = u16_at(quoted, ipv4::CHECKSUM);
     let address = replace_v4(quoted, at, map)?;
-    let change = address.and(Delta::of(before.into(), u16_at(quoted, V4_CHECKSUM).into()));
+    let change = address.and(Delta::of(before.into(), u16_at(quoted, ipv4::CHECKSUM).into()));
     let transport = quoted.get_mut(length..).filter(|_| !is_later);
     let transport = transport.and_then(|transport| update_transport(transport, number, address));
     Some(transport.map_or(change, |transport| change.and(transport)))
@@ -184,11 +177,11 @@ fn translate_v6(packet: &mut [u8], side: Side, map: &impl AddressMap) -> Option<
     let change = if matches!(kind, ndp::SOLICITATION | ndp::ADVERTISEMENT) {
         replace_nd_target(payload, side, map)?
     } else if V6::is_error(kind) && (outer.is_some() || side == Side::Sent) {
-        translate_quoted_v6(payload.get_mut(ICMP_HEADER..)?, quoted_at, map)?
+        translate_quoted_v6(payload.get_mut(icmp_error::HEADER..)?, quoted_at, map)?
     } else {
         return Some(());
     };
-    update(payload, ICMP_CHECKSUM, change);
+    update(payload, icmp::CHECKSUM, change);
     Some(())
 }
 
