@@ -153,7 +153,14 @@ mod tests {
     use super::*;
     use crate::ports::selection::Candidates;
     use crate::ports::tests::vip;
+    use crate::ports::vip::VipPorts;
     use crate::ports::{PortRange, Stripe};
+
+    /// The choice of any port in these blocks.
+    fn any_port<'a>(vip: &'a VipPorts, owned: &'a BlockSet) -> Selection<'a> {
+        let candidates = Candidates { vip, blocks: &BlockSet::ALL, range: PortRange::default(), stripe: Stripe::ALL };
+        Selection { owned, candidates, random: 0 }
+    }
 
     #[test]
     fn a_block_is_probed_once_until_it_is_forgotten() {
@@ -161,16 +168,7 @@ mod tests {
         let mut owned = BlockSet::default();
         owned.insert(BlockId(20));
         let vip = vip(&Arc::default(), &[]);
-        let choice = Selection {
-            owned: &owned,
-            candidates: Candidates {
-                vip: &vip,
-                blocks: &BlockSet::ALL,
-                range: PortRange::default(),
-                stripe: Stripe::ALL,
-            },
-            random: 0,
-        };
+        let choice = any_port(&vip, &owned);
         let lookups = Cell::new(0);
         let none_free = |_| {
             lookups.set(lookups.get() + 1);
@@ -195,16 +193,7 @@ mod tests {
             owned.insert(BlockId(block));
         }
         let vip = vip(&Arc::default(), &[]);
-        let choice = Selection {
-            owned: &owned,
-            candidates: Candidates {
-                vip: &vip,
-                blocks: &BlockSet::ALL,
-                range: PortRange::default(),
-                stripe: Stripe::ALL,
-            },
-            random: 0,
-        };
+        let choice = any_port(&vip, &owned);
         assert_eq!(maps[0].allocate(&choice, &|_| false), None);
         let is_open = |port| port == 18 * 64;
         let found = (1..9).map(|ms| {
