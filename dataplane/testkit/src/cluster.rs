@@ -20,7 +20,7 @@ use vipgate_dataplane::wire::tunnel_auth::TagKey;
 use vipgate_dataplane::wire::vxlan::OuterHeaders;
 use vipgate_dataplane::worker::command::Command;
 
-use crate::{Gateway, INSIDE, INSIDE_MAC, POD_MAC, PolicySet, Setup, at, ends, ip, network, policy};
+use crate::{Gateway, INSIDE, INSIDE_MAC, OUTSIDE, POD_MAC, PolicySet, Setup, at, ends, ip, network, policy, tcp};
 
 /// The replication epoch once gateways have their first common membership view.
 const FIRST_EPOCH: u64 = 2;
@@ -131,6 +131,7 @@ pub fn shared_policy(count: usize) -> PolicySet {
 }
 
 /// Asserts that exactly one packet left, from this gateway and interface.
+#[track_caller]
 pub fn expect_one(
     sent: Vec<(GatewayIndex, InterfaceId, Vec<u8>)>,
     from: GatewayIndex,
@@ -281,6 +282,28 @@ impl Cluster {
     ) -> Vec<(GatewayIndex, InterfaceId, Vec<u8>)> {
         let sent = self.gateways[number].receive(0, interface, packet);
         self.deliver_tunneled(sent.into_iter().map(|(out, bytes)| (number, out, bytes)).collect())
+    }
+
+    /// A gateway receives a pod's packet, which must leave outside, at its owner; returns it as sent.
+    #[track_caller]
+    pub fn pod_sends(&mut self, number: GatewayIndex, owner: GatewayIndex, packet: &[u8]) -> Vec<u8> {
+        let sent = self.receive(number, INSIDE, packet);
+        expect_one(sent, owner, OUTSIDE, self)
+    }
+
+    /// A gateway receives a packet from outside, which must reach a pod from its owner; returns it as the pod receives it.
+    #[track_caller]
+    pub fn remote_sends(&mut self, number: GatewayIndex, owner: GatewayIndex, packet: &[u8]) -> Vec<u8> {
+        let sent = self.receive(number, OUTSIDE, packet);
+        expect_one(sent, owner, INSIDE, self)
+    }
+
+    /// A pod's handshake with a remote, at one gateway that owns it; returns the pod's external address and port.
+    pub fn connect(&mut self, number: GatewayIndex, pod: SocketAddr, remote: SocketAddr) -> SocketAddr {
+        let vip = ends(&self.pod_sends(number, number, &tcp(pod, remote, "S", 1000, 0))).0;
+        self.remote_sends(number, number, &tcp(remote, vip, "SA", 5000, 1001));
+        self.pod_sends(number, number, &tcp(pod, remote, "A", 1001, 5001));
+        vip
     }
 
     /// Delivers tunnel packets between gateways until none is left.

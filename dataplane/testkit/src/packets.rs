@@ -3,34 +3,36 @@
 use std::net::{IpAddr, SocketAddr};
 
 use etherparse::{NetSlice, PacketBuilder, SlicedPacket, TransportSlice};
+use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::wire::checksum::{checksum, sum};
 
-use crate::{INSIDE_MAC, OUTSIDE_MAC, POD_MAC, ROUTER_MAC};
+use crate::{INSIDE, INSIDE_MAC, OUTSIDE_MAC, POD_MAC, ROUTER_MAC};
 
 /// A pod and its remote, in each address family.
 pub const POD_AND_REMOTE: [(&str, &str); 2] =
     [("10.244.1.5:4000", "198.51.100.10:443"), ("[fd00:244:1::5]:4000", "[2001:db8:51::10]:443")];
 
-/// Source and destination of a packet; for ICMP echo both ports are the identifier.
-pub fn ends(bytes: &[u8]) -> (SocketAddr, SocketAddr) {
-    let parsed = SlicedPacket::from_ethernet(bytes).unwrap();
-    let (source, destination): (IpAddr, IpAddr) = match parsed.net.as_ref().unwrap() {
+/// Source and destination address of a packet.
+pub fn addresses(net: &NetSlice<'_>) -> (IpAddr, IpAddr) {
+    match net {
         NetSlice::Ipv4(v4) => (v4.header().source_addr().into(), v4.header().destination_addr().into()),
         NetSlice::Ipv6(v6) => (v6.header().source_addr().into(), v6.header().destination_addr().into()),
         NetSlice::Arp(_) => panic!("ARP has no IP endpoints"),
-    };
-    let (source_port, destination_port) = match parsed.transport.unwrap() {
-        TransportSlice::Tcp(tcp) => (tcp.source_port(), tcp.destination_port()),
-        TransportSlice::Udp(udp) => (udp.source_port(), udp.destination_port()),
-        TransportSlice::Icmpv4(icmp) => {
-            let id = u16::from_be_bytes(icmp.slice()[4..6].try_into().unwrap());
-            (id, id)
-        }
-        TransportSlice::Icmpv6(icmp) => {
-            let id = u16::from_be_bytes(icmp.slice()[4..6].try_into().unwrap());
-            (id, id)
-        }
-        TransportSlice::Igmp(_) => panic!("IGMP has no ports"),
+    }
+}
+
+/// Source and destination of a packet; for ICMP echo both ports are the identifier.
+pub fn ends(bytes: &[u8]) -> (SocketAddr, SocketAddr) {
+    let parsed = SlicedPacket::from_ethernet(bytes).unwrap();
+    let net = parsed.net.as_ref().unwrap();
+    let (source, destination) = addresses(net);
+    let payload = net.ip_payload_ref().unwrap().payload;
+    let at = |offset: usize| u16::from_be_bytes(payload[offset..offset + 2].try_into().unwrap());
+    let [source_port, destination_port] = match parsed.transport {
+        Some(TransportSlice::Icmpv4(_) | TransportSlice::Icmpv6(_)) => [4, 4].map(at),
+        Some(TransportSlice::Igmp(_)) => panic!("IGMP has no ports"),
+        // SCTP is not parsed further.
+        Some(TransportSlice::Tcp(_) | TransportSlice::Udp(_)) | None => [0, 2].map(at),
     };
     ((source, source_port).into(), (destination, destination_port).into())
 }
@@ -127,6 +129,39 @@ pub fn on_ip(source: SocketAddr, destination: SocketAddr) -> etherparse::PacketB
         (IpAddr::V6(from), IpAddr::V6(to)) => builder.ipv6(from.octets(), to.octets(), 64),
         _ => panic!("mixed address families"),
     }
+}
+
+/// A packet with the MAC addresses of a link, whatever its IP source.
+pub fn on_link(interface: InterfaceId, mut frame: Vec<u8>) -> Vec<u8> {
+    let macs = if interface == INSIDE { [INSIDE_MAC, POD_MAC] } else { [OUTSIDE_MAC, ROUTER_MAC] };
+    frame[..12].copy_from_slice(&macs.concat());
+    frame
+}
+
+/// The IP fragments of a packet without options, with at most `size` bytes of data each.
+pub fn ip_fragments(frame: &[u8], size: usize, id: u32) -> Vec<Vec<u8>> {
+    let v4 = frame[12] == 8;
+    let (header, data) = frame.split_at(if v4 { 34 } else { 54 });
+    let count = data.chunks(size).count();
+    let fragment = |(n, part): (usize, &[u8])| {
+        let (more, offset) = (u16::from(n + 1 < count), (n * size / 8) as u16);
+        let mut bytes = header.to_vec();
+        if v4 {
+            bytes[16..18].copy_from_slice(&(20 + part.len() as u16).to_be_bytes());
+            bytes[18..20].copy_from_slice(&(id as u16).to_be_bytes());
+            bytes[20..22].copy_from_slice(&(more << 13 | offset).to_be_bytes());
+            update_header_checksum(&mut bytes);
+        } else {
+            bytes[18..20].copy_from_slice(&(8 + part.len() as u16).to_be_bytes());
+            let protocol = std::mem::replace(&mut bytes[20], 44);
+            bytes.extend([protocol, 0]);
+            bytes.extend((offset << 3 | more).to_be_bytes());
+            bytes.extend(id.to_be_bytes());
+        }
+        bytes.extend(part);
+        bytes
+    };
+    data.chunks(size).enumerate().map(fragment).collect()
 }
 
 /// The sequence number of a TCP packet over IPv4 without IP options.

@@ -49,6 +49,22 @@ pub fn service(backends: &[BackendSpec]) -> ServiceSpec {
     }
 }
 
+/// The Service `api` with a second TCP port, 81, in front of the same target port.
+pub fn with_second_port(backends: &[BackendSpec]) -> ServiceSpec {
+    let mut api = service(backends);
+    api.ports.push(ServicePortSpec { name: "alternative".into(), protocol: 6, port: 81 });
+    api.backends.iter_mut().for_each(|backend| backend.ports.push(8080));
+    api
+}
+
+/// A Service at one VIP, with these TCP ports in front of one target port of these backends.
+pub fn tcp_service(name: &str, vip: &str, ports: &[u16], target: u16, backends: &[BackendSpec]) -> ServiceSpec {
+    let port = |&port: &u16| ServicePortSpec { name: port.to_string().into(), protocol: 6, port };
+    let backend = |it: &BackendSpec| BackendSpec { ports: vec![target; ports.len()], ..it.clone() };
+    let api = service(&backends.iter().map(backend).collect::<Vec<_>>());
+    ServiceSpec { name: name.into(), vips: vec![ip(vip)], ports: ports.iter().map(port).collect(), ..api }
+}
+
 /// The two pods of tenant a, in each address family.
 pub fn both_pods() -> Vec<BackendSpec> {
     ["10.244.1.5", "10.244.1.6", "fd00:244:1::5", "fd00:244:1::6"].map(backend).into()

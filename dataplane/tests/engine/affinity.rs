@@ -127,12 +127,9 @@ fn sticky_cluster(setup: &Setup, service: &ServiceSpec) -> Cluster {
 /// A client opens a connection at a gateway; returns its backend.
 fn open(cluster: &mut Cluster, number: GatewayIndex, (client, vip): (IpAddr, IpAddr), port: u16) -> SocketAddr {
     let (client, vip): (SocketAddr, SocketAddr) = ((client, port).into(), (vip, 80).into());
-    let sent = cluster.receive(number, OUTSIDE, &tcp(client, vip, "S", 1000, 0));
-    let backend = ends(&expect_one(sent, number, INSIDE, cluster)).1;
-    let sent = cluster.receive(number, INSIDE, &tcp(backend, client, "SA", 5000, 1001));
-    expect_one(sent, number, OUTSIDE, cluster);
-    let sent = cluster.receive(number, OUTSIDE, &tcp(client, vip, "A", 1001, 5001));
-    expect_one(sent, number, INSIDE, cluster);
+    let backend = ends(&cluster.remote_sends(number, number, &tcp(client, vip, "S", 1000, 0))).1;
+    cluster.pod_sends(number, number, &tcp(backend, client, "SA", 5000, 1001));
+    cluster.remote_sends(number, number, &tcp(client, vip, "A", 1001, 5001));
     backend
 }
 
@@ -164,8 +161,7 @@ fn a_connection_reaches_its_backend_through_any_gateway_after_a_scale_up() {
     cluster.change_policy(|set| set.services = vec![sticky(&more())]);
     for (&(client, vip), backend) in clients.iter().zip(&before) {
         let segment = tcp((client, 1000).into(), (vip, 80).into(), "A", 1001, 5001);
-        let sent = cluster.receive(1, OUTSIDE, &segment);
-        assert_eq!(ends(&expect_one(sent, 1, INSIDE, &cluster)).1, *backend);
+        assert_eq!(ends(&cluster.remote_sends(1, 1, &segment)).1, *backend);
     }
 }
 
@@ -228,17 +224,13 @@ fn a_client_that_is_confirmed_late_is_sent_later() {
     let (client, vip) = (at("198.51.100.10:1000"), (ip(VIP_OF_ONE), 53).into());
     let query = |port: u16| packet(Protocol::Udp, (client.ip(), port).into(), vip);
     let mut cluster = sticky_cluster(&Setup::default(), &sticky_at_one(&few()));
-    let sent = cluster.receive(1, OUTSIDE, &query(1000));
-    let backend = ends(&expect_one(sent, 1, INSIDE, &cluster)).1;
+    let backend = ends(&cluster.remote_sends(1, 1, &query(1000))).1;
     // Its session is replicated meanwhile.
     cluster.advance(400);
-    let sent = cluster.receive(1, INSIDE, &packet(Protocol::Udp, backend, client));
-    expect_one(sent, 1, OUTSIDE, &cluster);
-    let sent = cluster.receive(1, OUTSIDE, &query(1000));
-    expect_one(sent, 1, INSIDE, &cluster);
+    cluster.pod_sends(1, 1, &packet(Protocol::Udp, backend, client));
+    cluster.remote_sends(1, 1, &query(1000));
     cluster.advance(2_000);
     cluster.change_policy(|set| set.services = vec![sticky_at_one(&more())]);
     cluster.kill(1);
-    let sent = cluster.receive(2, OUTSIDE, &query(2000));
-    assert_eq!(ends(&expect_one(sent, 2, INSIDE, &cluster)).1, backend);
+    assert_eq!(ends(&cluster.remote_sends(2, 2, &query(2000))).1, backend);
 }

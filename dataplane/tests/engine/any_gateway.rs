@@ -10,10 +10,10 @@ use proptest::sample::{Index, select};
 use proptest::test_runner::TestCaseResult;
 use vipgate_coverage::{Coverage, property};
 use vipgate_dataplane::flow::ids::InterfaceId;
-use vipgate_dataplane::policy::spec::{ClusterSpec, ServicePortSpec, ServiceSpec};
+use vipgate_dataplane::policy::spec::ClusterSpec;
 use vipgate_dataplane::wire::icmp_error::IcmpError;
 use vipgate_testkit::cluster::{Cluster, MemberState};
-use vipgate_testkit::services::{backend, both_pods, service};
+use vipgate_testkit::services::{backend, both_pods, service, tcp_service};
 use vipgate_testkit::*;
 
 use crate::batch_boundaries::config;
@@ -141,7 +141,13 @@ impl Run<'_> {
                 ["198.51.100.11/32", "2001:db8:51::11/128"].map(|net| net.parse().unwrap()).into();
             let pods = ["10.244.0.0/16", "fd00:244::/32"].map(|net| net.parse().unwrap()).into();
             set.cluster = ClusterSpec { pods, others: vec![], drop_uncovered: true };
-            set.services = vec![service(&both_pods()), at_one_gateway(), alone()];
+            set.services = vec![
+                service(&both_pods()),
+                // At the VIP of one gateway, with two ports in front of the same pods and ports as the first.
+                tcp_service("Service tenant/web", "192.0.2.11", &[80, 81], 8080, &both_pods()),
+                // Of all gateways, with a backend that has no other frontend.
+                tcp_service("Service tenant/alone", "192.0.2.10", &[90], 9090, &[backend("10.244.1.5")]),
+            ];
         });
         cluster.gateways.iter_mut().for_each(Gateway::skip_counter_check);
         let (flows, questions) = Default::default();
@@ -399,26 +405,6 @@ impl Run<'_> {
 fn remote_of(is_from_it: bool, packet: &[u8]) -> SocketAddr {
     let (source, destination) = ends(packet);
     if is_from_it { source } else { destination }
-}
-
-/// A Service at the VIP of one gateway, with two ports in front of the same pods and ports as the Service of all gateways.
-fn at_one_gateway() -> ServiceSpec {
-    let port = |name: &str, port| ServicePortSpec { name: name.into(), protocol: 6, port };
-    let api = service(&both_pods());
-    let mut backends = api.backends.clone();
-    for backend in &mut backends {
-        backend.ports = vec![8080, 8080];
-    }
-    let (vips, ports) = (vec![ip("192.0.2.11")], vec![port("web", 80), port("alternative", 81)]);
-    ServiceSpec { name: "Service tenant/web".into(), vips, ports, backends, ..api }
-}
-
-/// A Service of all gateways whose backend has no other frontend.
-fn alone() -> ServiceSpec {
-    let mut one = backend("10.244.1.5");
-    one.ports = vec![9090];
-    let ports = vec![ServicePortSpec { name: "".into(), protocol: 6, port: 90 }];
-    ServiceSpec { name: "Service tenant/alone".into(), vips: vec![ip("192.0.2.10")], ports, ..service(&[one]) }
 }
 
 #[test]

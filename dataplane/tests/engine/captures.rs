@@ -12,7 +12,7 @@ use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::flow::verdict::Verdict;
 use vipgate_dataplane::observe::capture::{CaptureFilter, CapturedPacket, OutcomeFilter};
-use vipgate_testkit::{INSIDE, OUTSIDE};
+use vipgate_testkit::{INSIDE, OUTSIDE, addresses};
 
 use crate::scenario::{Scenario, Step, steps};
 
@@ -42,17 +42,13 @@ fn ends(packet: &[u8]) -> Option<([IpAddr; 2], u8, Option<[u16; 2]>)> {
         Some(TransportSlice::Tcp(tcp)) => Some([tcp.source_port(), tcp.destination_port()]),
         _ => None,
     };
-    match packet.net? {
-        NetSlice::Ipv4(v4) => {
-            let header = v4.header();
-            Some(([header.source_addr().into(), header.destination_addr().into()], header.protocol().0, ports))
-        }
-        NetSlice::Ipv6(v6) => {
-            let header = v6.header();
-            Some(([header.source_addr().into(), header.destination_addr().into()], header.next_header().0, ports))
-        }
-        NetSlice::Arp(_) => None,
-    }
+    let net = packet.net?;
+    let protocol = match &net {
+        NetSlice::Ipv4(v4) => v4.header().protocol().0,
+        NetSlice::Ipv6(v6) => v6.header().next_header().0,
+        NetSlice::Arp(_) => return None,
+    };
+    Some((addresses(&net).into(), protocol, ports))
 }
 
 /// Whether a filter matches a packet before or after processing; in a tunnel, the inner packet counts, too.

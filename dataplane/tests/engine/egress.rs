@@ -32,7 +32,6 @@ fn egress_is_translated_to_the_vip_and_replies_to_the_pod() {
             assert_eq!(&received[0].1[..12], [POD_MAC, INSIDE_MAC].concat());
             assert_eq!(gateway.sessions(), 1);
             assert_eq!((gateway.forwarded(Direction::Egress), gateway.forwarded(Direction::Reply)), (1, 1));
-            assert!(gateway.drops().is_empty());
             gateway.assert_delta("egress 1, reply 1, created 1");
         }
     }
@@ -131,7 +130,6 @@ fn packets_to_a_pod_without_a_route_of_its_own_stay_inside() {
     let seen = gateway.pod_sends(&packet(Protocol::Udp, at("10.244.1.21:4000"), at("198.51.100.200:53")));
     gateway.set_network(without_pods());
     assert_eq!(gateway.receive(0, OUTSIDE, &reply_to(&seen, Protocol::Udp)).len(), 1, "an ICMP error");
-    assert_eq!(gateway.drops(), [(DropReason::NoRoute, 1)].into());
     gateway.assert_delta("unchanged 1, drop no_route 1, replies sent 1");
 }
 
@@ -184,7 +182,6 @@ fn a_reply_from_the_wrong_side_is_dropped() {
     let seen = gateway.pod_sends(&packet(Protocol::Udp, at("10.244.1.5:4000"), at("198.51.100.10:53")));
     let forged = with_destination_mac(reply_to(&seen, Protocol::Udp), INSIDE_MAC);
     assert_eq!(gateway.receive(0, INSIDE, &forged), vec![]);
-    assert_eq!(gateway.drops(), [(DropReason::SpoofedSource, 1)].into());
     gateway.assert_delta("egress 1, drop spoofed_source 1, created 1");
 }
 

@@ -19,8 +19,8 @@ fn open_sessions(
 ) -> Vec<(Vec<u8>, Vec<u8>)> {
     let open = |port| {
         let request = packet(Protocol::Udp, at(&format!("{pod}:{port}")), at(REMOTE));
-        let sent = cluster.receive(gateway, INSIDE, &request);
-        (request, expect_one(sent, gateway, OUTSIDE, cluster))
+        let seen = cluster.pod_sends(gateway, gateway, &request);
+        (request, seen)
     };
     ports.map(open).collect()
 }
@@ -33,8 +33,7 @@ fn assert_continue(
     sessions: &[(Vec<u8>, Vec<u8>)],
 ) {
     for (request, seen) in sessions {
-        let again = cluster.receive(receiver, INSIDE, request);
-        assert_eq!(ends(&expect_one(again, owner, OUTSIDE, cluster)), ends(seen));
+        assert_eq!(ends(&cluster.pod_sends(receiver, owner, request)), ends(seen));
     }
 }
 
@@ -49,19 +48,18 @@ fn sessions_of_a_failed_gateway_continue_with_their_ports() {
         cluster.kill(0);
         for (request, seen) in &sessions {
             // The network picks any of the remaining gateways.
-            let received = cluster.receive(2, OUTSIDE, &reply_to(seen, Protocol::Udp));
-            let received = expect_one(received, 1, INSIDE, &cluster);
+            let received = cluster.remote_sends(2, 1, &reply_to(seen, Protocol::Udp));
             assert_eq!(ends(&received).1, ends(request).0);
-            let again = cluster.receive(2, INSIDE, request);
-            assert_eq!(ends(&expect_one(again, 1, OUTSIDE, &cluster)), ends(seen));
+            assert_eq!(ends(&cluster.pod_sends(2, 1, request)), ends(seen));
         }
         assert_eq!((cluster.gateways[1].sessions(), cluster.standby_sessions(1)), (50, 0), "all are active");
         // New sessions get other ports of the failed gateway's blocks.
         let used: Vec<u16> = sessions.iter().map(|(_, seen)| ends(seen).0.port()).collect();
         for port in 5000..5100 {
-            let sent =
-                cluster.receive(1, INSIDE, &packet(Protocol::Udp, at(&format!("10.244.1.5:{port}")), at(REMOTE)));
-            let seen = ends(&expect_one(sent, 1, OUTSIDE, &cluster)).0.port();
+            let seen =
+                ends(&cluster.pod_sends(1, 1, &packet(Protocol::Udp, at(&format!("10.244.1.5:{port}")), at(REMOTE))))
+                    .0
+                    .port();
             assert!(!used.contains(&seen) && (seen / 64).is_multiple_of(3), "{seen}");
         }
         cluster.assert_delta(&[
@@ -100,10 +98,8 @@ fn a_returning_gateway_takes_back_its_sessions_and_those_opened_meanwhile() {
     let before = open_sessions(&mut cluster, 0, "10.244.1.5", 4000..4020);
     cluster.advance(200);
     cluster.kill(0);
-    let deliver_reply = |cluster: &mut Cluster, seen: &[u8], owner| {
-        let received = cluster.receive(2, OUTSIDE, &reply_to(seen, Protocol::Udp));
-        expect_one(received, owner, INSIDE, cluster)
-    };
+    let deliver_reply =
+        |cluster: &mut Cluster, seen: &[u8], owner| cluster.remote_sends(2, owner, &reply_to(seen, Protocol::Udp));
     before.iter().take(10).for_each(|(_, seen)| drop(deliver_reply(&mut cluster, seen, 1)));
     let meanwhile = open_sessions(&mut cluster, 1, "10.244.1.5", 5000..5020);
     // It returns with only the sessions from before the failure, and isn't active yet.
@@ -114,8 +110,7 @@ fn a_returning_gateway_takes_back_its_sessions_and_those_opened_meanwhile() {
     cluster.publish_views();
     for (request, seen) in before.iter().take(10).chain(&meanwhile) {
         deliver_reply(&mut cluster, seen, 0);
-        let again = cluster.receive(1, INSIDE, request);
-        assert_eq!(ends(&expect_one(again, 0, OUTSIDE, &cluster)), ends(seen));
+        assert_eq!(ends(&cluster.pod_sends(1, 0, request)), ends(seen));
     }
     let first_packet = packet(Protocol::Udp, at("10.244.1.5:6000"), at(REMOTE));
     assert_eq!(cluster.receive(0, INSIDE, &first_packet), vec![], "not before it may open sessions");
@@ -150,8 +145,7 @@ fn a_moved_shard_includes_sessions_that_were_not_replicated_yet() {
         "sessions that the receiver lacks, and only once"
     );
     for (request, seen) in replicated.iter().chain(&new) {
-        let again = cluster.receive(2, INSIDE, request);
-        assert_eq!(ends(&expect_one(again, 1, OUTSIDE, &cluster)), ends(seen));
+        assert_eq!(ends(&cluster.pod_sends(2, 1, request)), ends(seen));
     }
     cluster.advance(200);
     cluster.full_sync(1, 0);
@@ -199,7 +193,7 @@ fn packets_of_an_unreplicated_session_wait_at_the_new_owner() {
     for workers in [1, 2] {
         let mut cluster = Cluster::new(3, &Setup { workers, ..Setup::default() });
         let (pod, remote) = (at("10.244.1.5:4000"), at(REMOTE));
-        let seen = expect_one(cluster.receive(0, INSIDE, &tcp(pod, remote, "S", 1000, 0)), 0, OUTSIDE, &cluster);
+        let seen = cluster.pod_sends(0, 0, &tcp(pod, remote, "S", 1000, 0));
         begin_shard_move(&mut cluster);
         let reply = tcp(remote, ends(&seen).0, "SA", 5000, 1001);
         assert_eq!(cluster.receive(1, OUTSIDE, &reply), vec![]);
@@ -240,10 +234,8 @@ fn a_gateway_with_an_old_view_reaches_the_owner_via_the_former_one() {
     cluster.publish_view(0);
     cluster.publish_view(1);
     let first_packet = |port: u16| packet(Protocol::Udp, at(&format!("10.244.1.5:{port}")), at(REMOTE));
-    let sent = cluster.receive(2, INSIDE, &first_packet(4000));
-    let seen = expect_one(sent, 1, OUTSIDE, &cluster);
-    let reply = cluster.receive(2, OUTSIDE, &reply_to(&seen, Protocol::Udp));
-    assert_eq!(ends(&expect_one(reply, 1, INSIDE, &cluster)).1, at("10.244.1.5:4000"));
+    let seen = cluster.pod_sends(2, 1, &first_packet(4000));
+    assert_eq!(ends(&cluster.remote_sends(2, 1, &reply_to(&seen, Protocol::Udp))).1, at("10.244.1.5:4000"));
     assert_eq!(cluster.tunneled, 4);
     // If two gateways take each other for the owner, a packet is not forwarded again once it has come back.
     cluster.members[0].active = true;
@@ -270,10 +262,7 @@ fn a_gateway_with_an_old_view_reaches_the_owner_via_the_former_one() {
 
 /// Opens a pod's connection via the first gateway, and replicates it; returns the pod's external address and port.
 fn connect(cluster: &mut Cluster, pod: SocketAddr, remote: SocketAddr) -> SocketAddr {
-    let seen = expect_one(cluster.receive(0, INSIDE, &tcp(pod, remote, "S", 1000, 0)), 0, OUTSIDE, cluster);
-    let vip = ends(&seen).0;
-    expect_one(cluster.receive(0, OUTSIDE, &tcp(remote, vip, "SA", 5000, 1001)), 0, INSIDE, cluster);
-    expect_one(cluster.receive(0, INSIDE, &tcp(pod, remote, "A", 1001, 5001)), 0, OUTSIDE, cluster);
+    let vip = cluster.connect(0, pod, remote);
     cluster.advance(200);
     vip
 }
@@ -290,14 +279,14 @@ fn a_moved_shard_includes_changes_that_were_not_replicated_yet() {
         cluster.publish_views();
     };
     all_linked(&mut cluster, false);
-    expect_one(cluster.receive(0, INSIDE, &tcp(pod, remote, "FA", 1001, 5001)), 0, OUTSIDE, &cluster);
-    expect_one(cluster.receive(0, OUTSIDE, &reply("FA", 5001, 1002)), 0, INSIDE, &cluster);
+    cluster.pod_sends(0, 0, &tcp(pod, remote, "FA", 1001, 5001));
+    cluster.remote_sends(0, 0, &reply("FA", 5001, 1002));
     // The shard moves before the gateways reconnect; then the former owner sends what has changed.
     cluster.members[0] = MemberState { active: false, connected: false, may_open: false };
     cluster.publish_views();
     all_linked(&mut cluster, true);
     assert_eq!(cluster.full_sync(0, 1), 1);
-    expect_one(cluster.receive(1, INSIDE, &tcp(pod, remote, "A", 1002, 5002)), 1, OUTSIDE, &cluster);
+    cluster.pod_sends(1, 1, &tcp(pod, remote, "A", 1002, 5002));
     assert_eq!(cluster.gateways[1].sessions(), 1);
     cluster.advance(5_000);
     assert_eq!(cluster.gateways[1].sessions(), 0, "closed: 4 s here, established would be 30 s");
@@ -314,18 +303,18 @@ fn a_failed_over_connection_is_resynchronized_by_both_directions() {
     // Each side has sent gigabytes by now. An off-path sender forges the remote's segments, and a reset after them.
     let (own, other) = (3_000_000_000, 2_000_000_000);
     let forge = |cluster: &mut Cluster| {
-        expect_one(cluster.receive(1, OUTSIDE, &reply("PA", 700_000, 9)), 1, INSIDE, cluster);
-        expect_one(cluster.receive(1, OUTSIDE, &reply("R", 700_000, 0)), 1, INSIDE, cluster);
+        cluster.remote_sends(1, 1, &reply("PA", 700_000, 9));
+        cluster.remote_sends(1, 1, &reply("R", 700_000, 0));
     };
     forge(&mut cluster);
-    expect_one(cluster.receive(1, INSIDE, &tcp(pod, remote, "PA", own, other)), 1, OUTSIDE, &cluster);
+    cluster.pod_sends(1, 1, &tcp(pod, remote, "PA", own, other));
     forge(&mut cluster);
-    expect_one(cluster.receive(1, OUTSIDE, &reply("A", other, own)), 1, INSIDE, &cluster);
-    expect_one(cluster.receive(1, INSIDE, &tcp(pod, remote, "A", own, other)), 1, OUTSIDE, &cluster);
+    cluster.remote_sends(1, 1, &reply("A", other, own));
+    cluster.pod_sends(1, 1, &tcp(pod, remote, "A", own, other));
     forge(&mut cluster);
     cluster.advance(5_000);
     assert_eq!(cluster.gateways[1].sessions(), 1, "open: 30 s here");
-    expect_one(cluster.receive(1, OUTSIDE, &reply("R", other, 0)), 1, INSIDE, &cluster);
+    cluster.remote_sends(1, 1, &reply("R", other, 0));
     cluster.advance(5_000);
     assert_eq!(cluster.gateways[1].sessions(), 0, "reset: 4 s here");
     cluster.skip_counter_check();
@@ -365,7 +354,7 @@ fn without_a_lease_only_replicated_sessions_continue() {
     cluster.gateways[0].lease.renew(now.plus(10));
     cluster.advance(50);
     for (request, _) in &replicated {
-        expect_one(cluster.receive(0, INSIDE, request), 0, OUTSIDE, &cluster);
+        cluster.pod_sends(0, 0, request);
     }
     for (request, _) in &new {
         assert_eq!(cluster.receive(0, INSIDE, request), vec![]);
@@ -377,7 +366,7 @@ fn without_a_lease_only_replicated_sessions_continue() {
     assert_eq!(cluster.receive(0, INSIDE, &replicated[0].0), vec![]);
     let now = cluster.gateways[0].now;
     cluster.gateways[0].lease.renew(now.plus(1_000));
-    expect_one(cluster.receive(0, INSIDE, &replicated[0].0), 0, OUTSIDE, &cluster);
+    cluster.pod_sends(0, 0, &replicated[0].0);
     cluster.assert_delta(&["egress 16, drop no_lease 7, created 10", "", ""]);
 }
 

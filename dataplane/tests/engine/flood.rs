@@ -52,7 +52,6 @@ fn a_flood_to_one_vip_is_limited_to_the_embryonic_bound() {
         for (n, backend) in backends.into_iter().enumerate() {
             exchange_data(&mut gateway, 1000 + n as u16, backend);
         }
-        assert_eq!(gateway.drops(), [].into());
         gateway.assert_delta("inbound 5303, service_reply 202, ended evicted 4700, created 5101");
     }
 }
@@ -191,23 +190,12 @@ fn a_client_is_confirmed_by_what_only_a_receiver_knows() {
     gateway.assert_delta("inbound 12, service_reply 4, ended idle 2, created 3");
 }
 
-/// A segment with data in two fragments.
-fn tcp_fragments(source: SocketAddr, destination: SocketAddr, sequence: u32, ack: u32) -> [Vec<u8>; 2] {
-    const HEADERS: usize = 14 + 20;
-    // A TCP header, and the first bytes of the data.
-    const FIRST: usize = 24;
+/// A segment in two fragments: a TCP header with the first bytes of the data, and the rest.
+fn tcp_fragments(source: SocketAddr, destination: SocketAddr, sequence: u32, ack: u32) -> Vec<Vec<u8>> {
     let mut segment = Vec::new();
     let builder = on_ip(source, destination).tcp(source.port(), destination.port(), sequence, 64_000).ack(ack);
-    builder.write(&mut segment, &[7; 40]).unwrap();
-    [0..FIRST, FIRST..segment.len() - HEADERS].map(|range| {
-        let offset = (range.start / 8) as u16 | if range.start == 0 { 1 << 13 } else { 0 };
-        let mut fragment = [&segment[..HEADERS], &segment[HEADERS..][range.clone()]].concat();
-        fragment[16..18].copy_from_slice(&(20 + range.len() as u16).to_be_bytes());
-        fragment[18..20].copy_from_slice(&4711_u16.to_be_bytes());
-        fragment[20..22].copy_from_slice(&offset.to_be_bytes());
-        update_header_checksum(&mut fragment);
-        fragment
-    })
+    builder.write(&mut segment, &[7; 20]).unwrap();
+    ip_fragments(&segment, 24, 4711)
 }
 
 /// A later fragment has no sequence numbers, so it confirms nothing and doesn't refresh the session.
@@ -222,8 +210,7 @@ fn fragments_of_blind_segments_do_not_confirm_a_client() {
     assert!(!is_confirmed(&gateway, spoofed_client(1), 80));
     for _ in 0..3 {
         gateway.advance(1_900);
-        let [_, fragment] = tcp_fragments(spoofed_client(1), vip(80), 70_000, 9_000_000);
-        gateway.receive(0, OUTSIDE, &fragment);
+        gateway.receive(0, OUTSIDE, &tcp_fragments(spoofed_client(1), vip(80), 70_000, 9_000_000)[1]);
     }
     assert_eq!(gateway.sessions(), 0, "four seconds, and one for the expiry sweep");
     // Valid numbers count in fragments, too.

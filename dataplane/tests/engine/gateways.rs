@@ -2,15 +2,13 @@
 
 use std::net::SocketAddr;
 
-use vipgate_dataplane::flow::direction::Direction;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::flow::ids::InterfaceId;
-use vipgate_dataplane::policy::spec::{BackendSpec, ServicePortSpec, ServiceSpec};
 use vipgate_dataplane::wire::icmp_error::IcmpError;
 use vipgate_testkit::cluster::*;
-use vipgate_testkit::services::service;
 use vipgate_testkit::*;
 
+use crate::fragments::udp_fragments;
 use crate::icmp::{error_about, quoted};
 
 #[test]
@@ -19,19 +17,13 @@ fn a_reply_at_any_gateway_reaches_the_pod_via_its_owner() {
         for (pod, remote) in POD_AND_REMOTE {
             for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Echo] {
                 let mut cluster = Cluster::with_tunnel_family(3, &Setup::default(), v6);
-                let sent = cluster.receive(0, INSIDE, &packet(protocol, at(pod), at(remote)));
-                let seen = expect_one(sent, 0, OUTSIDE, &cluster);
+                let seen = cluster.pod_sends(0, 0, &packet(protocol, at(pod), at(remote)));
                 assert_eq!(cluster.tunneled, 0, "no tunnel to its home gateway");
                 for number in 0..3 {
-                    let received = cluster.receive(number, OUTSIDE, &reply_to(&seen, protocol));
-                    let received = expect_one(received, 0, INSIDE, &cluster);
+                    let received = cluster.remote_sends(number, 0, &reply_to(&seen, protocol));
                     assert_eq!(ends(&received).1, at(pod), "{protocol:?} at {number}");
                 }
                 assert_eq!(cluster.tunneled, 2);
-                assert_eq!(cluster.gateways[1].forwarded(Direction::PeerOut), 1);
-                assert_eq!(cluster.gateways[0].forwarded(Direction::PeerIn), 2);
-                assert_eq!(cluster.gateways[0].forwarded(Direction::Reply), 3);
-                assert_eq!(cluster.drops(), [].into());
                 cluster.assert_delta(&["egress 1, reply 3, peer_in 2, created 1", "peer_out 1", "peer_out 1"]);
             }
         }
@@ -43,12 +35,7 @@ fn a_pods_packet_at_another_gateway_is_sent_by_its_owner() {
     for (pod, remote) in POD_AND_REMOTE {
         let mut cluster = three_gateways();
         let request = packet(Protocol::Udp, at(pod), at(remote));
-        let seen: Vec<_> = (0..3)
-            .map(|number| {
-                let sent = cluster.receive(number, INSIDE, &request);
-                ends(&expect_one(sent, 0, OUTSIDE, &cluster)).0
-            })
-            .collect();
+        let seen: Vec<_> = (0..3).map(|number| ends(&cluster.pod_sends(number, 0, &request)).0).collect();
         assert!(seen.iter().all(|vip| *vip == seen[0]), "one session: {seen:?}");
         assert_eq!((cluster.gateways[0].sessions(), cluster.tunneled), (1, 2));
         assert_eq!(seen[0].port() / 64 % 3, 0, "a port of its home gateway's blocks");
@@ -91,8 +78,7 @@ fn unknown_and_malformed_tunnel_packets_are_dropped() {
         }
         assert_eq!(cluster.gateways[0].drops().get(&reason).copied(), Some(before + 1), "{reason:?}");
     }
-    let accepted = cluster.receive(0, INSIDE, &tunnel("10.2.0.2", 0x76_7009, &inner));
-    expect_one(accepted, 0, OUTSIDE, &cluster);
+    cluster.pod_sends(0, 0, &tunnel("10.2.0.2", 0x76_7009, &inner));
     cluster.assert_delta(&[
         "egress 1, peer_in 4, drop no_policy 1, drop malformed 2, drop no_owner 1, drop peer_unknown 6, created 1",
         "",
@@ -103,8 +89,7 @@ fn unknown_and_malformed_tunnel_packets_are_dropped() {
 #[test]
 fn packets_larger_than_the_tunnel_mtu_are_fragmented_or_rejected() {
     let mut cluster = three_gateways();
-    let seen = cluster.receive(0, INSIDE, &packet(Protocol::Udp, at("10.244.1.5:4000"), at(REMOTE)));
-    let (vip, remote) = ends(&expect_one(seen, 0, OUTSIDE, &cluster));
+    let (vip, remote) = ends(&cluster.pod_sends(0, 0, &packet(Protocol::Udp, at("10.244.1.5:4000"), at(REMOTE))));
     let error = cluster.receive(1, OUTSIDE, &large_reply(remote, vip, false));
     let error = expect_one(error, 1, OUTSIDE, &cluster);
     assert_eq!((error[34], error[35], u16::from_be_bytes([error[40], error[41]])), (3, 4, 1450));
@@ -142,8 +127,7 @@ fn resolve_neighbor(
 #[test]
 fn tunneled_packets_await_neighbor_resolution() {
     let mut cluster = three_gateways();
-    let seen = cluster.receive(0, INSIDE, &packet(Protocol::Udp, at("10.244.1.5:4000"), at(REMOTE)));
-    let seen = expect_one(seen, 0, OUTSIDE, &cluster);
+    let seen = cluster.pod_sends(0, 0, &packet(Protocol::Udp, at("10.244.1.5:4000"), at(REMOTE)));
     let (vip, remote) = ends(&seen);
     for (reply, count) in [(reply_to(&seen, Protocol::Udp), 1), (large_reply(remote, vip, true), 2)] {
         remove_neighbors_inside(&mut cluster, 1);
@@ -173,17 +157,20 @@ fn an_owners_icmp_error_awaits_neighbor_resolution() {
 fn a_clients_connection_keeps_its_backend_at_any_gateway() {
     use vipgate_testkit::services::*;
     let mut cluster = three_gateways();
-    let set = PolicySet { services: vec![service(&both_pods())], ..shared_policy(3) };
-    cluster.gateways.iter_mut().for_each(|gateway| gateway.set_policy(&set));
+    cluster.change_policy(|set| set.services = vec![service(&both_pods())]);
     for (client, vip) in CLIENTS.iter().zip(VIPS) {
         let (client, vip) = (at(client), (ip(vip), 80).into());
-        let first = cluster.receive(0, OUTSIDE, &tcp(client, vip, "S", 1000, 0));
-        let backend = ends(&expect_one(first, 0, INSIDE, &cluster)).1;
+        let backend = ends(&cluster.remote_sends(0, 0, &tcp(client, vip, "S", 1000, 0))).1;
         for number in 0..3 {
-            let reply = cluster.receive(number, INSIDE, &tcp(backend, client, "SA", 5000, 1001));
-            assert_eq!(ends(&expect_one(reply, number, OUTSIDE, &cluster)), (vip, client));
-            let segment = cluster.receive(number, OUTSIDE, &tcp(client, vip, "A", 1001, 5001));
-            assert_eq!(ends(&expect_one(segment, number, INSIDE, &cluster)).1, backend, "at {number}");
+            assert_eq!(
+                ends(&cluster.pod_sends(number, number, &tcp(backend, client, "SA", 5000, 1001))),
+                (vip, client)
+            );
+            assert_eq!(
+                ends(&cluster.remote_sends(number, number, &tcp(client, vip, "A", 1001, 5001))).1,
+                backend,
+                "at {number}"
+            );
         }
     }
     assert_eq!(
@@ -202,24 +189,8 @@ fn a_clients_connection_keeps_its_backend_at_any_gateway() {
 #[test]
 fn fragments_at_several_gateways_reach_the_owner() {
     let mut cluster = three_gateways();
-    let seen = cluster.receive(0, INSIDE, &packet(Protocol::Udp, at("10.244.1.5:4000"), at(REMOTE)));
-    let (vip, remote) = ends(&expect_one(seen, 0, OUTSIDE, &cluster));
-    let whole = {
-        let mut frame = Vec::new();
-        let (std::net::IpAddr::V4(from), std::net::IpAddr::V4(to)) = (remote.ip(), vip.ip()) else { panic!() };
-        let mut header =
-            etherparse::Ipv4Header::new(2008, 64, etherparse::ip_number::UDP, from.octets(), to.octets()).unwrap();
-        (header.dont_fragment, header.identification) = (false, 99);
-        let step = etherparse::PacketBuilder::ethernet2(ROUTER_MAC, OUTSIDE_MAC);
-        let step = step.ip(etherparse::IpHeaders::Ipv4(header, etherparse::Ipv4Extensions::default()));
-        step.udp(remote.port(), vip.port()).write(&mut frame, &[9; 2000]).unwrap();
-        frame
-    };
-    let mut fragments = Vec::new();
-    vipgate_dataplane::wire::fragmentation::split(&whole, 820, |headers, payload| {
-        fragments.push([headers, payload].concat());
-        true
-    });
+    let (vip, remote) = ends(&cluster.pod_sends(0, 0, &packet(Protocol::Udp, at("10.244.1.5:4000"), at(REMOTE))));
+    let fragments = udp_fragments(remote, vip, 1000, 99);
     assert_eq!(fragments.len(), 3);
     for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
         let mut received = Vec::new();
@@ -237,19 +208,10 @@ fn fragments_at_several_gateways_reach_the_owner() {
 #[test]
 fn an_icmp_error_at_any_gateway_reaches_the_pod() {
     let mut cluster = three_gateways();
-    let seen = cluster.receive(0, INSIDE, &packet(Protocol::Udp, at("10.244.1.5:4000"), at(REMOTE)));
-    let seen = expect_one(seen, 0, OUTSIDE, &cluster);
-    let vip = ends(&seen).0;
-    let mut error = Vec::new();
-    let std::net::IpAddr::V4(to) = vip.ip() else { panic!() };
-    etherparse::PacketBuilder::ethernet2(ROUTER_MAC, OUTSIDE_MAC)
-        .ipv4([203, 0, 113, 77], to.octets(), 64)
-        .icmpv4(etherparse::Icmpv4Type::TimeExceeded(etherparse::icmpv4::TimeExceededCode::TtlExceededInTransit))
-        .write(&mut error, &seen[14..14 + 28])
-        .unwrap();
+    let seen = cluster.pod_sends(0, 0, &packet(Protocol::Udp, at("10.244.1.5:4000"), at(REMOTE)));
+    let error = error_about(&seen, "203.0.113.77", IcmpError::TtlExceeded, false);
     for number in 0..3 {
-        let received = cluster.receive(number, OUTSIDE, &error);
-        let received = expect_one(received, 0, INSIDE, &cluster);
+        let received = cluster.remote_sends(number, 0, &error);
         assert_eq!(received[30..34], [10, 244, 1, 5], "at {number}");
     }
     cluster.assert_delta(&["egress 1, reply 3, peer_in 2, created 1", "peer_out 1", "peer_out 1"]);
@@ -260,14 +222,6 @@ const ERROR_ENDS: [(&str, &str, &str); 2] = [
     ("198.51.100.10:40000", "192.0.2.10", "203.0.113.77"),
     ("[2001:db8:51::10]:40000", "2001:db8::10", "2001:db8:77::1"),
 ];
-
-/// The Service `api` with a second TCP port in front of the same target port.
-fn with_second_port(backends: &[BackendSpec]) -> ServiceSpec {
-    let mut api = service(backends);
-    api.ports.push(ServicePortSpec { name: "alternative".into(), protocol: 6, port: 81 });
-    api.backends.iter_mut().for_each(|backend| backend.ports.push(8080));
-    api
-}
 
 #[test]
 fn an_icmp_error_about_a_clients_flow_reaches_its_backend_via_its_owner() {
@@ -281,8 +235,7 @@ fn an_icmp_error_about_a_clients_flow_reaches_its_backend_via_its_owner() {
             assert_eq!(sent.len(), 1, "{:?}", cluster.drops());
             let (owner, _, request) = &sent[0];
             let (owner, backend) = (*owner, ends(request).1);
-            let reply = cluster.receive(owner, INSIDE, &reply_to(request, protocol));
-            let reply = expect_one(reply, owner, OUTSIDE, &cluster);
+            let reply = cluster.pod_sends(owner, owner, &reply_to(request, protocol));
             // New sessions get another backend; this one keeps its own.
             let pods = ["10.244.1.5", "10.244.1.6", "fd00:244:1::5", "fd00:244:1::6"];
             let gone = backend.ip();
@@ -290,8 +243,7 @@ fn an_icmp_error_about_a_clients_flow_reaches_its_backend_via_its_owner() {
             cluster.change_policy(|set| set.services = vec![with_second_port(&changed)]);
             for number in 0..3 {
                 let error = error_about(&reply, router, IcmpError::HostUnreachable, false);
-                let sent = cluster.receive(number, OUTSIDE, &error);
-                let (source, destination, quote) = quoted(&expect_one(sent, owner, INSIDE, &cluster));
+                let (source, destination, quote) = quoted(&cluster.remote_sends(number, owner, &error));
                 assert_eq!((source, destination), (ip(router), backend.ip()), "{protocol:?} at {number}");
                 assert_eq!(ends(&quote), (backend, at(client)), "{protocol:?} at {number}");
             }
@@ -323,11 +275,9 @@ fn an_icmp_error_about_a_clients_flow_without_a_session_is_translated_only_if_po
         }
         assert_eq!(cluster.drops(), [(DropReason::NoSession, 3)].into());
         assert_eq!(cluster.tunneled, 2, "dropped at its owner");
-        let first = cluster.receive(0, OUTSIDE, &packet(Protocol::Tcp, at(client), tcp));
-        let backend = ends(&expect_one(first, 0, INSIDE, &cluster)).1;
+        let backend = ends(&cluster.remote_sends(0, 0, &packet(Protocol::Tcp, at(client), tcp))).1;
         for number in 0..3 {
-            let sent = cluster.receive(number, OUTSIDE, &error(Protocol::Tcp, tcp));
-            let (_, destination, quote) = quoted(&expect_one(sent, number, INSIDE, &cluster));
+            let (_, destination, quote) = quoted(&cluster.remote_sends(number, number, &error(Protocol::Tcp, tcp)));
             assert_eq!((destination, ends(&quote)), (backend.ip(), (backend, at(client))), "at {number}");
         }
         assert_eq!(cluster.tunneled, 2, "any gateway translates what policy shows");

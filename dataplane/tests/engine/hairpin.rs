@@ -49,8 +49,7 @@ fn a_pod_reaches_itself_at_its_own_vip() {
 fn packets_with_a_vip_source_from_the_wire_are_dropped() {
     let mut gateway = gateway(1);
     for (interface, source) in [(INSIDE, A.1), (OUTSIDE, A.1), (OUTSIDE, B.1)] {
-        let mut bytes = packet(Protocol::Udp, at(source), at(B.1));
-        bytes[..6].copy_from_slice(if interface == INSIDE { &INSIDE_MAC } else { &OUTSIDE_MAC });
+        let bytes = on_link(interface, packet(Protocol::Udp, at(source), at(B.1)));
         assert!(gateway.receive(0, interface, &bytes).is_empty());
     }
     assert_eq!(gateway.drops().values().sum::<u64>(), 3);
@@ -64,8 +63,7 @@ fn a_spoofed_vip_source_reaches_no_session() {
     gateway.receive(0, INSIDE, &packet(Protocol::Udp, at(B.0), at(A.1)));
     assert_eq!(gateway.receive(0, INSIDE, &packet(Protocol::Udp, at(A.0), at(B.1))).len(), 1);
     for interface in [INSIDE, OUTSIDE] {
-        let mut forged = packet(Protocol::Udp, at(A.1), at(B.1));
-        forged[..6].copy_from_slice(if interface == INSIDE { &INSIDE_MAC } else { &OUTSIDE_MAC });
+        let forged = on_link(interface, packet(Protocol::Udp, at(A.1), at(B.1)));
         assert!(gateway.receive(0, interface, &forged).is_empty());
     }
     assert_eq!(gateway.drops().get(&DropReason::SpoofedSource), Some(&2));
@@ -83,8 +81,7 @@ fn a_remote_that_becomes_a_vip_is_accepted_only_hairpinned() {
     let mut gateway = gateway(1);
     let sent = gateway.receive(0, INSIDE, &packet(Protocol::Udp, at(A.0), at(REMOTE)));
     assert_eq!(ends(&sent[0].1), (at(A.1), at(REMOTE)));
-    let mut reply = packet(Protocol::Udp, at(REMOTE), at(A.1));
-    reply[..6].copy_from_slice(&OUTSIDE_MAC);
+    let reply = packet(Protocol::Udp, at(REMOTE), at(A.1));
     assert_eq!(gateway.receive(0, OUTSIDE, &reply).len(), 1, "an outside remote");
     let mut with_remote_vip = policy();
     let vip = VipSpec { address: at(REMOTE).ip(), ..with_remote_vip.vips[0].clone() };
@@ -105,7 +102,6 @@ fn an_excluded_vip_is_not_reached_with_the_pods_address() {
     let mut gateway = gateway(1);
     gateway.set_policy(&policy);
     assert!(gateway.receive(0, INSIDE, &packet(Protocol::Udp, at(B.0), at(A.1))).is_empty());
-    assert_eq!(gateway.drops().get(&DropReason::NoService), Some(&1));
     gateway.assert_delta("drop no_service 1");
 }
 

@@ -8,7 +8,7 @@ use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::policy::spec::*;
 use vipgate_dataplane::wire::icmp_error::IcmpError;
-use vipgate_testkit::cluster::{Cluster, expect_one};
+use vipgate_testkit::cluster::Cluster;
 use vipgate_testkit::services::{CLIENTS, VIPS, backend, both_pods, service, with_services};
 use vipgate_testkit::*;
 
@@ -131,13 +131,10 @@ fn no_backend_sees_the_address_of_a_pod_that_reports_on_its_replies() {
 fn at_another_gateway_an_inside_routers_error_goes_to_the_one_that_has_the_session() {
     let mut cluster = Cluster::new(2, &Setup::default());
     let (pod, remote, vip) = ENDS[0];
-    let sent = cluster.receive(0, INSIDE, &packet(Protocol::Udp, at(pod), at(remote)));
-    let translated = expect_one(sent, 0, OUTSIDE, &cluster);
+    let translated = cluster.pod_sends(0, 0, &packet(Protocol::Udp, at(pod), at(remote)));
     let reply = reply_to(&translated, Protocol::Udp);
-    let sent = cluster.receive(0, OUTSIDE, &reply);
-    let received = expect_one(sent, 0, INSIDE, &cluster);
-    let sent = cluster.receive(1, INSIDE, &unreachable(&received, ROUTERS[0][0]));
-    let (source, destination, inner) = quoted(&expect_one(sent, 0, OUTSIDE, &cluster));
+    let received = cluster.remote_sends(0, 0, &reply);
+    let (source, destination, inner) = quoted(&cluster.pod_sends(1, 0, &unreachable(&received, ROUTERS[0][0])));
     assert_eq!((source, destination), (ip(vip), at(remote).ip()));
     assert_eq!(ends(&inner), ends(&reply));
     cluster.assert_delta(&["egress 2, reply 1, peer_in 1, created 1", "peer_out 1"]);

@@ -2,7 +2,7 @@
 
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::io::PacketIo;
-use vipgate_dataplane::policy::spec::NeighborSpec;
+use vipgate_dataplane::policy::spec::{NeighborSpec, NetworkSpec};
 use vipgate_dataplane::wire::arp::{Arp, Operation};
 use vipgate_dataplane::wire::ethernet::BROADCAST;
 use vipgate_dataplane::worker::command::Command;
@@ -26,7 +26,6 @@ fn arp_requests_are_answered_only_for_vips_and_only_outside() {
 
     assert_eq!(gateway.receive(0, OUTSIDE, &arp_request([192, 0, 2, 99])), vec![], "no VIP");
     assert_eq!(gateway.receive(0, INSIDE, &arp_request([192, 0, 2, 10])), vec![], "not on this side");
-    assert_eq!(gateway.drops(), [(DropReason::NotOurs, 2)].into());
     gateway.assert_delta("drop not_ours 2, replies sent 1");
 }
 
@@ -44,6 +43,14 @@ fn each_vip_is_announced_three_times_outside() {
     gateway.assert_delta("replies sent 6");
 }
 
+const NEIGHBOR_MAC: [u8; 6] = [2, 0, 0, 0, 9, 9];
+
+/// A network with the MAC address of the neighbor 192.0.2.77.
+fn resolved(mut network: NetworkSpec) -> NetworkSpec {
+    network.neighbors.push(NeighborSpec { interface: OUTSIDE, address: ip("192.0.2.77"), mac: NEIGHBOR_MAC });
+    network
+}
+
 #[test]
 fn a_packet_awaits_neighbor_resolution() {
     let mut gateway = Gateway::new(&Setup::default());
@@ -53,13 +60,10 @@ fn a_packet_awaits_neighbor_resolution() {
     assert_eq!((requested.interface, requested.address), (OUTSIDE, ip("192.0.2.77")));
     assert!(gateway.drops().is_empty());
 
-    let mut resolved = network();
-    let mac = [2, 0, 0, 0, 9, 9];
-    resolved.neighbors.push(NeighborSpec { interface: OUTSIDE, address: ip("192.0.2.77"), mac });
-    gateway.set_network(resolved);
+    gateway.set_network(resolved(network()));
     let sent = gateway.run();
     assert_eq!(sent.len(), 1);
-    assert_eq!(&sent[0].1[..6], mac);
+    assert_eq!(&sent[0].1[..6], NEIGHBOR_MAC);
     assert_eq!(ends(&sent[0].1).0.ip(), ip("192.0.2.10"));
     gateway.assert_delta("egress 1, created 1");
 }
@@ -72,9 +76,7 @@ fn a_packet_that_has_awaited_its_neighbor_during_a_suspension_is_not_sent() {
     assert_eq!(gateway.receive(0, INSIDE, &request), vec![]);
     gateway.lease.renew(gateway.now.plus(10));
     gateway.now = gateway.now.plus(1_000);
-    let mut resolved = network();
-    resolved.neighbors.push(NeighborSpec { interface: OUTSIDE, address: ip("192.0.2.77"), mac: [2, 0, 0, 0, 9, 9] });
-    gateway.set_network(resolved);
+    gateway.set_network(resolved(network()));
     assert_eq!(gateway.run(), vec![]);
     gateway.assert_delta("drop no_lease 1, created 1");
 }
@@ -88,19 +90,15 @@ fn a_packet_to_be_fragmented_awaits_neighbor_resolution_whole() {
         network
     };
     gateway.set_network(low_mtu());
-    let mut large = large_reply(at("10.244.1.5:4000"), at("192.0.2.77:53"), true);
-    large[..6].copy_from_slice(&INSIDE_MAC);
+    let large = on_link(INSIDE, large_reply(at("10.244.1.5:4000"), at("192.0.2.77:53"), true));
     assert_eq!(gateway.receive(0, INSIDE, &large), vec![]);
     let requested = gateway.resolution_requests.queue.pop().map(|it| (it.interface, it.address));
     assert_eq!(requested, Some((OUTSIDE, ip("192.0.2.77"))), "no resolution request: {:?}", gateway.drops());
 
-    let mut resolved = low_mtu();
-    let mac = [2, 0, 0, 0, 9, 9];
-    resolved.neighbors.push(NeighborSpec { interface: OUTSIDE, address: ip("192.0.2.77"), mac });
-    gateway.set_network(resolved);
+    gateway.set_network(resolved(low_mtu()));
     let sent = gateway.run();
     assert_eq!(sent.len(), 2);
-    assert!(sent.iter().all(|(_, bytes)| bytes[..12] == [mac, OUTSIDE_MAC].concat() && bytes.len() <= 814));
+    assert!(sent.iter().all(|(_, bytes)| bytes[..12] == [NEIGHBOR_MAC, OUTSIDE_MAC].concat() && bytes.len() <= 814));
     assert_eq!(sent.iter().map(|(_, bytes)| bytes.len() - 34).sum::<usize>(), 1480);
     gateway.assert_delta("egress 1, created 1");
 }
@@ -115,7 +113,6 @@ fn an_unresolved_neighbor_does_not_affect_other_packets() {
     assert_eq!(gateway.drops(), [(DropReason::NoNeighbor, 26)].into(), "at most 64 wait per neighbor");
     gateway.pod_sends(&packet(Protocol::Udp, at("10.244.1.5:9000"), at("198.51.100.10:53")));
     gateway.advance(3_500);
-    assert_eq!(gateway.drops(), [(DropReason::NoNeighbor, 90)].into());
     gateway.assert_delta("egress 1, drop no_neighbor 90, created 91");
 }
 
@@ -127,7 +124,6 @@ fn packets_awaiting_neighbors_are_limited_in_total() {
         let request = packet(Protocol::Udp, (ip("10.244.1.5"), 4000 + n).into(), to);
         let _ = gateway.receive(0, INSIDE, &request);
     }
-    assert_eq!(gateway.drops(), [(DropReason::NoNeighbor, 1100 - 1024)].into());
     gateway.assert_delta("drop no_neighbor 76, created 1100");
 }
 

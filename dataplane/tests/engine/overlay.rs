@@ -104,7 +104,6 @@ fn overlay_packets_are_decapsulated_and_replies_encapsulated() {
                     check_only_translated(&reply, &received);
                     assert_eq!(ends(&received).1, at(pod));
                 }
-                assert_eq!(gateway.drops(), [].into());
                 gateway.assert_delta("egress 1, reply 2, created 1");
             }
         }
@@ -177,7 +176,6 @@ fn inbound_and_untranslated_packets_are_encapsulated_to_the_node() {
     assert_eq!(ends(&sent[0].1), (at("10.244.1.21:4000"), at("198.51.100.200:53")));
     let sent = gateway.receive(0, OUTSIDE, &reply_to(&sent[0].1, Protocol::Udp));
     assert_eq!(ends(&decap_at_node(&sent, 1, false)).1, at("10.244.1.21:4000"));
-    assert_eq!(gateway.drops(), [].into());
     gateway.assert_delta("inbound 20, service_reply 20, unchanged 2, created 20");
 }
 
@@ -227,8 +225,7 @@ fn packets_from_unknown_nodes_or_with_foreign_pods_are_dropped() {
             assert_eq!(gateway.drops().get(&reason).copied(), Some(before + 1), "{reason:?}");
         }
         // Nodes are not accepted on the outside interface.
-        let mut outside = node_packet(node_1.ip(), local_vtep, VNI, &inner);
-        outside[..6].copy_from_slice(&OUTSIDE_MAC);
+        let outside = on_link(OUTSIDE, node_packet(node_1.ip(), local_vtep, VNI, &inner));
         assert_eq!(gateway.receive(0, OUTSIDE, &outside), vec![]);
         assert_eq!(gateway.sessions(), 0);
         assert_eq!(gateway.receive(0, INSIDE, &node_packet(node_1.ip(), local_vtep, VNI, &inner)).len(), 1);
@@ -434,7 +431,6 @@ fn an_icmp_error_to_an_overlay_pod_is_encapsulated() {
         let error = decap_at_node(&sent, 1, false);
         let type_and_code = if at(pod).is_ipv4() { (error[34], error[35]) } else { (error[54], error[55]) };
         assert_eq!(type_and_code, if at(pod).is_ipv4() { (11, 0) } else { (3, 0) });
-        assert_eq!(gateway.drops(), [(DropReason::Ttl, 1)].into());
         gateway.assert_delta("drop ttl 1, replies sent 1");
     }
 }

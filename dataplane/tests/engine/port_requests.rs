@@ -104,20 +104,19 @@ fn a_connection_opened_by_another_gateway_continues_before_its_record_has_arrive
     assert_eq!(cluster.tunneled, 0);
     for n in 1..64 {
         let syn = tcp((ip(pod), 4000 + n).into(), at(remote), "S", 1000, 0);
-        expect_one(cluster.receive(0, INSIDE, &syn), 0, OUTSIDE, &cluster);
+        cluster.pod_sends(0, 0, &syn);
     }
     let client = at("10.244.1.5:5000");
-    let seen = expect_one(cluster.receive(0, INSIDE, &tcp(client, at(remote), "S", 1000, 0)), 1, OUTSIDE, &cluster);
+    let seen = cluster.pod_sends(0, 1, &tcp(client, at(remote), "S", 1000, 0));
     assert_ne!(ends(&seen).0, ends(&own).0);
-    let reply = cluster.receive(0, OUTSIDE, &tcp(at(remote), ends(&seen).0, "SA", 5000, 1001));
-    assert_eq!(ends(&expect_one(reply, 1, INSIDE, &cluster)).1, client);
-    let acknowledged = cluster.receive(0, INSIDE, &tcp(client, at(remote), "A", 1001, 5001));
-    assert_eq!(ends(&expect_one(acknowledged, 1, OUTSIDE, &cluster)), ends(&seen));
+    assert_eq!(ends(&cluster.remote_sends(0, 1, &tcp(at(remote), ends(&seen).0, "SA", 5000, 1001))).1, client);
+    assert_eq!(ends(&cluster.pod_sends(0, 1, &tcp(client, at(remote), "A", 1001, 5001))), ends(&seen));
     // A retransmitted SYN of another connection finds the session that it has opened there.
     let other = at("10.244.1.5:5001");
-    let first = cluster.receive(0, INSIDE, &tcp(other, at(remote), "S", 1000, 0));
-    let second = cluster.receive(0, INSIDE, &tcp(other, at(remote), "S", 1000, 0));
-    assert_eq!(ends(&expect_one(first, 1, OUTSIDE, &cluster)), ends(&expect_one(second, 1, OUTSIDE, &cluster)));
+    assert_eq!(
+        ends(&cluster.pod_sends(0, 1, &tcp(other, at(remote), "S", 1000, 0))),
+        ends(&cluster.pod_sends(0, 1, &tcp(other, at(remote), "S", 1000, 0)))
+    );
     // Stray segments are asked for only as long as a record may be on its way.
     let stray = tcp(at("10.244.1.5:6000"), at(remote), "A", 1, 1);
     assert!(cluster.receive(0, INSIDE, &stray).is_empty());

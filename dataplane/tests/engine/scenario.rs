@@ -193,10 +193,9 @@ impl Scenario {
                     Protocol::Tcp => tcp(*from, *to, flags, 1000, 1),
                     _ => packet(*protocol, *from, *to),
                 };
-                let (interface, mac) = if *inside { (INSIDE, INSIDE_MAC) } else { (OUTSIDE, OUTSIDE_MAC) };
-                bytes[..6].copy_from_slice(&mac);
+                let interface = if *inside { INSIDE } else { OUTSIDE };
                 set_ttl(&mut bytes, *ttl);
-                (interface, *worker, bytes)
+                (interface, *worker, on_link(interface, bytes))
             }
             Step::Reply { which, flags, worker } => {
                 let (interface, bytes) = self.sent.get(which.index(self.sent.len().max(1)))?;

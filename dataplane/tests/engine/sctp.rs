@@ -1,12 +1,13 @@
 //! SCTP associations: opened by INIT only, forwarded with a valid CRC32c, closed and aborted only with a valid
 //! verification tag.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
+use etherparse::IpNumber;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::replication::queue::FirstRecord;
 use vipgate_dataplane::wire::sctp;
-use vipgate_testkit::cluster::{Cluster, expect_one, three_gateways};
+use vipgate_testkit::cluster::{Cluster, three_gateways};
 use vipgate_testkit::*;
 
 pub(crate) const INIT: u8 = 1;
@@ -41,25 +42,9 @@ fn packet_of(chunks: &[u8], source: SocketAddr, destination: SocketAddr, tag: u3
     body.extend(chunks);
     let crc = crc32c(&body);
     body[8..12].copy_from_slice(&crc.to_le_bytes());
-    let from_pod = source.ip().to_string().starts_with("10.") || source.ip().to_string().starts_with("fd00:244");
-    let macs = if from_pod { [INSIDE_MAC, POD_MAC] } else { [OUTSIDE_MAC, ROUTER_MAC] }.concat();
-    match (source.ip(), destination.ip()) {
-        (IpAddr::V4(from), IpAddr::V4(to)) => {
-            let mut header = vec![0x45, 0, 0, 20 + body.len() as u8, 0, 0, 0x40, 0, 64, 132, 0, 0];
-            header.extend(from.octets());
-            header.extend(to.octets());
-            let mut frame = [&macs[..], &[8, 0], &header, &body].concat();
-            update_header_checksum(&mut frame);
-            frame
-        }
-        (IpAddr::V6(from), IpAddr::V6(to)) => {
-            let mut header = vec![0x60, 0, 0, 0, 0, body.len() as u8, 132, 64];
-            header.extend(from.octets());
-            header.extend(to.octets());
-            [&macs[..], &[0x86, 0xdd], &header, &body].concat()
-        }
-        _ => panic!("mixed families"),
-    }
+    let mut frame = Vec::new();
+    on_ip(source, destination).write(&mut frame, IpNumber::SCTP, &body).unwrap();
+    frame
 }
 
 /// Bitwise, as in RFC 9260 appendix A.
@@ -71,19 +56,8 @@ fn crc32c(bytes: &[u8]) -> u32 {
 
 /// Both ends of a packet that was sent with a valid checksum.
 fn translated_ends(frame: &[u8]) -> (SocketAddr, SocketAddr) {
-    let v4 = frame[12] == 8;
-    let (addresses, l4) = if v4 { (26, 34) } else { (22, 54) };
-    assert!(sctp::verify(&frame[l4..]), "CRC32c");
-    let address = |at: usize| -> IpAddr {
-        if v4 {
-            <[u8; 4]>::try_from(&frame[at..at + 4]).unwrap().into()
-        } else {
-            <[u8; 16]>::try_from(&frame[at..at + 16]).unwrap().into()
-        }
-    };
-    let port = |at: usize| u16::from_be_bytes([frame[at], frame[at + 1]]);
-    let size = if v4 { 4 } else { 16 };
-    ((address(addresses), port(l4)).into(), (address(addresses + size), port(l4 + 2)).into())
+    assert!(sctp::verify(&frame[if frame[12] == 8 { 34 } else { 54 }..]), "CRC32c");
+    ends(frame)
 }
 
 const ENDS: [(&str, &str, &str); 2] = [
@@ -132,30 +106,6 @@ fn an_association_is_opened_by_init_and_established() {
     }
 }
 
-/// A packet in two IP fragments, the first one of 24 bytes.
-fn ip_fragments(frame: &[u8]) -> [Vec<u8>; 2] {
-    let v4 = frame[12] == 8;
-    let (header, body) = frame.split_at(if v4 { 34 } else { 54 });
-    [(&body[..24], true, 0), (&body[24..], false, 24_u16)].map(|(data, more, offset)| {
-        let mut fragment = header.to_vec();
-        if v4 {
-            fragment[16..18].copy_from_slice(&(20 + data.len() as u16).to_be_bytes());
-            fragment[18..20].copy_from_slice(&77_u16.to_be_bytes());
-            fragment[20..22].copy_from_slice(&(u16::from(more) << 13 | (offset / 8)).to_be_bytes());
-            fragment.extend(data);
-            update_header_checksum(&mut fragment);
-        } else {
-            fragment[18..20].copy_from_slice(&(8 + data.len() as u16).to_be_bytes());
-            fragment[20] = 44;
-            fragment.extend([132, 0]);
-            fragment.extend((offset | u16::from(more)).to_be_bytes());
-            fragment.extend(77_u32.to_be_bytes());
-            fragment.extend(data);
-        }
-        fragment
-    })
-}
-
 /// The change of the checksum can't be computed from the first fragment alone.
 #[test]
 fn sctp_fragments_are_dropped() {
@@ -166,7 +116,7 @@ fn sctp_fragments_are_dropped() {
             for (interface, frame) in
                 [(INSIDE, packet(at(pod), at(remote), 0x22, DATA)), (OUTSIDE, packet(at(remote), external, 0x11, DATA))]
             {
-                let fragments = ip_fragments(&frame);
+                let fragments = ip_fragments(&frame, 24, 77);
                 for at in order {
                     assert!(gateway.receive(0, interface, &fragments[at]).is_empty());
                 }
@@ -319,12 +269,9 @@ fn associate(
     remote: SocketAddr,
     [pod_tag, remote_tag]: [u32; 2],
 ) -> SocketAddr {
-    let sent = cluster.receive(0, INSIDE, &handshake_packet(pod_tag, pod, remote, 0, INIT));
-    let external = translated_ends(&expect_one(sent, 0, OUTSIDE, cluster)).0;
-    let reply = cluster.receive(0, OUTSIDE, &handshake_packet(remote_tag, remote, external, pod_tag, INIT_ACK));
-    expect_one(reply, 0, INSIDE, cluster);
-    let sent = cluster.receive(0, INSIDE, &packet(pod, remote, remote_tag, COOKIE_ECHO));
-    expect_one(sent, 0, OUTSIDE, cluster);
+    let external = translated_ends(&cluster.pod_sends(0, 0, &handshake_packet(pod_tag, pod, remote, 0, INIT))).0;
+    cluster.remote_sends(0, 0, &handshake_packet(remote_tag, remote, external, pod_tag, INIT_ACK));
+    cluster.pod_sends(0, 0, &packet(pod, remote, remote_tag, COOKIE_ECHO));
     external
 }
 
@@ -339,10 +286,8 @@ fn a_restarted_association_fails_over_with_its_new_tags() {
         assert_eq!(associate(&mut cluster, pod, remote, [0x33, 0x44]), external);
         cluster.advance(200);
         cluster.kill(0);
-        let sent = cluster.receive(1, INSIDE, &packet(pod, remote, 0x44, DATA));
-        assert_eq!(translated_ends(&expect_one(sent, 1, OUTSIDE, &cluster)), (external, remote));
-        let reply = cluster.receive(1, OUTSIDE, &packet(remote, external, 0x33, DATA));
-        assert_eq!(translated_ends(&expect_one(reply, 1, INSIDE, &cluster)), (remote, pod));
+        assert_eq!(translated_ends(&cluster.pod_sends(1, 1, &packet(pod, remote, 0x44, DATA))), (external, remote));
+        assert_eq!(translated_ends(&cluster.remote_sends(1, 1, &packet(remote, external, 0x33, DATA))), (remote, pod));
         cluster.assert_delta(&[
             "egress 4, reply 2, created 1, out of window 2",
             "egress 1, reply 1, failed over 1",

@@ -50,11 +50,7 @@ fn of_family(address: IpAddr, each: [&str; 2]) -> &str {
 /// A packet with the MAC addresses of its interface.
 fn packet_at(interface: InterfaceId, protocol: Protocol, source: IpAddr, destination: IpAddr) -> Vec<u8> {
     let (source, destination) = (SocketAddr::from((source, 4000)), SocketAddr::from((destination, 80)));
-    let mut frame = packet(protocol, source, destination);
-    let (to, from) = if interface == INSIDE { (INSIDE_MAC, POD_MAC) } else { (OUTSIDE_MAC, ROUTER_MAC) };
-    frame[..6].copy_from_slice(&to);
-    frame[6..12].copy_from_slice(&from);
-    frame
+    on_link(interface, packet(protocol, source, destination))
 }
 
 /// Asserts that nothing is sent of a packet, and that it is dropped as a martian.

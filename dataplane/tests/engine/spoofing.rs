@@ -1,20 +1,9 @@
 //! Spoofed and martian addresses: dropped with a reason, without a session or a reply. BCP 38, RFC 6890, RFC 1122
 //! section 3.2.1.3.
 
-use std::net::SocketAddr;
-
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_testkit::*;
-
-/// A packet with the MAC addresses of its interface, whatever its IP source.
-fn packet_at(interface: InterfaceId, protocol: Protocol, source: SocketAddr, destination: SocketAddr) -> Vec<u8> {
-    let mut frame = packet(protocol, source, destination);
-    let (to, from) = if interface == INSIDE { (INSIDE_MAC, POD_MAC) } else { (OUTSIDE_MAC, ROUTER_MAC) };
-    frame[..6].copy_from_slice(&to);
-    frame[6..12].copy_from_slice(&from);
-    frame
-}
 
 /// Asserts that packets from each source to each destination, at each relevant port, are dropped for this reason.
 fn assert_all_dropped(interface: InterfaceId, ends: &[(&str, &str)], reason: DropReason) {
@@ -25,7 +14,8 @@ fn assert_all_dropped(interface: InterfaceId, ends: &[(&str, &str)], reason: Dro
                 // Another pod's open session must not be affected.
                 let request = packet(Protocol::Udp, at("10.244.1.5:4000"), at("198.51.100.10:53"));
                 let seen = gateway.pod_sends(&request);
-                let frame = packet_at(interface, protocol, (ip(source), 4000).into(), (ip(destination), port).into());
+                let frame =
+                    on_link(interface, packet(protocol, (ip(source), 4000).into(), (ip(destination), port).into()));
                 let case = format!("{source} -> {destination}:{port}, {protocol:?}");
                 assert_eq!(gateway.receive(0, interface, &frame), vec![], "{case}");
                 assert_eq!(gateway.sessions(), 1, "{case}");
@@ -105,13 +95,12 @@ fn packets_with_equal_source_and_destination_are_martian() {
 
 #[test]
 fn a_pod_spoofing_another_pods_remote_is_dropped() {
-    for (pod, remote) in [("10.244.1.5:4000", "198.51.100.10:53"), ("[fd00:244:1::5]:4000", "[2001:db8:51::10]:53")] {
+    for (pod, remote) in POD_AND_REMOTE {
         for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Echo] {
             let mut gateway = Gateway::new(&Setup::default());
             let seen = gateway.pod_sends(&packet(protocol, at(pod), at(remote)));
             // Even with the right VIP and port, a packet from inside can't come from the remote.
-            let mut forged = reply_to(&seen, protocol);
-            forged[..6].copy_from_slice(&INSIDE_MAC);
+            let forged = on_link(INSIDE, reply_to(&seen, protocol));
             assert_eq!(gateway.receive(0, INSIDE, &forged), vec![]);
             assert_eq!(gateway.drops(), [(DropReason::SpoofedSource, 1)].into());
             gateway.remote_sends(&reply_to(&seen, protocol));
@@ -122,7 +111,7 @@ fn a_pod_spoofing_another_pods_remote_is_dropped() {
 
 #[test]
 fn only_frames_with_the_gateways_mac_are_processed() {
-    for (pod, remote) in [("10.244.1.5:4000", "198.51.100.10:53"), ("[fd00:244:1::5]:4000", "[2001:db8:51::10]:53")] {
+    for (pod, remote) in POD_AND_REMOTE {
         // Another host's MAC address, broadcast, multicast, and the gateway's own at the wrong interface.
         let cases = [
             ([2, 9, 9, 9, 9, 9], DropReason::NotOurs),

@@ -160,8 +160,7 @@ fn a_restarted_peers_former_key_is_valid_until_its_next_start() {
             assert_eq!(receive_tunneled(&mut cluster, v6, INSIDE, Some(&first), &request), 0, "a replayed packet");
             assert_eq!(receive_tunneled(&mut cluster, v6, INSIDE, Some(&third), &request), 1);
             // In the other direction, this gateway sends with the new key, too.
-            let sent = cluster.receive(1, INSIDE, &request);
-            expect_one(sent, 0, OUTSIDE, &cluster);
+            cluster.pod_sends(1, 0, &request);
             let expected = "egress 5, peer_in 5, drop peer_unauthenticated 2, created 1";
             cluster.assert_delta(&[expected, "peer_out 1", ""]);
         }
@@ -178,10 +177,8 @@ fn a_peer_without_a_key_is_accepted_only_if_none_is_required() {
             assert_eq!(cluster.receive(1, INSIDE, &request), vec![]);
             cluster.requires_authentication = false;
             cluster.publish_views();
-            let seen = cluster.receive(1, INSIDE, &request);
-            let seen = expect_one(seen, 0, OUTSIDE, &cluster);
-            let received = cluster.receive(1, OUTSIDE, &reply_to(&seen, Protocol::Udp));
-            expect_one(received, 0, INSIDE, &cluster);
+            let seen = cluster.pod_sends(1, 0, &request);
+            cluster.remote_sends(1, 0, &reply_to(&seen, Protocol::Udp));
             // A peer with a key must tag its packets in either case.
             let frame =
                 tunnel_packet(tunnel_address(2, v6), tunnel_address(0, v6), FROM_INSIDE, None, INSIDE_MAC, &request);
@@ -225,8 +222,7 @@ fn peers_forward_only_packets_that_have_an_owner() {
             }
             cluster.assert_delta(&["peer_in 21, drop spoofed_source 21", "", ""]);
             // Received directly here, it is routed unchanged.
-            let sent = cluster.receive(0, INSIDE, &packet(Protocol::Udp, at(pod), at(excluded)));
-            expect_one(sent, 0, OUTSIDE, &cluster);
+            cluster.pod_sends(0, 0, &packet(Protocol::Udp, at(pod), at(excluded)));
             cluster.assert_delta(&["unchanged 1", "", ""]);
         }
     }
@@ -236,8 +232,7 @@ fn peers_forward_only_packets_that_have_an_owner() {
 fn fragments_in_a_tunnel_have_tags() {
     for v6 in [false, true] {
         let mut cluster = Cluster::with_tunnel_family(3, &Setup::default(), v6);
-        let seen = cluster.receive(0, INSIDE, &request("10.244.1.5:4000", REMOTE));
-        let (vip, remote) = ends(&expect_one(seen, 0, OUTSIDE, &cluster));
+        let (vip, remote) = ends(&cluster.pod_sends(0, 0, &request("10.244.1.5:4000", REMOTE)));
         let received = cluster.receive(1, OUTSIDE, &large_reply(remote, vip, true));
         assert_eq!(received.len(), 2, "{:?}", cluster.drops());
         cluster.assert_delta(&["egress 1, reply 2, peer_in 2, created 1", "peer_out 1", ""]);

@@ -100,9 +100,7 @@ fn a_request_that_is_not_of_a_known_node_or_not_complete_gets_no_reply() {
             assert_eq!(gateway.drops().get(&reason).copied(), Some(before + 1), "{reason:?}");
         }
         // Not on the outside interface, nor on an inside one that doesn't lead to the node.
-        let mut outside = request.clone();
-        outside[..6].copy_from_slice(&OUTSIDE_MAC);
-        assert_eq!(gateway.receive(0, OUTSIDE, &outside), []);
+        assert_eq!(gateway.receive(0, OUTSIDE, &on_link(OUTSIDE, request.clone())), []);
         let mut network = network_with_nodes(v6);
         let elsewhere = RouteTarget::Via(vec![HopSpec { interface: OUTSIDE, gateway: None }]);
         network.routes.last_mut().unwrap().target = elsewhere;

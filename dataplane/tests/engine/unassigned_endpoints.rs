@@ -6,9 +6,7 @@ use vipgate_testkit::*;
 /// Three gateways with a policy that assigns no endpoint to a gateway.
 fn three_without_home_gateways() -> Cluster {
     let mut cluster = three_gateways();
-    let mut set = shared_policy(3);
-    set.endpoints.iter_mut().for_each(|endpoint| endpoint.gateway = None);
-    cluster.gateways.iter_mut().for_each(|gateway| gateway.set_policy(&set));
+    cluster.change_policy(|set| set.endpoints.iter_mut().for_each(|endpoint| endpoint.gateway = None));
     cluster.publish_views();
     cluster
 }
@@ -22,15 +20,13 @@ fn an_endpoint_without_a_home_is_translated_by_the_receiving_gateway() {
             for number in 0..3 {
                 // Distinct flows, as ECMP routers spread them.
                 let source = std::net::SocketAddr::new(at(pod).ip(), 4000 + number as u16);
-                let seen = cluster.receive(number, INSIDE, &packet(protocol, source, at(remote)));
-                let seen = expect_one(seen, number, OUTSIDE, &cluster);
+                let seen = cluster.pod_sends(number, number, &packet(protocol, source, at(remote)));
                 assert_eq!(cluster.tunneled, 0, "no packet is tunneled");
                 ports.push(ends(&seen).0.port());
                 assert_eq!(usize::from(ends(&seen).0.port() / 64 % 3), number, "a port of that gateway's own blocks");
                 for other in 0..3 {
-                    let received = cluster.receive(other, OUTSIDE, &reply_to(&seen, protocol));
                     assert_eq!(
-                        ends(&expect_one(received, number, INSIDE, &cluster)).1.ip(),
+                        ends(&cluster.remote_sends(other, number, &reply_to(&seen, protocol))).1.ip(),
                         source.ip(),
                         "{protocol:?} at {other}"
                     );
@@ -49,8 +45,7 @@ fn an_endpoint_without_a_home_is_translated_by_the_sole_owner_of_its_vip() {
     let mut cluster = three_without_home_gateways();
     for number in 0..3 {
         let source = at(&format!("10.244.1.21:400{number}"));
-        let seen = cluster.receive(number, INSIDE, &packet(Protocol::Udp, source, at(REMOTE)));
-        expect_one(seen, 1, OUTSIDE, &cluster);
+        cluster.pod_sends(number, 1, &packet(Protocol::Udp, source, at(REMOTE)));
     }
     assert_eq!((cluster.tunneled, cluster.drops()), (2, [].into()));
     cluster.assert_delta(&["peer_out 1", "egress 3, peer_in 2, created 3", "peer_out 1"]);
@@ -62,8 +57,7 @@ fn sessions_of_an_endpoint_without_a_home_follow_their_shard() {
         for stopped in 0..3 {
             let mut cluster = three_without_home_gateways();
             let request = packet(Protocol::Udp, at("10.244.1.5:4000"), at(REMOTE));
-            let seen = cluster.receive(stopped, INSIDE, &request);
-            let seen = expect_one(seen, stopped, OUTSIDE, &cluster);
+            let seen = cluster.pod_sends(stopped, stopped, &request);
             cluster.advance(200);
             let standby = (stopped + 1) % 3;
             assert_eq!(cluster.standby_sessions(standby), 1);
@@ -76,15 +70,13 @@ fn sessions_of_an_endpoint_without_a_home_follow_their_shard() {
             // A draining gateway still receives the packets for a while; if it has failed, the standby gateway does.
             let receiver = if fails { standby } else { stopped };
             for _ in 0..2 {
-                let again = cluster.receive(receiver, INSIDE, &request);
                 assert_eq!(
-                    ends(&expect_one(again, standby, OUTSIDE, &cluster)),
+                    ends(&cluster.pod_sends(receiver, standby, &request)),
                     ends(&seen),
                     "gateway {stopped}, fails: {fails}"
                 );
             }
-            let received = cluster.receive(standby, OUTSIDE, &reply_to(&seen, Protocol::Udp));
-            expect_one(received, standby, INSIDE, &cluster);
+            cluster.remote_sends(standby, standby, &reply_to(&seen, Protocol::Udp));
             assert_eq!(cluster.drops(), [].into());
             // New sessions open in the shard of an active gateway.
             let new = cluster.receive(receiver, INSIDE, &packet(Protocol::Udp, at("10.244.1.5:4001"), at(REMOTE)));

@@ -8,10 +8,8 @@ use vipgate_testkit::*;
 #[test]
 fn only_the_owner_of_a_vip_replies_to_arp() {
     let mut cluster = three_gateways();
-    let seen = cluster.receive(2, INSIDE, &packet(Protocol::Udp, at("10.244.1.21:4000"), at(REMOTE)));
-    let seen = expect_one(seen, 1, OUTSIDE, &cluster);
-    let received = cluster.receive(0, OUTSIDE, &reply_to(&seen, Protocol::Udp));
-    expect_one(received, 1, INSIDE, &cluster);
+    let seen = cluster.pod_sends(2, 1, &packet(Protocol::Udp, at("10.244.1.21:4000"), at(REMOTE)));
+    cluster.remote_sends(0, 1, &reply_to(&seen, Protocol::Udp));
     assert_eq!(arp_replies(&mut cluster), [0, 1, 0]);
     cluster.kill(1);
     assert_eq!(arp_replies(&mut cluster), [0, 0, 1]);

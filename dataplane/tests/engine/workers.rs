@@ -58,7 +58,6 @@ fn packets_without_a_session_are_handed_off_at_most_once() {
         let stray = packet(Protocol::Udp, at("203.0.113.9:53"), (ip("192.0.2.10"), port).into());
         assert_eq!(gateway.receive(usize::from(port % 2), OUTSIDE, &stray), vec![]);
     }
-    assert_eq!(gateway.drops(), [(DropReason::NoService, 400)].into());
     assert!(gateway.handoffs() <= 400);
     gateway.assert_delta("egress 2, drop no_service 400, created 2, handed off 200");
 }

@@ -16,7 +16,7 @@ use vipgate_dataplane::session::timeout::Timeouts;
 use vipgate_dataplane::wire::icmp_error::IcmpError;
 use vipgate_dataplane::worker::Worker;
 use vipgate_dataplane::worker::command::{Command, FlushChunk};
-use vipgate_testkit::services::{backend, service};
+use vipgate_testkit::services::{backend, service, tcp_service};
 use vipgate_testkit::*;
 
 use super::script::{
@@ -135,9 +135,10 @@ fn policy_of(change: PolicyVariant, world: World) -> PolicySet {
         let pods = ["10.244.0.0/16", "fd00:244::/32"].map(|net| net.parse().unwrap()).into();
         set.cluster = ClusterSpec { pods, others: vec![], drop_uncovered: true };
         set.services = vec![
-            second_frontend(&api),
-            only_backend(&api, "Service tenant/outer", (90, OUTSIDE_BACKEND)),
-            only_backend(&api, "Service tenant/bare", (91, UNCOVERED_BACKEND)),
+            // As there is one backend in each family, a hairpinned packet reaches the same one whatever its random port is.
+            tcp_service("Service tenant/web", "192.0.2.11", &[80, 81], 8080, &api.backends),
+            tcp_service("Service tenant/outer", "192.0.2.11", &[90], 9090, &[backend(OUTSIDE_BACKEND)]),
+            tcp_service("Service tenant/bare", "192.0.2.11", &[91], 9090, &[backend(UNCOVERED_BACKEND)]),
         ];
     }
     match change {
@@ -153,25 +154,6 @@ fn policy_of(change: PolicyVariant, world: World) -> PolicySet {
     }
     set.services.insert(0, api);
     set
-}
-
-/// A Service in front of the same pods and ports, with two ports in front of one. As there is one backend in each family, a
-/// hairpinned packet reaches the same one whatever its random port is.
-fn second_frontend(api: &ServiceSpec) -> ServiceSpec {
-    let port = |name: &str, port| ServicePortSpec { name: name.into(), protocol: 6, port };
-    let mut backends = api.backends.clone();
-    for backend in &mut backends {
-        backend.ports = vec![8080, 8080];
-    }
-    let ports = vec![port("web", 80), port("alternative", 81)];
-    ServiceSpec { name: "Service tenant/web".into(), vips: vec![ip("192.0.2.11")], ports, backends, ..api.clone() }
-}
-
-/// A Service with one port and one backend.
-fn only_backend(api: &ServiceSpec, name: &str, (port, address): (u16, &str)) -> ServiceSpec {
-    let ports = vec![ServicePortSpec { name: "".into(), protocol: 6, port }];
-    let backends = vec![BackendSpec { ports: vec![9090], ..backend(address) }];
-    ServiceSpec { name: name.into(), vips: vec![ip("192.0.2.11")], ports, backends, ..api.clone() }
 }
 
 /// Gives the VIPs private addresses, if the gateway is in a cloud.

@@ -38,7 +38,7 @@ fn a_session_is_queued_by_the_turn_that_forwards_its_first_reply() {
         for (pod, remote) in ENDS {
             let mut cluster = replicating_with_reply();
             let request = packet(protocol, at(pod), at(remote));
-            let seen = expect_one(cluster.receive(0, INSIDE, &request), 0, OUTSIDE, &cluster);
+            let seen = cluster.pod_sends(0, 0, &request);
             assert_eq!(queued(&cluster), [], "not answered yet");
             let reply = reply_to(&seen, protocol);
             // Twice in one batch, as a retransmission.
@@ -57,15 +57,15 @@ fn a_connection_is_sent_again_only_for_its_confirmation_and_its_end() {
     for (pod, remote) in ENDS {
         let (pod, remote) = (at(pod), at(remote));
         let mut cluster = replicating_with_reply();
-        let seen = expect_one(cluster.receive(0, INSIDE, &tcp(pod, remote, "S", 1000, 0)), 0, OUTSIDE, &cluster);
+        let seen = cluster.pod_sends(0, 0, &tcp(pod, remote, "S", 1000, 0));
         let vip = ends(&seen).0;
-        expect_one(cluster.receive(0, OUTSIDE, &tcp(remote, vip, "SA", 5000, 1001)), 0, INSIDE, &cluster);
+        cluster.remote_sends(0, 0, &tcp(remote, vip, "SA", 5000, 1001));
         assert_eq!(queued(&cluster).len(), 1);
-        expect_one(cluster.receive(0, INSIDE, &tcp(pod, remote, "A", 1001, 5001)), 0, OUTSIDE, &cluster);
+        cluster.pod_sends(0, 0, &tcp(pod, remote, "A", 1001, 5001));
         assert_eq!(queued(&cluster), [], "the confirmation isn't urgent");
         assert_eq!(queued_after(&mut cluster, 200).len(), 1, "the confirmation");
         assert_eq!(queued_after(&mut cluster, 8_000).len(), 0, "no attempt to send an open connection again");
-        expect_one(cluster.receive(0, INSIDE, &tcp(pod, remote, "FA", 1001, 5001)), 0, OUTSIDE, &cluster);
+        cluster.pod_sends(0, 0, &tcp(pod, remote, "FA", 1001, 5001));
         assert_eq!(queued_after(&mut cluster, 200).len(), 1, "its end");
     }
 }
@@ -74,13 +74,13 @@ fn a_connection_is_sent_again_only_for_its_confirmation_and_its_end() {
 fn a_session_without_a_reply_is_sent_after_50_ms_and_at_once_when_it_is_answered() {
     let (pod, remote) = (at(ENDS[0].0), at(REMOTE));
     let mut cluster = replicating_with_reply();
-    let seen = expect_one(cluster.receive(0, INSIDE, &tcp(pod, remote, "S", 1000, 0)), 0, OUTSIDE, &cluster);
+    let seen = cluster.pod_sends(0, 0, &tcp(pod, remote, "S", 1000, 0));
     assert_eq!(queued_after(&mut cluster, 40).len(), 0);
     assert_eq!(queued_after(&mut cluster, 20).len(), 1);
     let syn_ack = tcp(remote, ends(&seen).0, "SA", 5000, 1001);
-    expect_one(cluster.receive(0, OUTSIDE, &syn_ack), 0, INSIDE, &cluster);
+    cluster.remote_sends(0, 0, &syn_ack);
     assert_eq!(queued(&cluster).len(), 1);
-    expect_one(cluster.receive(0, OUTSIDE, &syn_ack), 0, INSIDE, &cluster);
+    cluster.remote_sends(0, 0, &syn_ack);
     assert_eq!(queued(&cluster).len(), 0, "a retransmission shows nothing new");
 }
 
@@ -92,9 +92,9 @@ fn nothing_is_queued_while_no_peer_is_connected() {
     }
     cluster.publish_views();
     let request = packet(Protocol::Udp, at(ENDS[0].0), at(REMOTE));
-    let seen = expect_one(cluster.receive(0, INSIDE, &request), 0, OUTSIDE, &cluster);
+    let seen = cluster.pod_sends(0, 0, &request);
     let reply = reply_to(&seen, Protocol::Udp);
-    expect_one(cluster.receive(0, OUTSIDE, &reply), 0, INSIDE, &cluster);
+    cluster.remote_sends(0, 0, &reply);
     assert_eq!(queued_after(&mut cluster, 1_000), []);
 }
 
@@ -103,9 +103,9 @@ fn with_the_default_a_reply_queues_nothing() {
     let mut cluster = three_gateways();
     cluster.skip_counter_check();
     let request = packet(Protocol::Tcp, at(ENDS[0].0), at(REMOTE));
-    let seen = expect_one(cluster.receive(0, INSIDE, &request), 0, OUTSIDE, &cluster);
+    let seen = cluster.pod_sends(0, 0, &request);
     let reply = reply_to(&seen, Protocol::Tcp);
-    expect_one(cluster.receive(0, OUTSIDE, &reply), 0, INSIDE, &cluster);
+    cluster.remote_sends(0, 0, &reply);
     assert_eq!(queued_after(&mut cluster, 90), []);
     assert_eq!(queued_after(&mut cluster, 20).len(), 1, "at its age, 100 ms here");
 }
@@ -115,14 +115,13 @@ fn a_connection_survives_its_gateway_from_the_syn_ack_on() {
     for (pod, remote) in ENDS {
         let (pod, remote) = (at(pod), at(remote));
         let mut cluster = replicating_with_reply();
-        let seen = expect_one(cluster.receive(0, INSIDE, &tcp(pod, remote, "S", 1000, 0)), 0, OUTSIDE, &cluster);
+        let seen = cluster.pod_sends(0, 0, &tcp(pod, remote, "S", 1000, 0));
         let vip = ends(&seen).0;
-        expect_one(cluster.receive(0, OUTSIDE, &tcp(remote, vip, "SA", 5000, 1001)), 0, INSIDE, &cluster);
+        cluster.remote_sends(0, 0, &tcp(remote, vip, "SA", 5000, 1001));
         cluster.replicate();
         cluster.kill(0);
-        let sent = cluster.receive(2, INSIDE, &tcp(pod, remote, "A", 1001, 5001));
-        assert_eq!(ends(&expect_one(sent, 1, OUTSIDE, &cluster)), (vip, remote));
-        expect_one(cluster.receive(2, OUTSIDE, &tcp(remote, vip, "A", 5001, 1001)), 1, INSIDE, &cluster);
+        assert_eq!(ends(&cluster.pod_sends(2, 1, &tcp(pod, remote, "A", 1001, 5001))), (vip, remote));
+        cluster.remote_sends(2, 1, &tcp(remote, vip, "A", 5001, 1001));
         cluster.advance(10_000);
         assert_eq!(cluster.gateways[1].sessions(), 1, "established: 30 seconds here, while opening 4");
     }

@@ -19,8 +19,8 @@ fn a_shard_that_skips_its_standby_gateway_keeps_its_sessions() {
         let mut cluster = three_gateways();
         let mut open = |(pod, remote), port| {
             let request = packet(Protocol::Udp, at(&format!("{pod}:{port}")), at(remote));
-            let sent = cluster.receive(0, INSIDE, &request);
-            (request, expect_one(sent, 0, OUTSIDE, &cluster))
+            let seen = cluster.pod_sends(0, 0, &request);
+            (request, seen)
         };
         let ports = pods.into_iter().flat_map(|it| (4000..4010).map(move |port| (it, port)));
         let all: Vec<_> = ports.map(|(it, port)| open(it, port)).collect();
@@ -109,19 +109,15 @@ fn a_policy_change_alone_starts_no_replication_epoch() {
 
 /// Opens a pod's connection at a gateway; returns the pod's external address, and the pod's own.
 fn connected(cluster: &mut Cluster, number: GatewayIndex) -> (SocketAddr, SocketAddr) {
-    let (pod, remote) = (at("10.244.1.5:4000"), at(REMOTE));
-    let seen = expect_one(cluster.receive(number, INSIDE, &tcp(pod, remote, "S", 1000, 0)), number, OUTSIDE, cluster);
-    let vip = ends(&seen).0;
-    expect_one(cluster.receive(number, OUTSIDE, &tcp(remote, vip, "SA", 5000, 1001)), number, INSIDE, cluster);
-    expect_one(cluster.receive(number, INSIDE, &tcp(pod, remote, "A", 1001, 5001)), number, OUTSIDE, cluster);
-    (vip, pod)
+    let pod = at("10.244.1.5:4000");
+    (cluster.connect(number, pod, at(REMOTE)), pod)
 }
 
 /// Both sides close it.
 fn close(cluster: &mut Cluster, number: GatewayIndex, (vip, pod): (SocketAddr, SocketAddr)) {
     let remote = at(REMOTE);
-    expect_one(cluster.receive(number, INSIDE, &tcp(pod, remote, "FA", 1001, 5001)), number, OUTSIDE, cluster);
-    expect_one(cluster.receive(number, OUTSIDE, &tcp(remote, vip, "FA", 5001, 1002)), number, INSIDE, cluster);
+    cluster.pod_sends(number, number, &tcp(pod, remote, "FA", 1001, 5001));
+    cluster.remote_sends(number, number, &tcp(remote, vip, "FA", 5001, 1002));
 }
 
 #[test]
@@ -163,7 +159,7 @@ fn outdated_records_do_not_replace_newer_ones() {
     cluster.members.iter_mut().for_each(|it| (it.connected, it.active) = (true, true));
     cluster.publish_views();
     assert_eq!((cluster.full_sync(1, 0), cluster.full_sync(2, 0)), (1, 1), "two gateways had replicas of it");
-    expect_one(cluster.receive(0, INSIDE, &tcp(connection.1, at(REMOTE), "A", 1002, 5002)), 0, OUTSIDE, &cluster);
+    cluster.pod_sends(0, 0, &tcp(connection.1, at(REMOTE), "A", 1002, 5002));
     assert_eq!(cluster.gateways[0].sessions(), 1);
     cluster.advance(5_000);
     assert_eq!(cluster.gateways[0].sessions(), 0, "closed: 4 s here, established would be 30 s");

@@ -60,8 +60,7 @@ fn what_the_gateway_itself_fragments_has_the_private_address() {
     let mut small = network();
     small.interfaces[1].mtu = 600;
     gateway.set_network(small);
-    let mut large = large_reply(at(PODS[0]), at(REMOTES[0]), true);
-    large[..6].copy_from_slice(&INSIDE_MAC);
+    let large = on_link(INSIDE, large_reply(at(PODS[0]), at(REMOTES[0]), true));
     let sent = gateway.receive(0, INSIDE, &large);
     assert_eq!(sent.len(), 3);
     let bytes: Vec<u8> = sent.iter().flat_map(|(_, fragment)| fragment[34..].to_vec()).collect();

@@ -28,17 +28,17 @@ fn a_reply_at_a_gateway_with_another_private_address_reaches_the_owner_in_the_tu
     let mut cluster = Cluster::new(2, &Setup::default());
     cluster.change_policy(|set| *set = in_cloud(set.clone()));
     let request = packet(Protocol::Udp, at(PODS[0]), at(REMOTES[0]));
-    let sent = expect_one(cluster.receive(0, INSIDE, &request), 0, OUTSIDE, &cluster);
+    let sent = cluster.pod_sends(0, 0, &request);
     assert_eq!(ends(&sent).0.ip(), ip(PRIVATE[0]));
     // The cloud has moved the address to the other gateway.
     let reply = redirected(ip(OTHERS[0]), Protocol::Udp, &sent);
-    let received = expect_one(cluster.receive(1, OUTSIDE, &reply), 0, INSIDE, &cluster);
+    let received = cluster.remote_sends(1, 0, &reply);
     assert_eq!(ends(&received).1, at(PODS[0]));
     cluster.advance(200);
     cluster.kill(0);
-    let again = expect_one(cluster.receive(1, INSIDE, &request), 1, OUTSIDE, &cluster);
+    let again = cluster.pod_sends(1, 1, &request);
     assert_eq!(ends(&again).0, SocketAddr::new(ip(OTHERS[0]), ends(&sent).0.port()), "the session goes on");
-    let received = expect_one(cluster.receive(1, OUTSIDE, &reply), 1, INSIDE, &cluster);
+    let received = cluster.remote_sends(1, 1, &reply);
     assert_eq!(ends(&received).1, at(PODS[0]));
     cluster.assert_delta(&["egress 1, reply 1, peer_in 1, created 1", "egress 1, reply 1, peer_out 1, failed over 1"]);
 }
@@ -50,11 +50,11 @@ fn an_error_at_a_gateway_with_another_private_address_reaches_the_pod() {
         let mut cluster = Cluster::new(2, &Setup::default());
         cluster.change_policy(|set| *set = in_cloud(set.clone()));
         let request = packet(Protocol::Udp, at(PODS[i]), at(REMOTES[i]));
-        let sent = expect_one(cluster.receive(0, INSIDE, &request), 0, OUTSIDE, &cluster);
+        let sent = cluster.pod_sends(0, 0, &request);
         let about = packet(Protocol::Udp, (ip(OTHERS[i]), ends(&sent).0.port()).into(), at(REMOTES[i]));
         let router = ["203.0.113.77", "2001:db8:77::1"][i];
         let error = error_about(&about, router, IcmpError::HostUnreachable, false);
-        let received = expect_one(cluster.receive(1, OUTSIDE, &error), 0, INSIDE, &cluster);
+        let received = cluster.remote_sends(1, 0, &error);
         let (source, destination, quote) = quoted(&received);
         assert_eq!((source, destination), (ip(router), at(PODS[i]).ip()));
         assert_eq!(ends(&quote), (at(PODS[i]), at(REMOTES[i])));
@@ -90,12 +90,10 @@ fn a_clients_connection_survives_its_gateway() {
     for i in 0..2 {
         let client = at(CLIENTS[i]);
         let private = SocketAddr::new(ip(OTHERS[i]), 80);
-        let received =
-            expect_one(cluster.receive(1, OUTSIDE, &tcp(client, private, "PA", 1001, 5001)), 1, INSIDE, &cluster);
+        let received = cluster.remote_sends(1, 1, &tcp(client, private, "PA", 1001, 5001));
         let (source, backend) = ends(&received);
         assert_eq!(source, client);
-        let answered =
-            expect_one(cluster.receive(1, INSIDE, &tcp(backend, client, "A", 5001, 1001)), 1, OUTSIDE, &cluster);
+        let answered = cluster.pod_sends(1, 1, &tcp(backend, client, "A", 5001, 1001));
         assert_eq!(ends(&answered), (private, client));
     }
     cluster.skip_counter_check();

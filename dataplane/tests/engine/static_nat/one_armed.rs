@@ -35,9 +35,7 @@ fn gateway() -> Gateway {
 
 /// The one packet that is sent because of a packet, with its destination MAC address.
 fn pass(gateway: &mut Gateway, frame: &[u8]) -> ([u8; 6], Vec<u8>) {
-    let mut frame = frame.to_vec();
-    frame[..6].copy_from_slice(&INSIDE_MAC);
-    let mut sent = gateway.receive(0, INSIDE, &frame);
+    let mut sent = gateway.receive(0, INSIDE, &on_link(INSIDE, frame.to_vec()));
     assert_eq!(sent.len(), 1, "{:?}", gateway.drops());
     let bytes = sent.remove(0).1;
     (*bytes.first_chunk().unwrap(), bytes)
