@@ -1,5 +1,5 @@
-//! The engine against a simple, slow reference NAT that is a list of sessions. Both receive the same packets at the
-//! same times; packets sent, drops by reason and the number of sessions must be equal. Ports are the engine's choice:
+//! The engine, with one worker or two, against a simple, slow reference NAT that is a list of sessions. Both receive the
+//! same packets at the same times, on any queue; packets sent, drops by reason and the number of sessions must be equal. Ports are the engine's choice:
 //! the model records them, and checks that each one was allowed.
 
 use std::collections::HashMap;
@@ -16,8 +16,10 @@ use vipgate_testkit::*;
 
 const PODS: [&str; 3] = ["10.244.1.5", "10.244.1.6", "10.244.1.21"];
 const VIPS: [&str; 3] = ["192.0.2.10", "192.0.2.10", "192.0.2.11"];
-const REMOTES: [&str; 2] = ["198.51.100.10:53", "198.51.100.11:443"];
-const PORTS: std::ops::RangeInclusive<u16> = 20_000..=20_002;
+const REMOTES: [&str; 3] = ["198.51.100.10:53", "198.51.100.10:443", "198.51.100.11:443"];
+/// The first SNAT port, and how many there are: less than the pods want, or two blocks.
+const FIRST_PORT: u16 = 20_000;
+const PORT_COUNTS: [u16; 2] = [3, 128];
 /// Ages of sessions are sums of these: never within the second after a timeout in which the expiry sweep may or may not
 /// have run.
 const PASSES: [u32; 3] = [10, 4_000, 12_000];
@@ -71,10 +73,24 @@ impl ModelSession {
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    Pod { protocol: Protocol, pod: usize, port: u16, remote: usize, flags: usize },
-    Reply { which: prop::sample::Index, flags: usize },
-    Stray { port: u16, remote: usize },
+    Pod {
+        protocol: Protocol,
+        pod: usize,
+        port: u16,
+        remote: usize,
+        flags: usize,
+    },
+    Reply {
+        which: prop::sample::Index,
+        flags: usize,
+    },
+    Stray {
+        port: u16,
+        remote: usize,
+    },
     Pass(u32),
+    /// The same policy is published again.
+    Publish,
 }
 
 const FLAGS: [&str; 4] = ["S", "A", "FA", "PA"];
@@ -86,30 +102,39 @@ fn step() -> impl Strategy<Value = Step> {
         6 => (protocol, 0..PODS.len(), 1000_u16..1004, 0..REMOTES.len(), 0..FLAGS.len())
             .prop_map(|(protocol, pod, port, remote, flags)| Step::Pod { protocol, pod, port, remote, flags }),
         4 => (any::<prop::sample::Index>(), 0..REPLIES.len()).prop_map(|(which, flags)| Step::Reply { which, flags }),
-        1 => (PORTS, 0..REMOTES.len()).prop_map(|(port, remote)| Step::Stray { port, remote }),
+        1 => (FIRST_PORT..FIRST_PORT + 3, 0..REMOTES.len()).prop_map(|(port, remote)| Step::Stray { port, remote }),
         2 => prop::sample::select(PASSES.to_vec()).prop_map(Step::Pass),
+        1 => Just(Step::Publish),
     ]
 }
 
 fn config() -> ProptestConfig {
     let seeds = FileFailurePersistence::Direct("tests/engine/model.regressions");
-    ProptestConfig { cases: 300, failure_persistence: Some(Box::new(seeds)), ..ProptestConfig::default() }
+    ProptestConfig { cases: 500, failure_persistence: Some(Box::new(seeds)), ..ProptestConfig::default() }
 }
 
 /// The engine and the model, side by side.
 struct Run<'a> {
     gateway: Gateway,
+    /// The queue of the next packet.
+    worker: usize,
+    ports: std::ops::Range<u16>,
     model: Vec<ModelSession>,
     now: u32,
     coverage: &'a Coverage,
 }
 
 impl Run<'_> {
-    fn step(&mut self, step: Step) -> TestCaseResult {
+    fn step(&mut self, (step, worker): (Step, usize)) -> TestCaseResult {
+        self.worker = worker % self.gateway.workers.len();
         match step {
             Step::Pod { protocol, pod, port, remote, flags } => {
                 let flags = if protocol == Protocol::Tcp { FLAGS[flags] } else { "" };
-                self.pod_sends(protocol, (pod, port), at(REMOTES[remote]), flags)
+                let mut remote = at(REMOTES[remote]);
+                if protocol == Protocol::Echo {
+                    remote.set_port(0);
+                }
+                self.pod_sends(protocol, (pod, port), remote, flags)
             }
             Step::Reply { which, flags } => self.remote_replies(which, flags),
             Step::Stray { port, remote } => {
@@ -126,13 +151,18 @@ impl Run<'_> {
                 self.model.retain(|s| s.is_live(self.now) || s.may_be_quarantined(self.now));
                 Ok(())
             }
+            Step::Publish => {
+                self.coverage.count("published");
+                self.gateway.set_policy(&policy());
+                Ok(())
+            }
         }
     }
 
     /// The gateway receives a packet; returns what it sends, and drops by reason since then.
     fn receive(&mut self, interface: InterfaceId, bytes: &[u8]) -> (Vec<(InterfaceId, Vec<u8>)>, Drops) {
         let before = self.gateway.drops();
-        let sent = self.gateway.receive(0, interface, bytes);
+        let sent = self.gateway.receive(self.worker, interface, bytes);
         let mut drops = self.gateway.drops();
         for (reason, count) in before {
             *drops.entry(reason).or_default() -= count;
@@ -190,7 +220,7 @@ impl Run<'_> {
 
     /// A new session got this port, or was rejected; returns its index in the model.
     fn opened(&mut self, new: ModelSession, port: Option<u16>, drops: &Drops) -> Result<Option<usize>, TestCaseError> {
-        let Self { model, now, coverage, .. } = self;
+        let Self { model, now, coverage, ports, .. } = self;
         let to_same_remote =
             |s: &&ModelSession| s.protocol == new.protocol && s.vip == new.vip && s.remote == new.remote;
         let in_use: Vec<u16> =
@@ -198,11 +228,11 @@ impl Run<'_> {
         let Some(port) = port else {
             let quarantined = model.iter().filter(to_same_remote).filter(|s| s.may_be_quarantined(*now)).count();
             prop_assert_eq!(drops, &Drops::from([(DropReason::PortsExhausted, 1)]));
-            prop_assert!(in_use.len() + quarantined >= PORTS.len(), "rejected with free ports: {:?}", in_use);
+            prop_assert!(in_use.len() + quarantined >= ports.len(), "rejected with free ports: {:?}", in_use);
             coverage.count("exhausted");
             return Ok(None);
         };
-        prop_assert!(PORTS.contains(&port) && !in_use.contains(&port), "{} of {:?}", port, in_use);
+        prop_assert!(ports.contains(&port) && !in_use.contains(&port), "{} of {:?}", port, in_use);
         let is_same = |s: &ModelSession| s.protocol == new.protocol && s.pod == new.pod && s.remote == new.remote;
         coverage.count(if model.iter().any(is_same) { "reopened" } else { "opened" });
         model.retain(|s| !is_same(s));
@@ -245,7 +275,8 @@ impl Run<'_> {
         let (sent, drops) = self.receive(OUTSIDE, &bytes);
         prop_assert_eq!(sent.len(), 1, "a reply to a live session: {:?}", drops);
         let owner = &mut self.model[owner];
-        prop_assert_eq!((sent[0].0, ends(&sent[0].1).1), (INSIDE, owner.pod));
+        let (from, to) = ends(&sent[0].1);
+        prop_assert_eq!((sent[0].0, from.ip(), to), (INSIDE, owner.remote.ip(), owner.pod));
         update(owner, 1, flags, self.now);
         self.coverage.add("closed", u64::from(owner.fin == [true; 2]));
         Ok(())
@@ -268,17 +299,30 @@ fn the_engine_matches_the_reference_nat() {
         "long pass",
         "closed",
         "reopened",
+        "published",
+        "handed off",
     ];
-    property(config(), &prop::collection::vec(step(), 1..150), &classes, |steps, coverage| {
-        let range = PortRange::new(*PORTS.start(), *PORTS.end()).unwrap();
-        let mut gateway = Gateway::new(&Setup { range, timeouts: timeouts(), ..Setup::default() });
+    let steps = prop::collection::vec((step(), 0..2_usize), 1..150);
+    let strategy = (steps, 1_u8..=2, prop::sample::select(PORT_COUNTS.to_vec()));
+    property(config(), &strategy, &classes, |(steps, workers, count), coverage| {
+        let ports = FIRST_PORT..FIRST_PORT + count;
+        let range = PortRange::new(ports.start, ports.end - 1).unwrap();
+        let mut gateway = Gateway::new(&Setup { workers, range, timeouts: timeouts(), ..Setup::default() });
         gateway.skip_counter_check();
-        let mut run = Run { gateway, model: Vec::new(), now: 0, coverage };
+        let mut run = Run { gateway, worker: 0, ports, model: Vec::new(), now: 0, coverage };
         for step in steps {
             run.step(step)?;
         }
-        run.gateway.advance(60_000);
-        prop_assert_eq!(run.gateway.sessions(), 0);
+        let mut gateway = run.gateway;
+        coverage.add("handed off", gateway.handoffs());
+        // Long after the last packet all sessions have expired, and every port is free.
+        gateway.advance(60_000);
+        prop_assert_eq!(gateway.sessions(), 0);
+        for n in 0..count {
+            let request = packet(Protocol::Udp, (ip("10.244.1.5"), 5_000 + n).into(), at("203.0.113.99:53"));
+            let sent = gateway.receive(usize::from(n) % gateway.workers.len(), INSIDE, &request);
+            prop_assert_eq!(sent.len(), 1, "port {} of the range: {:?}", n, gateway.drops());
+        }
         Ok(())
     });
 }
