@@ -257,24 +257,27 @@ impl Gateway {
         }
     }
 
-    /// A pod's packet at worker 0 that must be forwarded outside; returns it as sent.
-    pub fn pod_sends(&mut self, packet: &[u8]) -> Vec<u8> {
-        let mut sent = self.receive(0, INSIDE, packet);
-        assert_eq!(sent.len(), 1, "one packet is sent outside: {:?}", self.drops());
-        let (interface, bytes) = sent.remove(0);
-        assert_eq!(interface, OUTSIDE);
+    /// A packet at a worker that must be forwarded to another interface; returns it as sent.
+    #[track_caller]
+    pub fn forwards(&mut self, worker: usize, interface: InterfaceId, packet: &[u8], out: InterfaceId) -> Vec<u8> {
+        let mut sent = self.receive(worker, interface, packet);
+        assert_eq!(sent.len(), 1, "one packet is forwarded: {:?}", self.drops());
+        let (at, bytes) = sent.remove(0);
+        assert_eq!(at, out);
         check_only_translated(packet, &bytes);
         bytes
     }
 
+    /// A pod's packet at worker 0 that must be forwarded outside; returns it as sent.
+    #[track_caller]
+    pub fn pod_sends(&mut self, packet: &[u8]) -> Vec<u8> {
+        self.forwards(0, INSIDE, packet, OUTSIDE)
+    }
+
     /// A packet from outside at worker 0 that must reach a pod; returns it as the pod receives it.
+    #[track_caller]
     pub fn remote_sends(&mut self, packet: &[u8]) -> Vec<u8> {
-        let mut sent = self.receive(0, OUTSIDE, packet);
-        assert_eq!(sent.len(), 1, "one packet reaches the pod: {:?}", self.drops());
-        let (interface, bytes) = sent.remove(0);
-        assert_eq!(interface, INSIDE);
-        check_only_translated(packet, &bytes);
-        bytes
+        self.forwards(0, OUTSIDE, packet, INSIDE)
     }
 
     /// No frame is lost: devices, rings and queues hold as many as there were at the start.

@@ -1,49 +1,37 @@
 //! Invariants of every packet that a gateway sends, checked with an independent parser (etherparse).
 
-use etherparse::{NetSlice, SlicedPacket, TransportSlice};
+use etherparse::{SlicedPacket, TransportHeader, TransportSlice};
 
 /// Every packet sent has correct checksums and lengths.
 pub fn check_packet(bytes: &[u8]) {
     let parsed = SlicedPacket::from_ethernet(bytes).unwrap_or_else(|error| panic!("{error}: {bytes:02x?}"));
-    match &parsed.net {
-        Some(NetSlice::Ipv4(v4)) => {
-            let header = v4.header().to_header();
-            assert_eq!(header.calc_header_checksum(), header.header_checksum, "IPv4 header checksum");
-            assert_eq!(usize::from(header.total_len) + 14, bytes.len(), "length");
-            let (source, destination) = (header.source, header.destination);
-            match &parsed.transport {
-                Some(TransportSlice::Tcp(tcp)) => {
-                    assert_eq!(tcp.calc_checksum_ipv4(source, destination).unwrap(), tcp.checksum(), "TCP checksum");
-                }
-                Some(TransportSlice::Udp(udp)) if udp.checksum() != 0 => {
-                    let sum = udp.to_header().calc_checksum_ipv4_raw(source, destination, udp.payload()).unwrap();
-                    assert_eq!(sum, udp.checksum(), "UDP checksum");
-                }
-                Some(TransportSlice::Icmpv4(icmp)) => {
-                    assert_eq!(icmp.icmp_type().calc_checksum(icmp.payload()), icmp.checksum(), "ICMP checksum");
-                }
-                _ => {}
-            }
+    let Some(net) = &parsed.net else { return };
+    if let Some(v4) = net.ipv4_ref() {
+        let header = v4.header().to_header();
+        assert_eq!(header.calc_header_checksum(), header.header_checksum, "IPv4 header checksum");
+        assert_eq!(usize::from(header.total_len) + 14, bytes.len(), "length");
+    }
+    let check = |header: TransportHeader, payload: &[u8], name: &str| {
+        let mut right = header.clone();
+        match (net.ipv4_ref(), net.ipv6_ref()) {
+            (Some(v4), _) => right.update_checksum_ipv4(&v4.header().to_header(), payload).unwrap(),
+            (_, Some(v6)) => right.update_checksum_ipv6(&v6.header().to_header(), payload).unwrap(),
+            _ => panic!("no IP packet"),
         }
-        Some(NetSlice::Ipv6(v6)) => {
-            let header = v6.header().to_header();
-            let (source, destination) = (header.source, header.destination);
-            match &parsed.transport {
-                Some(TransportSlice::Tcp(tcp)) => {
-                    assert_eq!(tcp.calc_checksum_ipv6(source, destination).unwrap(), tcp.checksum(), "TCP checksum");
-                }
-                // Tunnels over IPv6 use a zero UDP checksum (RFC 6936).
-                Some(TransportSlice::Udp(udp))
-                    if udp.checksum() != 0 || !matches!(udp.destination_port(), 4789 | 4790) =>
-                {
-                    let sum = udp.to_header().calc_checksum_ipv6_raw(source, destination, udp.payload()).unwrap();
-                    assert_eq!(sum, udp.checksum(), "UDP checksum");
-                }
-                Some(TransportSlice::Icmpv6(icmp)) => {
-                    assert!(icmp.is_checksum_valid(source, destination), "ICMPv6 checksum");
-                }
-                _ => {}
-            }
+        assert_eq!(header, right, "{name} checksum");
+    };
+    match &parsed.transport {
+        Some(TransportSlice::Tcp(tcp)) => check(TransportHeader::Tcp(tcp.to_header()), tcp.payload(), "TCP"),
+        // Tunnels over IPv6 use a zero UDP checksum, too (RFC 6936).
+        Some(TransportSlice::Udp(udp))
+            if udp.checksum() == 0 && (net.ipv4_ref().is_some() || matches!(udp.destination_port(), 4789 | 4790)) => {}
+        Some(TransportSlice::Udp(udp)) => check(TransportHeader::Udp(udp.to_header()), udp.payload(), "UDP"),
+        Some(TransportSlice::Icmpv4(icmp)) => {
+            assert_eq!(icmp.icmp_type().calc_checksum(icmp.payload()), icmp.checksum(), "ICMP checksum");
+        }
+        Some(TransportSlice::Icmpv6(icmp)) => {
+            let header = net.ipv6_ref().unwrap().header();
+            assert!(icmp.is_checksum_valid(header.source(), header.destination()), "ICMPv6 checksum");
         }
         _ => {}
     }

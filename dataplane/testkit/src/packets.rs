@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use etherparse::{NetSlice, PacketBuilder, SlicedPacket, TransportSlice};
+use etherparse::{IpNumber, IpPayloadSlice, NetSlice, PacketBuilder, SlicedPacket, TransportSlice};
 use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::wire::checksum::{checksum, sum};
 
@@ -26,13 +26,16 @@ pub fn ends(bytes: &[u8]) -> (SocketAddr, SocketAddr) {
     let parsed = SlicedPacket::from_ethernet(bytes).unwrap();
     let net = parsed.net.as_ref().unwrap();
     let (source, destination) = addresses(net);
-    let payload = net.ip_payload_ref().unwrap().payload;
+    let IpPayloadSlice { ip_number, fragmented, payload, .. } = net.ip_payload_ref().unwrap();
     let at = |offset: usize| u16::from_be_bytes(payload[offset..offset + 2].try_into().unwrap());
     let [source_port, destination_port] = match parsed.transport {
         Some(TransportSlice::Icmpv4(_) | TransportSlice::Icmpv6(_)) => [4, 4].map(at),
         Some(TransportSlice::Igmp(_)) => panic!("IGMP has no ports"),
-        // SCTP is not parsed further.
-        Some(TransportSlice::Tcp(_) | TransportSlice::Udp(_)) | None => [0, 2].map(at),
+        Some(TransportSlice::Tcp(_) | TransportSlice::Udp(_)) => [0, 2].map(at),
+        None => {
+            assert!(*ip_number == IpNumber::SCTP && !fragmented, "no ports: {ip_number:?}");
+            [0, 2].map(at)
+        }
     };
     ((source, source_port).into(), (destination, destination_port).into())
 }
@@ -66,15 +69,12 @@ pub fn large_reply(from: SocketAddr, to: SocketAddr, may_fragment: bool) -> Vec<
 
 /// The same of a given length, IP header included.
 pub fn reply_of_length(length: u16, from: SocketAddr, to: SocketAddr, may_fragment: bool) -> Vec<u8> {
-    let (IpAddr::V4(source), IpAddr::V4(destination)) = (from.ip(), to.ip()) else { panic!("IPv4 only") };
-    let (protocol, ends) = (etherparse::ip_number::UDP, [source, destination].map(|address| address.octets()));
-    let mut header = etherparse::Ipv4Header::new(length - 20, 64, protocol, ends[0], ends[1]).unwrap();
-    header.dont_fragment = !may_fragment;
-    header.identification = 77;
-    let headers = etherparse::IpHeaders::Ipv4(header, etherparse::Ipv4Extensions::default());
+    assert!(from.is_ipv4());
     let mut frame = Vec::new();
-    let builder = PacketBuilder::ethernet2(ROUTER_MAC, OUTSIDE_MAC).ip(headers).udp(from.port(), to.port());
-    builder.write(&mut frame, &vec![9; usize::from(length) - 28]).unwrap();
+    on_ip(from, to).udp(from.port(), to.port()).write(&mut frame, &vec![9; usize::from(length) - 28]).unwrap();
+    frame[18..20].copy_from_slice(&77_u16.to_be_bytes());
+    frame[20] = if may_fragment { 0 } else { 0x40 };
+    update_header_checksum(&mut frame);
     frame
 }
 
