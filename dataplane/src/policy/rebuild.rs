@@ -257,7 +257,7 @@ impl<'a> Rebuild<'a> {
 
     /// Revalidates the sessions of an endpoint.
     fn touch_endpoint(&mut self, address: IpAddr) {
-        of_family!(address, it => self.freshness.touch_endpoint(it))
+        of_family!(address, it => self.freshness.touch_endpoint(it));
     }
 
     fn replace_endpoint(&mut self, address: IpAddr, endpoint: Option<Endpoint>) {
@@ -392,7 +392,7 @@ impl<'a> Rebuild<'a> {
     }
 
     fn touch_vip(&mut self, address: IpAddr) {
-        of_family!(address, it => self.freshness.touch_vip(it))
+        of_family!(address, it => self.freshness.touch_vip(it));
     }
 }
 

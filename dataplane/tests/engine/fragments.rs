@@ -54,18 +54,15 @@ type FragmentParts = ((IpAddr, IpAddr), u32, usize, Vec<u8>);
 fn read(fragment: &[u8]) -> FragmentParts {
     let net = SlicedPacket::from_ethernet(fragment).unwrap().net.unwrap();
     let ends = addresses(&net);
-    match net {
-        NetSlice::Ipv4(v4) => {
-            let header = v4.header();
-            let offset = usize::from(header.fragments_offset().value()) * 8;
-            (ends, header.identification().into(), offset, v4.payload().payload.to_vec())
-        }
-        _ => {
-            let extension = &fragment[54..62];
-            let offset = usize::from(u16::from_be_bytes([extension[2], extension[3]]) & 0xfff8);
-            let id = u32::from_be_bytes(extension[4..8].try_into().unwrap());
-            (ends, id, offset, fragment[62..].to_vec())
-        }
+    if let NetSlice::Ipv4(v4) = net {
+        let header = v4.header();
+        let offset = usize::from(header.fragments_offset().value()) * 8;
+        (ends, header.identification().into(), offset, v4.payload().payload.to_vec())
+    } else {
+        let extension = &fragment[54..62];
+        let offset = usize::from(u16::from_be_bytes([extension[2], extension[3]]) & 0xfff8);
+        let id = u32::from_be_bytes(extension[4..8].try_into().unwrap());
+        (ends, id, offset, fragment[62..].to_vec())
     }
 }
 
