@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use vipgate_dataplane::flow::tunnel_metadata::TunnelMetadata;
 use vipgate_dataplane::policy::change::PolicyChange;
 use vipgate_dataplane::policy::members::{Authentication, MemberSpec, MembersSpec, PolicyRelease};
-use vipgate_dataplane::policy::spec::{Announce, Role, ShardSpec};
+use vipgate_dataplane::policy::spec::{Announce, EndpointSpec, Role, ShardSpec, VipSpec};
 use vipgate_dataplane::ports::{BLOCKS, BlockId, BlockSet};
 use vipgate_dataplane::wire::tunnel_auth::TagKey;
 use vipgate_dataplane::wire::vxlan::OuterHeaders;
@@ -62,13 +62,11 @@ pub(crate) fn assign_shards(policy: &mut PolicyChange) {
     (0..BLOCKS as u16).for_each(|block| blocks.insert(BlockId(block)));
     let (local, peer): (Arc<str>, Arc<str>) = (NAMES[0].into(), NAMES[1].into());
     let shard = ShardSpec { gateway: local.clone(), blocks: Some(Arc::new(blocks)), backups: vec![peer] };
-    for vip in &mut policy.vips {
-        vip.announce = Announce::Bgp;
-        vip.shards = vec![shard.clone()];
-    }
-    for endpoint in &mut policy.endpoints {
-        endpoint.gateway = Some(local.clone());
-    }
+    let shards = || vec![shard.clone()];
+    let vips = policy.vips.changed();
+    policy.vips = vips.map(|vip| VipSpec { announce: Announce::Bgp, shards: shards(), ..(**vip).clone() }).collect();
+    let endpoints = policy.endpoints.changed();
+    policy.endpoints = endpoints.map(|it| EndpointSpec { gateway: Some(local.clone()), ..(**it).clone() }).collect();
 }
 
 /// The membership: which gateway owns the shards, and whether there is a replication link to the peer.

@@ -353,10 +353,11 @@ fn base_policy() -> PolicyChange {
             address_selection: AddressSelection::PerEndpoint,
             limits: Limits::default(),
             on_exhaustion: OnExhaustion::Drop,
-        }],
-        vips: vec![vip(VIP.to_ip()), vip(VIP6.to_ip())],
+        }]
+        .into(),
+        vips: vec![vip(VIP.to_ip()), vip(VIP6.to_ip())].into(),
         endpoints: v4.chain(v6).collect(),
-        services: vec![service],
+        services: vec![service].into(),
         ..PolicyChange::default()
     }
 }

@@ -193,8 +193,8 @@ pub struct VipPlacement(Mutex<PlacedVips>);
 
 #[derive(Debug, Default)]
 struct PlacedVips {
-    vips: BTreeMap<IpAddr, VipSpec>,
-    shard_maps: BTreeMap<Arc<str>, ShardMapSpec>,
+    vips: BTreeMap<IpAddr, Arc<VipSpec>>,
+    shard_maps: BTreeMap<Arc<str>, Arc<ShardMapSpec>>,
 }
 
 impl VipPlacement {
@@ -208,21 +208,15 @@ impl VipPlacement {
     /// Applies a change of policy.
     pub fn apply(&self, change: &PolicyChange) {
         let mut placed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let PlacedVips { vips, shard_maps } = &mut *placed;
-        for address in &change.removed.vips {
-            vips.remove(address);
-        }
-        for name in &change.removed.shard_maps {
-            shard_maps.remove(name);
-        }
-        vips.extend(change.vips.iter().map(|vip| (vip.address, vip.clone())));
-        shard_maps.extend(change.shard_maps.iter().map(|map| (map.name.clone(), map.clone())));
+        change.vips.apply_to(&mut placed.vips);
+        change.shard_maps.apply_to(&mut placed.shard_maps);
     }
 
     /// All shard maps, by name, and all VIPs, by address.
     pub fn get(&self) -> (Vec<ShardMapSpec>, Vec<VipSpec>) {
         let placed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        (placed.shard_maps.values().cloned().collect(), placed.vips.values().cloned().collect())
+        let shard_maps = placed.shard_maps.values().map(|map| (**map).clone());
+        (shard_maps.collect(), placed.vips.values().map(|vip| (**vip).clone()).collect())
     }
 }
 

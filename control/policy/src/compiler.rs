@@ -43,8 +43,7 @@ pub(crate) use self::inventory::namespace_labels;
 use self::memo::Memo;
 pub use self::options::{NODE_AGENT_MAC, NodeAgents, Options, Share, TunnelSecret};
 pub use self::placement::{
-    AgentNode, GatewayLocality, Iter, Keyed, Peer, PlacedBackend, PlacedService, Placement, SetAside, Table,
-    differences,
+    AgentNode, GatewayLocality, Iter, Peer, PlacedBackend, PlacedService, Placement, SetAside, Table, differences,
 };
 pub use self::placement_diff::{
     BlockMoves, EndpointChanges, EndpointMoves, GatewayChanges, Homes, PlacedVip, PlacementDiff, PortChanges,

@@ -232,10 +232,11 @@ impl Reconciler {
         let is_released = self.release(&before.difference(&change, &self.builder));
         tracing::debug!(
             event = "policy_change",
-            policies = change.policies.len(),
-            vips = change.vips.len(),
-            endpoints = change.endpoints.len(),
-            gone = change.removed.policies.len() + change.removed.vips.len() + change.removed.endpoints.len(),
+            policies = change.policies.changed().count(),
+            vips = change.vips.changed().count(),
+            endpoints = change.endpoints.changed().count(),
+            gone =
+                change.policies.removed().count() + change.vips.removed().count() + change.endpoints.removed().count(),
         );
         tracing::info!(
             event = "policy",
@@ -308,7 +309,7 @@ pub(super) fn reject(state: &GatewayState, reason: &str) {
 
 /// Rejects a VIP that is a local address: its traffic would be captured from the kernel.
 pub(super) fn check_local_addresses(change: &PolicyChange, locals: &[IpAddr]) -> Result<(), Rejection> {
-    match change.vips.iter().find(|vip| locals.binary_search(&vip.address).is_ok()) {
+    match change.vips.changed().find(|vip| locals.binary_search(&vip.address).is_ok()) {
         None => Ok(()),
         Some(vip) => Err(Rejection {
             resource: Some(Key { kind: Kind::Vip, name: vip.address.to_string().into() }),
@@ -325,17 +326,14 @@ pub(super) fn rejection(error: &BuildError) -> Rejection {
         BuildError::TooManyVips { .. }
         | BuildError::TooManyEndpoints { .. }
         | BuildError::TooManyGateways { .. }
-        | BuildError::TooManyBackendPorts { .. }
-        // Resources have unique names, so this is none of a server's.
-        | BuildError::DuplicateName { .. } => None,
+        | BuildError::TooManyBackendPorts { .. } => None,
         BuildError::InvalidShardMap { map, .. } | BuildError::ShardMapInUse { map, .. } => key(Kind::ShardMap, map),
         BuildError::BackendIsVip { service, .. }
         | BuildError::DuplicateFrontend { service, .. }
         | BuildError::InvalidService { service, .. } => key(Kind::Service, service),
         BuildError::UnknownPolicy { address, .. }
         | BuildError::UnknownVip { address, .. }
-        | BuildError::EndpointIsVip { address }
-        | BuildError::DuplicateAddress { address } => of_address(Kind::Endpoint, address),
+        | BuildError::EndpointIsVip { address } => of_address(Kind::Endpoint, address),
         // Of a VIP or an endpoint; the server knows which it is.
         BuildError::UnknownShardMap { of, .. } => of_address(Kind::Endpoint, of),
         BuildError::TooManyPrefixes { policy, .. } => key(Kind::EgressPolicy, policy),

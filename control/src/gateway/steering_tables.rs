@@ -77,12 +77,10 @@ pub(super) struct PreviousTables {
 
 impl PreviousTables {
     pub(super) fn of(change: &PolicyChange, builder: &Builder) -> Self {
-        let changed = change.policies.iter().map(|policy| &policy.name);
-        let names = changed.chain(&change.removed.policies);
-        let services = change.services.iter().map(|service| &service.name).chain(&change.removed.services);
+        let (policies, services) = (change.policies.keys(), change.services.keys());
         let policy = builder.snapshot().policy;
         Self {
-            cidrs: names.filter_map(|name| builder.egress(name)).flat_map(|it| cidrs(it.id.0, &it.spec)).collect(),
+            cidrs: policies.filter_map(|name| builder.egress(name)).flat_map(|it| cidrs(it.id.0, &it.spec)).collect(),
             listeners: services.filter_map(|name| builder.service(name)).flat_map(|it| listeners(&it.spec)).collect(),
             private: private_addresses(&policy),
             cluster: change.cluster.as_ref().map(|_| policy.cluster().clone()).unwrap_or_default(),
@@ -93,7 +91,7 @@ impl PreviousTables {
     /// ones have no number, so they have no prefixes here.
     pub(super) fn to_capture(&self, change: &PolicyChange, builder: &Builder) -> SteeringChange {
         let id = |name: &str| builder.egress(name).map(|egress| egress.id.0);
-        let known = change.policies.iter().filter_map(|spec| Some((id(&spec.name)?, spec)));
+        let known = change.policies.changed().filter_map(|spec| Some((id(&spec.name)?, spec)));
         let policy = builder.snapshot().policy;
         let this = policy.members().this_name();
         let private = |vip: &VipSpec| {
@@ -101,10 +99,10 @@ impl PreviousTables {
             private.find(|private| this.is_none_or(|name| *private.gateway == *name)).map(|private| private.address)
         };
         let added = SteeringTables {
-            endpoints: change.endpoints.iter().map(|it| (it.address, NO_POLICY)).collect(),
-            vips: change.vips.iter().map(|vip| vip.address).collect(),
-            private_addresses: change.vips.iter().filter_map(private).collect(),
-            listeners: change.services.iter().flat_map(listeners).collect(),
+            endpoints: change.endpoints.changed().map(|it| (it.address, NO_POLICY)).collect(),
+            vips: change.vips.changed().map(|vip| vip.address).collect(),
+            private_addresses: change.vips.changed().filter_map(|vip| private(vip)).collect(),
+            listeners: change.services.changed().flat_map(|service| listeners(service)).collect(),
             policy_cidrs: known.flat_map(|(id, spec)| cidrs(id, spec)).collect(),
             ..cluster_added(change)
         };
@@ -116,11 +114,11 @@ impl PreviousTables {
     pub(super) fn difference(self, change: &PolicyChange, builder: &Builder) -> SteeringChange {
         let private = private_addresses(&builder.snapshot().policy);
         let id = |name: &str| builder.egress(name).map(|egress| egress.id.0);
-        let named = change.policies.iter().filter_map(|policy| builder.egress(&policy.name));
-        let services = change.services.iter().filter_map(|it| builder.service(&it.name));
+        let named = change.policies.changed().filter_map(|policy| builder.egress(&policy.name));
+        let services = change.services.changed().filter_map(|it| builder.service(&it.name));
         let added = SteeringTables {
-            endpoints: change.endpoints.iter().filter_map(|it| Some((it.address, id(&it.policy)?))).collect(),
-            vips: change.vips.iter().map(|vip| vip.address).collect(),
+            endpoints: change.endpoints.changed().filter_map(|it| Some((it.address, id(&it.policy)?))).collect(),
+            vips: change.vips.changed().map(|vip| vip.address).collect(),
             private_addresses: &private - &self.private,
             listeners: services.flat_map(|it| listeners(&it.spec)).collect(),
             policy_cidrs: named.flat_map(|it| cidrs(it.id.0, &it.spec)).collect(),
@@ -130,8 +128,8 @@ impl PreviousTables {
         let mut surplus = private_named(change);
         surplus.extend(&self.private);
         let removed = SteeringTables {
-            endpoints: change.removed.endpoints.iter().map(|address| (*address, 0)).collect(),
-            vips: change.removed.vips.iter().copied().collect(),
+            endpoints: change.endpoints.removed().map(|address| (*address, 0)).collect(),
+            vips: change.vips.removed().copied().collect(),
             private_addresses: &surplus - &private,
             // Another Service may have the same backend.
             listeners: self.listeners.iter().copied().filter(|it| !builder.is_backend_port(*it)).collect(),
@@ -157,7 +155,7 @@ impl PreviousTables {
 
 /// Private addresses that a change may have captured, of whichever gateway.
 fn private_named(change: &PolicyChange) -> BTreeSet<IpAddr> {
-    change.vips.iter().flat_map(|vip| &vip.private).map(|private| private.address).collect()
+    change.vips.changed().flat_map(|vip| &vip.private).map(|private| private.address).collect()
 }
 
 fn cluster_added(change: &PolicyChange) -> SteeringTables {
@@ -170,7 +168,7 @@ fn cluster_added(change: &PolicyChange) -> SteeringTables {
 
 #[cfg(test)]
 mod tests {
-    use vipgate_dataplane::policy::change::Removed;
+    use vipgate_dataplane::policy::change::Entries;
     use vipgate_dataplane::policy::spec::{Announce, NetworkSpec, PrivateAddressSpec};
 
     use super::*;
@@ -191,12 +189,8 @@ mod tests {
             private: private.iter().map(|it| PrivateAddressSpec { gateway: "a".into(), address: ip(it) }).collect(),
         };
         let is_gone = |vip: &&str| !after.iter().any(|(other, _)| other == vip);
-        let gone = before.iter().map(|(vip, _)| *vip).filter(is_gone).map(ip).collect();
-        PolicyChange {
-            vips: after.iter().map(vip).collect(),
-            removed: Removed { vips: gone, ..Removed::default() },
-            ..PolicyChange::default()
-        }
+        let gone = before.iter().map(|(vip, _)| *vip).filter(is_gone).map(ip);
+        PolicyChange { vips: after.iter().map(vip).collect::<Entries<_>>().without(gone), ..PolicyChange::default() }
     }
 
     #[test]

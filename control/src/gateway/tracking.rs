@@ -242,7 +242,7 @@ mod tests {
                 sends_covered_only: false,
                 prefixes: Vec::new(),
             };
-            let (vips, nodes) = (vips.iter().map(vip).collect(), Some(nodes.iter().map(node).collect()));
+            let (vips, nodes) = (vips.iter().map(vip).collect(), nodes.iter().map(node).collect());
             let change = PolicyChange { vips, nodes, ..PolicyChange::default() };
             let policy = Builder::new(NetworkSpec::default()).with_change(&change).unwrap().policy;
             [needs_routes(&policy, true), needs_routes(&policy, false)]

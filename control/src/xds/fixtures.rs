@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use envoy_types::pb::envoy::service::discovery::v3::{DeltaDiscoveryResponse, Resource};
 use envoy_types::pb::google::protobuf::Any;
-use vipgate_dataplane::policy::change::{PolicyChange, Removed};
+use vipgate_dataplane::policy::change::PolicyChange;
 use vipgate_dataplane::policy::spec::{
     AddressSelection, Announce, BackendState, EgressSpec, EndpointSpec, Limits, NodeSpec, OnExhaustion, SLOTS, Scope,
     ServicePortSpec, ShardMapSpec, VipSpec,
@@ -121,14 +121,13 @@ pub(crate) fn whole_policy(placement: &Placement, gateway: &GatewayLocality, ver
     let cluster = placement.cluster.clone().unwrap_or_default().for_gateway(gateway, peer);
     PolicyChange {
         version: version.to_owned(),
-        policies: placement.policies.to_vec(),
-        shard_maps: placement.shard_maps.to_vec(),
+        policies: placement.policies.iter().cloned().collect(),
+        shard_maps: placement.shard_maps.iter().cloned().collect(),
         vips: placement.vips.iter().map(|vip| gateway.vip(vip)).collect(),
-        endpoints: placement.endpoints.to_vec(),
+        endpoints: placement.endpoints.iter().cloned().collect(),
         services: placement.services.iter().map(|service| service.for_gateway(&locality)).collect(),
-        nodes: Some(placement.nodes.clone()),
+        nodes: placement.nodes.clone().into(),
         cluster: Some(cluster),
-        removed: Removed::default(),
     }
 }
 

@@ -9,14 +9,13 @@
 mod services;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use envoy_types::pb::envoy::service::discovery::v3::DeltaDiscoveryResponse;
 use prost::bytes::Bytes;
 use thiserror::Error;
 use vipgate_dataplane::policy::change::PolicyChange;
-use vipgate_dataplane::policy::spec::{ClusterSpec, NodeSpec};
+use vipgate_dataplane::policy::spec::ClusterSpec;
 use vipgate_policy::compiler::{Cluster, GatewayLocality, Peer};
 use vipgate_policy::fingerprint::{Fingerprint, mix};
 
@@ -260,42 +259,28 @@ impl ResourceStore {
         let name = &*gateway.name;
         let peers = self.peers_after();
         let (before, after) = (gateway.resolve_zone(self.peers.get(name)), gateway.resolve_zone(peers.get(name)));
-        for (key, staged) in &self.staged {
-            let current = self.resources.get(key);
-            match staged {
-                Some(staged) if current.is_some_and(|current| current.body == staged.body) => {}
-                Some(staged) => match &staged.decoded {
-                    Decoded::EgressPolicy(spec) => change.policies.push(spec.clone()),
-                    Decoded::ShardMap(map) => change.shard_maps.push(map.clone()),
-                    Decoded::Vip(vip) => change.vips.push(gateway.vip(vip)),
-                    Decoded::Endpoint(endpoint) => change.endpoints.push(endpoint.clone()),
+        for (key, staged) in self.differing() {
+            match staged.map(|staged| &staged.decoded) {
+                Some(Decoded::EgressPolicy(policy)) => change.policies.insert(policy.clone()),
+                Some(Decoded::ShardMap(map)) => change.shard_maps.insert(map.clone()),
+                Some(Decoded::Vip(vip)) => change.vips.insert(gateway.vip(vip)),
+                Some(Decoded::Endpoint(endpoint)) => change.endpoints.insert(endpoint.clone()),
+                Some(Decoded::OverlayNode(node)) => change.nodes.insert(node.clone()),
+                // What follows from them depends on other resources, too.
+                Some(
                     Decoded::BackendSlice(_)
                     | Decoded::Service(_)
                     | Decoded::Gateway(_)
-                    | Decoded::OverlayNode(_)
                     | Decoded::Cluster(_)
-                    | Decoded::Settings(_) => {}
-                },
-                None if current.is_none() => {}
-                None => match key.kind {
-                    Kind::EgressPolicy => change.removed.policies.push(key.name.clone()),
-                    Kind::ShardMap => change.removed.shard_maps.push(key.name.clone()),
-                    Kind::Vip => change.removed.vips.extend(key.name.parse::<IpAddr>()),
-                    Kind::Endpoint => change.removed.endpoints.extend(key.name.parse::<IpAddr>()),
-                    Kind::Service => change.removed.services.push(key.name.clone()),
-                    Kind::BackendSlice
-                    | Kind::Gateway
-                    | Kind::OverlayNode
-                    | Kind::Cluster
-                    | Kind::Settings
-                    | Kind::NodePolicy
-                    | Kind::View => {}
-                },
+                    | Decoded::Settings(_),
+                ) => {}
+                None => remove(key, &mut change),
             }
         }
         let services = self.staged_services();
-        change.services.extend(services.iter().filter_map(|name| Some(self.service_after(name)?.for_gateway(&after))));
-        change.nodes = self.nodes_after();
+        for service in services.iter().filter_map(|name| self.service_after(name)) {
+            change.services.insert(service.for_gateway(&after));
+        }
         change.cluster = self.cluster_after(gateway, peers.get(name));
         if before != after {
             // The node and zone decide which backends the gateway may choose.
@@ -304,31 +289,12 @@ impl ResourceStore {
         PolicyUpdate { update_count: 1, change, peers: peers.into_values().collect() }
     }
 
-    /// All nodes of the overlay network after the update; `None`: unchanged.
-    fn nodes_after(&self) -> Option<Vec<NodeSpec>> {
-        let first = Key { kind: Kind::OverlayNode, name: "".into() };
-        let staged = || self.staged.range(first.clone()..).take_while(|(key, _)| key.kind == Kind::OverlayNode);
-        let differs = |(key, staged): (&Key, &Option<Staged>)| {
-            self.resources.get(key).map(|current| &current.body) != staged.as_ref().map(|staged| &staged.body)
-        };
-        if !staged().any(differs) {
-            return None;
-        }
-        let current = self.resources.range(first.clone()..).take_while(|(key, _)| key.kind == Kind::OverlayNode);
-        // Resources in force have been decoded before: this can't fail.
-        let mut nodes: BTreeMap<&Key, NodeSpec> = current
-            .filter_map(|(key, resource)| match decode(key.kind, &key.name, &resource.body) {
-                Ok(Decoded::OverlayNode(node)) => Some((key, node)),
-                _ => None,
-            })
-            .collect();
-        for (key, staged) in staged() {
-            nodes.remove(key);
-            if let Some(Staged { decoded: Decoded::OverlayNode(node), .. }) = staged {
-                nodes.insert(key, node.clone());
-            }
-        }
-        Some(nodes.into_values().collect())
+    /// The staged resources whose content isn't the one in force; `None`: a removal.
+    fn differing(&self) -> impl Iterator<Item = (&Key, Option<&Staged>)> {
+        let staged = self.staged.iter().map(|(key, staged)| (key, staged.as_ref()));
+        staged.filter(|(key, staged)| {
+            self.resources.get(key).map(|current| &current.body) != staged.map(|staged| &staged.body)
+        })
     }
 
     /// The cluster's own prefixes for a gateway after the update; `None`: unchanged. `peer` is the gateway's resource.
@@ -374,7 +340,9 @@ impl ResourceStore {
         for (key, _) in all.filter(|(key, _)| !staged.contains(&key.name)) {
             if let Some(service) = self.service_after(&key.name) {
                 let (old, new) = (service.for_gateway(before), service.for_gateway(after));
-                change.services.extend((old != new).then_some(new));
+                if old != new {
+                    change.services.insert(new);
+                }
             }
         }
     }
@@ -435,6 +403,19 @@ impl ResourceStore {
     pub fn discard(&mut self) {
         self.staged.clear();
         self.new_keys = 0;
+    }
+}
+
+/// Removes the object of a resource.
+fn remove(Key { kind, name }: &Key, change: &mut PolicyChange) {
+    match kind {
+        Kind::EgressPolicy => change.policies.remove(name.clone()),
+        Kind::ShardMap => change.shard_maps.remove(name.clone()),
+        Kind::Vip => name.parse().into_iter().for_each(|address| change.vips.remove(address)),
+        Kind::Endpoint => name.parse().into_iter().for_each(|address| change.endpoints.remove(address)),
+        Kind::Service => change.services.remove(name.clone()),
+        Kind::OverlayNode => change.nodes.remove(name.clone()),
+        Kind::BackendSlice | Kind::Gateway | Kind::Cluster | Kind::Settings | Kind::NodePolicy | Kind::View => {}
     }
 }
 

@@ -168,7 +168,7 @@ impl Builder {
         self.policy = Arc::new(policy);
         self.freshness = Arc::new(freshness);
         // Gateways that are new with this change have no tunnel address yet, so only nodes matter here.
-        if change.nodes.is_some() {
+        if !change.nodes.is_empty() {
             self.rebuild_tunnels();
         }
         Ok(self.snapshot())

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use foldhash::HashMap;
 
+use super::change::Entries;
 use super::prefixes::Prefixes;
 use super::spec::NodeSpec;
 use crate::flow::address::Address;
@@ -27,6 +28,14 @@ impl Nodes {
     /// All nodes, by number.
     pub fn list(&self) -> &[NodeSpec] {
         &self.list
+    }
+
+    /// The nodes after a change, by name.
+    pub(super) fn list_after<'a>(&'a self, changes: &'a Entries<NodeSpec>) -> Vec<&'a NodeSpec> {
+        let others = self.list.iter().filter(|node| !changes.contains_key(&node.name));
+        let mut nodes: Vec<&NodeSpec> = others.chain(changes.changed().map(|node| &**node)).collect();
+        nodes.sort_by(|one, other| one.name.cmp(&other.name));
+        nodes
     }
 
     /// The node with this tunnel address.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use foldhash::HashMap;
 use ipnet::IpNet;
 
-use super::change::PolicyChange;
+use super::change::{Entries, PolicyChange};
 use super::cluster::{ClusterPrefixes, DestinationMatch};
 use super::endpoints::{Endpoint, EndpointSlot};
 use super::freshness::Freshness;
@@ -76,8 +76,8 @@ impl<'a> Rebuild<'a> {
     /// Applies the change: objects are added before others refer to them, and removed after.
     pub(super) fn apply(&mut self, change: &PolicyChange) {
         self.policy.version.clone_from(&change.version);
-        if let Some(nodes) = &change.nodes {
-            self.set_nodes(nodes);
+        if !change.nodes.is_empty() {
+            self.set_nodes(&change.nodes);
         }
         if let Some(cluster) = &change.cluster {
             self.set_cluster(cluster);
@@ -89,29 +89,26 @@ impl<'a> Rebuild<'a> {
         let homes = may_move_vips.then(|| self.vip_homes());
         self.set_shard_maps(&change.shard_maps);
         let mut guarantees_changed = false;
-        for spec in &change.policies {
+        for spec in change.policies.changed() {
             guarantees_changed |= self.set_egress(spec);
         }
-        for spec in &change.vips {
+        for spec in change.vips.changed() {
             self.set_vip(spec);
         }
         let mut affected_vips = Vec::new();
-        for spec in &change.endpoints {
-            self.set_endpoint(spec.address, Some(spec), &mut affected_vips);
-        }
-        for &address in &change.removed.endpoints {
-            self.set_endpoint(address, None, &mut affected_vips);
+        for (&address, spec) in &*change.endpoints {
+            self.set_endpoint(address, spec.as_deref(), &mut affected_vips);
         }
         if let Some(homes) = homes {
             self.reorder_vips(&homes);
         }
-        self.change_services(change);
-        for &address in &change.removed.vips {
+        self.change_services(&change.services);
+        for &address in change.vips.removed() {
             self.retire_vip(address);
         }
         self.remove_retired_vips();
-        self.remove_shard_maps(&change.removed.shard_maps);
-        for name in &change.removed.policies {
+        self.remove_shard_maps(&change.shard_maps);
+        for name in change.policies.removed() {
             if let Some(id) = self.references.egress.remove(name) {
                 if let Some(egress) = Arc::make_mut(&mut self.policy.egress)[id.0 as usize].take() {
                     self.references.count_prefixes(&egress.spec, false);
@@ -135,8 +132,8 @@ impl<'a> Rebuild<'a> {
     }
 
     /// All sessions are revalidated: any pod may have another node now.
-    fn set_nodes(&mut self, specs: &[NodeSpec]) {
-        let nodes = Nodes::new(specs.to_vec());
+    fn set_nodes(&mut self, changes: &Entries<NodeSpec>) {
+        let nodes = Nodes::new(self.policy.nodes.list_after(changes).into_iter().cloned().collect());
         self.policy.v4.pod_nodes = Arc::new(nodes.pod_prefixes());
         self.policy.v6.pod_nodes = Arc::new(nodes.pod_prefixes());
         self.policy.nodes = Arc::new(nodes);

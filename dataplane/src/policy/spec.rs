@@ -4,6 +4,7 @@
 //! Snapshots are built from specs; the stages don't read them. Names in them are for display in `vipgate vips`,
 //! `endpoints`, `sessions` and in logs.
 
+mod keyed;
 mod service;
 
 use std::net::{IpAddr, SocketAddr};
@@ -11,6 +12,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
+pub use self::keyed::Keyed;
 pub use self::service::{
     BackendSpec, BackendState, HealthSpec, Scope, ServicePortSpec, ServiceSpec, first_target, repeated_target,
 };

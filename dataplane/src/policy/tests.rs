@@ -11,7 +11,7 @@ use std::sync::Arc;
 use self::model::ip;
 use super::Snapshot;
 use super::build::Builder;
-use super::change::{PolicyChange, Removed};
+use super::change::{Entries, PolicyChange};
 use super::freshness::BUCKETS;
 use super::spec::*;
 use crate::flow::address::{Address, V6, of_family};
@@ -120,6 +120,18 @@ fn endpoint(address: IpAddr, policy: &str, vips: &[IpAddr]) -> EndpointSpec {
     }
 }
 
+fn node(number: u8) -> NodeSpec {
+    NodeSpec {
+        name: format!("n{number}").into(),
+        address: ([192, 0, 2, number], 4789).into(),
+        vni: (1 << 24) - 1,
+        mac: [2, 0, 0, 0, 0, 1],
+        verify_mac: false,
+        sends_covered_only: false,
+        prefixes: vec![],
+    }
+}
+
 /// Two endpoints of policy `a` with VIP .1, one of `b` with .2, one of `b` with IPv6.
 fn small() -> PolicySet {
     let (one, two, six) = (ip("192.0.2.1"), ip("192.0.2.2"), ip("2001:db8::1"));
@@ -152,14 +164,10 @@ fn numbered(first: [u8; 4], count: usize) -> impl Iterator<Item = IpAddr> {
 fn an_inconsistent_change_is_rejected_with_its_reason() {
     use BuildError::*;
     let (one, two, pod, six) = (ip("192.0.2.1"), ip("192.0.2.2"), ip("10.0.0.1"), ip("2001:db8::1"));
-    let removed = |policies: &[&str], vips: &[IpAddr], endpoints: &[IpAddr]| Removed {
-        policies: policies.iter().map(|name| (*name).into()).collect(),
-        vips: vips.into(),
-        endpoints: endpoints.into(),
-        ..Removed::default()
-    };
     let change = PolicyChange::default;
-    let with = |endpoints: Vec<EndpointSpec>| PolicyChange { endpoints, ..change() };
+    let with = |endpoints: Vec<EndpointSpec>| PolicyChange { endpoints: endpoints.into(), ..change() };
+    let without_policy = || Entries::default().without([Arc::from("a")]);
+    let (without_vip, without_pod) = (|| Entries::default().without([one]), || Entries::default().without([pod]));
     let again = endpoint(pod, "a", &[one]);
     let name = || Arc::from("a");
     for (change, error) in [
@@ -167,26 +175,17 @@ fn an_inconsistent_change_is_rejected_with_its_reason() {
         (with(vec![endpoint(pod, "a", &[ip("192.0.2.3")])]), UnknownVip { address: pod, vip: ip("192.0.2.3") }),
         (with(vec![endpoint(pod, "a", &[one, six])]), UnknownVip { address: pod, vip: six }),
         (with(vec![endpoint(two, "a", &[])]), EndpointIsVip { address: two }),
-        (PolicyChange { vips: vec![vip(pod)], ..change() }, EndpointIsVip { address: pod }),
-        (PolicyChange { removed: removed(&["a"], &[], &[pod]), ..change() }, PolicyInUse { name: name() }),
-        (PolicyChange { removed: removed(&[], &[one], &[pod]), ..change() }, VipInUse { vip: one }),
+        (PolicyChange { vips: vec![vip(pod)].into(), ..change() }, EndpointIsVip { address: pod }),
         (
-            PolicyChange { removed: removed(&["a"], &[], &[]), ..with(vec![again.clone()]) },
+            PolicyChange { policies: without_policy(), endpoints: without_pod(), ..change() },
+            PolicyInUse { name: name() },
+        ),
+        (PolicyChange { vips: without_vip(), endpoints: without_pod(), ..change() }, VipInUse { vip: one }),
+        (
+            PolicyChange { policies: without_policy(), ..with(vec![again.clone()]) },
             UnknownPolicy { address: pod, policy: name() },
         ),
-        (
-            PolicyChange { removed: removed(&[], &[one], &[]), ..with(vec![again.clone()]) },
-            UnknownVip { address: pod, vip: one },
-        ),
-        (with(vec![again.clone(), again.clone()]), DuplicateAddress { address: pod }),
-        (PolicyChange { removed: removed(&[], &[], &[pod]), ..with(vec![again]) }, DuplicateAddress { address: pod }),
-        (PolicyChange { vips: vec![vip(one), vip(one)], ..change() }, DuplicateAddress { address: one }),
-        (
-            PolicyChange { vips: vec![vip(one)], removed: removed(&[], &[one], &[]), ..change() },
-            DuplicateAddress { address: one },
-        ),
-        (PolicyChange { policies: vec![egress("a"), egress("a")], ..change() }, DuplicateName { name: name() }),
-        (PolicyChange { removed: removed(&["c", "c"], &[], &[]), ..change() }, DuplicateName { name: "c".into() }),
+        (PolicyChange { vips: without_vip(), ..with(vec![again]) }, UnknownVip { address: pod, vip: one }),
     ] {
         assert_eq!(built(&small()).with_change(&change).unwrap_err(), error, "{change:?}");
     }
@@ -194,7 +193,8 @@ fn an_inconsistent_change_is_rejected_with_its_reason() {
     let mut builder = built(&small());
     let policy = builder.snapshot().policy;
     assert!(policy.vip_at(two).unwrap().ports.pool.claim(BlockId(0), WorkerId(0)));
-    builder.with_change(&PolicyChange { removed: removed(&[], &[two], &[ip("10.0.0.4")]), ..change() }).unwrap();
+    let (vips, endpoints) = (Entries::default().without([two]), Entries::default().without([ip("10.0.0.4")]));
+    builder.with_change(&PolicyChange { vips, endpoints, ..change() }).unwrap();
     let error = builder.with_change(&with(vec![endpoint(pod, "a", &[two])])).unwrap_err();
     assert_eq!(error, UnknownVip { address: pod, vip: two });
 }
@@ -212,31 +212,25 @@ fn an_invalid_shard_map_or_node_is_rejected_with_its_reason() {
         (ShardMapSpec { orders: vec![], ..map.clone() }, "has a slot without an order"),
     ];
     for (map, reason) in maps {
-        let (map, name) = (PolicyChange { shard_maps: vec![map.clone()], ..PolicyChange::default() }, map.name);
+        let (map, name) = (PolicyChange { shard_maps: vec![map.clone()].into(), ..PolicyChange::default() }, map.name);
         let error = built(&small()).with_change(&map).unwrap_err();
         assert_eq!(error, BuildError::InvalidShardMap { map: name, reason });
     }
-    let node = NodeSpec {
-        name: "n1".into(),
-        address: "192.0.2.9:4789".parse().unwrap(),
-        vni: (1 << 24) - 1,
-        mac: [2, 0, 0, 0, 0, 1],
-        verify_mac: false,
-        sends_covered_only: false,
-        prefixes: vec![],
-    };
-    let other = NodeSpec { name: "n2".into(), address: "192.0.2.8:4789".parse().unwrap(), ..node.clone() };
+    let (node, other) = (node(1), node(0));
     let nodes = [
         (NodeSpec { vni: 1 << 24, ..node.clone() }, "the VNI exceeds 24 bits"),
         (NodeSpec { mac: [1, 0, 0, 0, 0, 1], ..node.clone() }, "the MAC address is a group address"),
-        (NodeSpec { name: "n2".into(), ..node.clone() }, "duplicate name"),
-        (NodeSpec { address: "192.0.2.8:4790".parse().unwrap(), ..node.clone() }, "duplicate address"),
+        (NodeSpec { address: "192.0.2.0:4790".parse().unwrap(), ..node.clone() }, "duplicate address"),
     ];
-    let change = |nodes| PolicyChange { nodes: Some(nodes), ..PolicyChange::default() };
+    let change = |nodes: Vec<NodeSpec>| PolicyChange { nodes: nodes.into(), ..PolicyChange::default() };
     assert!(built(&small()).with_change(&change(vec![node])).is_ok());
     for (node, reason) in nodes {
+        let rejected = BuildError::InvalidNode { node: node.name.clone(), reason };
         let error = built(&small()).with_change(&change(vec![other.clone(), node.clone()])).unwrap_err();
-        assert_eq!(error, BuildError::InvalidNode { node: node.name, reason });
+        assert_eq!(error, rejected);
+        let mut builder = built(&small());
+        builder.with_change(&change(vec![other.clone()])).unwrap();
+        assert_eq!(builder.with_change(&change(vec![node])).unwrap_err(), rejected, "beside one in force");
     }
 }
 
@@ -268,9 +262,9 @@ fn a_change_contains_exactly_the_differences() {
         PolicyChange::between(&old, &new),
         PolicyChange {
             version: "2".into(),
-            policies: vec![new.policies[1].clone()],
-            vips: vec![new.vips[0].clone(), new.vips[3].clone()],
-            removed: Removed { endpoints: vec![removed], ..Removed::default() },
+            policies: vec![new.policies[1].clone()].into(),
+            vips: vec![new.vips[0].clone(), new.vips[3].clone()].into(),
+            endpoints: Entries::default().without([removed]),
             ..PolicyChange::default()
         }
     );
@@ -305,7 +299,7 @@ fn a_rate_limit_that_a_policy_gets_later_applies_to_its_endpoints() {
         policy.limits.new_sessions_per_second = Some(1);
     }
     // The endpoints are not part of the change.
-    let snapshot = builder.with_change(&PolicyChange { policies, ..PolicyChange::default() }).unwrap();
+    let snapshot = builder.with_change(&PolicyChange { policies: policies.into(), ..PolicyChange::default() }).unwrap();
     let endpoint = snapshot.policy.endpoint_at(ip("10.0.0.1")).unwrap();
     let limits = snapshot.policy.egress_of(endpoint).spec.limits;
     let opened = [0, 100].map(|ms| endpoint.usage.open(limits, Tick(ms)).is_ok());
@@ -324,8 +318,7 @@ fn vips_are_limited_to_the_size_of_the_port_tables() {
     // A removed VIP keeps its slot while a worker holds ports of it.
     let pool = builder.snapshot().policy.vip_at(first).unwrap().ports.pool.clone();
     assert!(pool.claim(BlockId(0), WorkerId(0)));
-    let removal =
-        PolicyChange { removed: Removed { vips: vec![first], ..Removed::default() }, ..PolicyChange::default() };
+    let removal = PolicyChange { vips: Entries::default().without([first]), ..PolicyChange::default() };
     builder.with_change(&removal).unwrap();
     assert_eq!(builder.with_change(&added(&[one_more])).err(), too_many);
     assert_eq!(builder.with_change(&added(&[first, one_more])).err(), too_many);
@@ -343,12 +336,13 @@ fn endpoints_are_limited_to_the_capacity_of_the_steering_program() {
     let mut set = small();
     set.endpoints = numbered([10, 0, 0, 0], MAX_ENDPOINTS).map(|address| endpoint(address, "a", &[])).collect();
     let mut builder = built(&set);
-    let added = |address: &str| PolicyChange { endpoints: vec![endpoint(ip(address), "a", &[])], ..Default::default() };
+    let added = |address: &str| Entries::from(vec![endpoint(ip(address), "a", &[])]);
+    let change = |endpoints| PolicyChange { endpoints, ..PolicyChange::default() };
     let too_many = Some(BuildError::TooManyEndpoints { count: MAX_ENDPOINTS + 1 });
-    assert_eq!(builder.with_change(&added("10.9.0.1")).err(), too_many);
-    builder.with_change(&added("fd00::1")).unwrap();
-    let removed = Removed { endpoints: vec![ip("10.0.0.0"), ip("10.9.9.9")], ..Removed::default() };
-    let policy = builder.with_change(&PolicyChange { removed, ..added("10.9.0.1") }).unwrap().policy;
+    assert_eq!(builder.with_change(&change(added("10.9.0.1"))).err(), too_many);
+    builder.with_change(&change(added("fd00::1"))).unwrap();
+    let exchanged = added("10.9.0.1").without(["10.0.0.0", "10.9.9.9"].map(ip));
+    let policy = builder.with_change(&change(exchanged)).unwrap().policy;
     assert_eq!(policy.endpoint_count(), MAX_ENDPOINTS + 1);
     set.endpoints.push(endpoint(ip("10.9.0.1"), "a", &[]));
     assert_eq!(built(&small()).with_policy(&set).err(), too_many);
@@ -368,18 +362,14 @@ fn a_change_of_one_endpoint_copies_only_its_bucket() {
     };
     let mut builder = built(&set);
     let known = ip("10.0.1.2");
-    for (endpoints, removed) in [
-        (vec![endpoint(known, &names[7], &vips[..3])], vec![]),
-        (vec![], vec![known]),
-        (vec![endpoint(known, &names[8], &[])], vec![]),
-        (vec![endpoint(ip("10.200.0.1"), &names[8], &[])], vec![]),
+    for endpoints in [
+        vec![endpoint(known, &names[7], &vips[..3])].into(),
+        Entries::default().without([known]),
+        vec![endpoint(known, &names[8], &[])].into(),
+        vec![endpoint(ip("10.200.0.1"), &names[8], &[])].into(),
     ] {
         let before = builder.snapshot().policy;
-        let change = PolicyChange {
-            endpoints,
-            removed: Removed { endpoints: removed, ..Removed::default() },
-            ..Default::default()
-        };
+        let change = PolicyChange { endpoints, ..PolicyChange::default() };
         let after = builder.with_change(&change).unwrap().policy;
         assert_eq!(after.v4.endpoints.shared_buckets(&before.v4.endpoints), BUCKETS - 1);
         assert_eq!(after.v6.endpoints.shared_buckets(&before.v6.endpoints), BUCKETS);
@@ -399,7 +389,8 @@ fn with_prefixes(name: &str, count: u32) -> EgressSpec {
 fn prefixes_of_all_policies_are_limited_and_the_one_above_the_limit_is_named() {
     let max = MAX_EGRESS_PREFIXES as u32;
     let mut builder = Builder::new(NetworkSpec::default());
-    let policies = |specs: Vec<EgressSpec>| PolicyChange { policies: specs, ..PolicyChange::default() };
+    let change = |policies| PolicyChange { policies, ..PolicyChange::default() };
+    let policies = |specs: Vec<EgressSpec>| change(specs.into());
     let too_many = |policy: &str, count| BuildError::TooManyPrefixes { policy: policy.into(), count };
     builder.with_change(&policies(vec![with_prefixes("a", max - 2), egress("b")])).unwrap();
     let error = builder.with_change(&policies(vec![egress("c"), with_prefixes("d", 3)])).unwrap_err();
@@ -410,15 +401,11 @@ fn prefixes_of_all_policies_are_limited_and_the_one_above_the_limit_is_named() {
     let error = builder.with_change(&policies(vec![with_prefixes("e", 1)])).unwrap_err();
     assert_eq!(error, too_many("e", max as usize + 1));
     // What a change replaces or removes makes room, wherever it stands in the change.
-    let change = PolicyChange {
-        removed: Removed { policies: vec!["b".into()], ..Removed::default() },
-        ..policies(vec![with_prefixes("e", 3), with_prefixes("a", max - 4)])
-    };
-    builder.with_change(&change).unwrap();
+    let exchanged = Entries::from(vec![with_prefixes("e", 3), with_prefixes("a", max - 4)]).without(["b".into()]);
+    builder.with_change(&change(exchanged)).unwrap();
     let error = builder.with_change(&policies(vec![egress("f")])).unwrap_err();
     assert_eq!(error, too_many("f", max as usize + 1));
-    let gone = Removed { policies: vec!["a".into(), "c".into(), "e".into()], ..Removed::default() };
-    builder.with_change(&PolicyChange { removed: gone, ..PolicyChange::default() }).unwrap();
+    builder.with_change(&change(Entries::default().without(["a", "c", "e"].map(Into::into)))).unwrap();
     assert_eq!(builder.references().prefixes(), [0, 0]);
 }
 
@@ -427,11 +414,15 @@ proptest::proptest! {
     #[test]
     fn changes_in_a_row_are_combined(
         edits in proptest::array::uniform3(proptest::collection::vec(model::edit(), 1..20)),
+        nodes in proptest::array::uniform3(proptest::collection::btree_map(0..4_u8, 1..3_u32, 0..4)),
     ) {
         let [first, second, third] = edits;
         let state = model::ModelState::default().edited(&first);
         let next = state.edited(&second);
-        let [a, b, c] = [&state, &next, &next.edited(&third)].map(model::ModelState::policy_set);
+        let [mut a, mut b, mut c] = [&state, &next, &next.edited(&third)].map(model::ModelState::policy_set);
+        for (set, nodes) in [&mut a, &mut b, &mut c].into_iter().zip(nodes) {
+            set.nodes = nodes.into_iter().map(|(number, vni)| NodeSpec { vni, ..node(number) }).collect();
+        }
         let mut builder = Builder::new(NetworkSpec::default());
         builder.with_policy(&a).unwrap();
         let combined = PolicyChange::between(&a, &b).then(PolicyChange::between(&b, &c));
@@ -472,7 +463,8 @@ fn a_vip_that_moves_to_another_gateway_reorders_the_vips_of_unchanged_endpoints(
         let mut builder = Builder::new(NetworkSpec::default());
         let before = builder.with_policy(&set(["gw-a", "gw-b"])).unwrap();
         assert!(orders(&before.policy).values().all(|order| order[0] == vips[0]));
-        let moved = PolicyChange { version: "2".into(), vips: set(["gw-b", "gw-a"]).vips, ..PolicyChange::default() };
+        let moved =
+            PolicyChange { version: "2".into(), vips: set(["gw-b", "gw-a"]).vips.into(), ..PolicyChange::default() };
         let after = builder.with_change(&moved).unwrap();
         assert!(orders(&after.policy).values().all(|order| order[0] == vips[1]), "{:?}", orders(&after.policy));
         let fresh = Builder::new(NetworkSpec::default()).with_policy(&set(["gw-b", "gw-a"])).unwrap();

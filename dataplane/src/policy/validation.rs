@@ -51,12 +51,6 @@ pub enum BuildError {
         address: IpAddr,
         vip: IpAddr,
     },
-    /// An address is listed twice.
-    #[error("{address} is listed twice")]
-    DuplicateAddress { address: IpAddr },
-    /// A policy or Service is listed twice.
-    #[error("{name} is listed twice")]
-    DuplicateName { name: Arc<str> },
     /// An address is both an endpoint and a VIP.
     #[error("{address} is both an endpoint and a VIP")]
     EndpointIsVip { address: IpAddr },
@@ -154,19 +148,17 @@ pub enum BuildError {
     },
 }
 
-/// Validates overlay nodes: unique names and addresses, valid VNI and MAC address.
-fn check_nodes(nodes: &[NodeSpec]) -> Result<(), BuildError> {
-    let (mut names, mut addresses) = (HashSet::default(), HashSet::default());
+/// Validates overlay nodes: unique addresses, valid VNI and MAC address.
+fn check_nodes(nodes: &[&NodeSpec]) -> Result<(), BuildError> {
+    let mut addresses = HashSet::default();
     for NodeSpec { name, address, vni, mac, .. } in nodes {
-        let reason = if !names.insert(name) {
-            "duplicate name"
-        } else if !addresses.insert(address.ip()) {
+        let reason = if !addresses.insert(address.ip()) {
             "duplicate address"
         } else if *vni >= 1 << 24 {
             "the VNI exceeds 24 bits"
         } else if ethernet::is_group(*mac) {
             "the MAC address is a group address"
-        } else if names.len() > MAX_NODES {
+        } else if addresses.len() > MAX_NODES {
             "too many nodes"
         } else {
             continue;
@@ -178,14 +170,10 @@ fn check_nodes(nodes: &[NodeSpec]) -> Result<(), BuildError> {
 
 /// Validates a change against the current policy.
 pub(super) fn policy_change(policy: &Policy, references: &References, change: &PolicyChange) -> Result<(), BuildError> {
-    let removed = &change.removed;
-    unique_addresses(change.vips.iter().map(|vip| vip.address).chain(removed.vips.iter().copied()))?;
-    unique_addresses(change.endpoints.iter().map(|it| it.address).chain(removed.endpoints.iter().copied()))?;
-    unique_names(change.policies.iter().map(|policy| &policy.name).chain(&removed.policies))?;
-    unique_names(change.services.iter().map(|service| &service.name).chain(&removed.services))?;
-    unique_names(change.shard_maps.iter().map(|map| &map.name).chain(&removed.shard_maps))?;
     placement::check(policy, references, change)?;
-    check_nodes(change.nodes.as_deref().unwrap_or_default())?;
+    if !change.nodes.is_empty() {
+        check_nodes(&policy.nodes().list_after(&change.nodes))?;
+    }
     let count = change.cluster.as_ref().map_or(0, |cluster| cluster.pods.len() + cluster.others.len());
     if count > MAX_CLUSTER_PREFIXES {
         return Err(BuildError::TooManyClusterPrefixes { count });
@@ -194,13 +182,13 @@ pub(super) fn policy_change(policy: &Policy, references: &References, change: &P
         let id = references.egress.get(name)?;
         policy.egress.get(id.0 as usize)?.as_ref().map(|egress| &egress.spec)
     })?;
-    let after = NextPolicy::new(policy, references, change);
-    for vip in &change.vips {
+    let after = NextPolicy { policy, references, change };
+    for vip in change.vips.changed() {
         if after.is_endpoint(vip.address) {
             return Err(BuildError::EndpointIsVip { address: vip.address });
         }
     }
-    for endpoint in &change.endpoints {
+    for endpoint in change.endpoints.changed() {
         let address = endpoint.address;
         if !after.is_policy(&endpoint.policy) {
             return Err(BuildError::UnknownPolicy { address, policy: endpoint.policy.clone() });
@@ -214,13 +202,13 @@ pub(super) fn policy_change(policy: &Policy, references: &References, change: &P
         }
     }
     services::check(policy, references, change, |address| after.is_vip(address))?;
-    after.check_removed(change)?;
+    after.check_removed()?;
     for v4 in [true, false] {
         let known = if v4 { policy.v4.endpoints.len() } else { policy.v6.endpoints.len() };
-        let new = change.endpoints.iter().map(|endpoint| endpoint.address);
-        let new = new.filter(|it| it.is_ipv4() == v4 && policy.endpoint_at(*it).is_none()).count();
-        let removed =
-            removed.endpoints.iter().filter(|it| it.is_ipv4() == v4 && policy.endpoint_at(**it).is_some()).count();
+        let of_family = change.endpoints.iter().filter(|(address, _)| address.is_ipv4() == v4);
+        let is_known = |address: &IpAddr| policy.endpoint_at(*address).is_some();
+        let new = of_family.clone().filter(|(address, spec)| spec.is_some() && !is_known(address)).count();
+        let removed = of_family.filter(|(address, spec)| spec.is_none() && is_known(address)).count();
         if known + new - removed > MAX_ENDPOINTS {
             return Err(BuildError::TooManyEndpoints { count: known + new - removed });
         }
@@ -230,7 +218,7 @@ pub(super) fn policy_change(policy: &Policy, references: &References, change: &P
     // else.
     let is_free = |vip: &Vip| vip.ports.retired && vip.ports.pool.close();
     let kept = policy.vips().filter(|vip| !is_free(vip)).count();
-    let new = change.vips.iter().filter(|vip| policy.vip_at(vip.address).is_none_or(is_free)).count();
+    let new = change.vips.changed().filter(|vip| policy.vip_at(vip.address).is_none_or(is_free)).count();
     if kept + new > MAX_VIPS {
         return Err(BuildError::TooManyVips { count: kept + new });
     }
@@ -241,62 +229,42 @@ pub(super) fn policy_change(policy: &Policy, references: &References, change: &P
 struct NextPolicy<'a> {
     policy: &'a Policy,
     references: &'a References,
-    policies: HashSet<&'a str>,
-    vips: HashSet<IpAddr>,
-    endpoints: HashSet<IpAddr>,
-    policies_removed: HashSet<&'a str>,
-    vips_removed: HashSet<IpAddr>,
-    endpoints_removed: HashSet<IpAddr>,
+    change: &'a PolicyChange,
 }
 
-impl<'a> NextPolicy<'a> {
-    fn new(policy: &'a Policy, references: &'a References, change: &'a PolicyChange) -> Self {
-        Self {
-            policy,
-            references,
-            policies: change.policies.iter().map(|policy| &*policy.name).collect(),
-            vips: change.vips.iter().map(|vip| vip.address).collect(),
-            endpoints: change.endpoints.iter().map(|endpoint| endpoint.address).collect(),
-            policies_removed: change.removed.policies.iter().map(|name| &**name).collect(),
-            vips_removed: change.removed.vips.iter().copied().collect(),
-            endpoints_removed: change.removed.endpoints.iter().copied().collect(),
-        }
-    }
-
+impl NextPolicy<'_> {
     fn is_policy(&self, name: &str) -> bool {
-        self.policies.contains(name)
-            || self.references.egress.contains_key(name) && !self.policies_removed.contains(name)
+        self.change.policies.is_present(name, || self.references.egress.contains_key(name))
     }
 
     fn is_vip(&self, address: IpAddr) -> bool {
         let was = || self.policy.vip_at(address).is_some_and(|vip| !vip.ports.retired);
-        self.vips.contains(&address) || !self.vips_removed.contains(&address) && was()
+        self.change.vips.is_present(&address, was)
     }
 
     fn is_endpoint(&self, address: IpAddr) -> bool {
-        let was = || self.policy.endpoint_at(address).is_some();
-        self.endpoints.contains(&address) || !self.endpoints_removed.contains(&address) && was()
+        self.change.endpoints.is_present(&address, || self.policy.endpoint_at(address).is_some())
     }
 
     /// Validates that no remaining endpoint refers to a removed object.
-    fn check_removed(&self, change: &PolicyChange) -> Result<(), BuildError> {
+    fn check_removed(&self) -> Result<(), BuildError> {
+        let PolicyChange { policies, vips, endpoints, .. } = self.change;
         let (mut per_egress, mut per_vip) = (HashMap::<EgressId, u32>::new(), HashMap::<VipId, u32>::new());
-        if !change.removed.policies.is_empty() || !change.removed.vips.is_empty() {
-            let changed = change.endpoints.iter().map(|endpoint| endpoint.address);
-            for address in changed.chain(change.removed.endpoints.iter().copied()) {
+        if policies.removed().next().is_some() || vips.removed().next().is_some() {
+            for &address in endpoints.keys() {
                 let Some(Endpoint { policy, vips, .. }) = self.policy.endpoint_at(address) else { continue };
                 *per_egress.entry(*policy).or_default() += 1;
                 vips.iter().for_each(|vip| *per_vip.entry(*vip).or_default() += 1);
             }
         }
-        for name in &change.removed.policies {
+        for name in policies.removed() {
             let id = self.references.egress.get(name);
             if id.is_some_and(|id| self.references.endpoints_of_egress(*id) > per_egress.get(id).copied().unwrap_or(0))
             {
                 return Err(BuildError::PolicyInUse { name: name.clone() });
             }
         }
-        for &vip in &change.removed.vips {
+        for &vip in vips.removed() {
             let id = self.policy.vip_at(vip).map(|vip| vip.ports.id);
             if id.is_some_and(|id| self.references.endpoints_of_vip(id) > per_vip.get(&id).copied().unwrap_or(0)) {
                 return Err(BuildError::VipInUse { vip });
@@ -304,26 +272,6 @@ impl<'a> NextPolicy<'a> {
         }
         Ok(())
     }
-}
-
-fn unique_addresses(addresses: impl Iterator<Item = IpAddr>) -> Result<(), BuildError> {
-    let mut seen = HashSet::default();
-    for address in addresses {
-        if !seen.insert(address) {
-            return Err(BuildError::DuplicateAddress { address });
-        }
-    }
-    Ok(())
-}
-
-fn unique_names<'a>(names: impl Iterator<Item = &'a Arc<str>>) -> Result<(), BuildError> {
-    let mut seen = HashSet::default();
-    for name in names {
-        if !seen.insert(name) {
-            return Err(BuildError::DuplicateName { name: name.clone() });
-        }
-    }
-    Ok(())
 }
 
 impl Policy {

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::io::frame_layout::FrameLayout;
 use vipgate_dataplane::observe::capture::CaptureFilter;
-use vipgate_dataplane::policy::change::PolicyChange;
+use vipgate_dataplane::policy::change::{Entries, PolicyChange};
 use vipgate_dataplane::policy::spec::*;
 use vipgate_dataplane::wire::vxlan::{OuterHeaders, parse};
 use vipgate_testkit::services::{CLIENTS, both_pods, service};
@@ -445,13 +445,14 @@ fn sessions_follow_pods_between_nodes_and_off_the_overlay() {
     decap_at_node(&gateway.receive(0, OUTSIDE, &reply), 1, false);
     let mut moved_nodes = nodes(false);
     moved_nodes[1].prefixes.push("10.244.1.5/32".parse().unwrap());
-    let change = |nodes| PolicyChange { version: "2".into(), nodes: Some(nodes), ..PolicyChange::default() };
-    let snapshot = gateway.builder.with_change(&change(moved_nodes)).unwrap();
+    let change = |nodes| PolicyChange { version: "2".into(), nodes, ..PolicyChange::default() };
+    let names: Vec<_> = moved_nodes.iter().map(|node| node.name.clone()).collect();
+    let snapshot = gateway.builder.with_change(&change(moved_nodes.into())).unwrap();
     gateway.publisher.publish(snapshot);
     decap_at_node(&gateway.receive(0, OUTSIDE, &reply), 2, false);
     let sent = gateway.receive(0, INSIDE, &node_packet(vtep(2, false).ip(), local_vtep(false), VNI, &request));
     assert_eq!(ends(&sent[0].1).0, ends(&reply).1, "the session is the same");
-    let snapshot = gateway.builder.with_change(&change(Vec::new())).unwrap();
+    let snapshot = gateway.builder.with_change(&change(Entries::default().without(names))).unwrap();
     gateway.publisher.publish(snapshot);
     let sent = gateway.receive(0, OUTSIDE, &reply);
     assert_eq!(ends(&sent[0].1).1, at(pod), "via the kernel's route");
@@ -468,7 +469,6 @@ fn ambiguous_or_invalid_nodes_are_rejected() {
         set
     };
     for set in [
-        invalid(|nodes| nodes[1].name = nodes[0].name.clone()),
         invalid(|nodes| nodes[1].address = nodes[0].address),
         invalid(|nodes| nodes[1].vni = 1 << 24),
         invalid(|nodes| nodes[1].mac[0] |= 1),

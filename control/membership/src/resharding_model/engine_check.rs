@@ -5,7 +5,7 @@ use std::sync::Arc;
 use vipgate_coverage::Coverage;
 use vipgate_dataplane::flow::ids;
 use vipgate_dataplane::policy::build::Builder;
-use vipgate_dataplane::policy::change::PolicyChange;
+use vipgate_dataplane::policy::change::{Entries, PolicyChange};
 use vipgate_dataplane::policy::compiled::Policy;
 use vipgate_dataplane::policy::members::{Authentication, MemberSpec, MembersSpec, PolicyRelease};
 use vipgate_dataplane::policy::spec::{
@@ -73,8 +73,8 @@ fn whole_policy(policy: &ModelPolicy, has_map: bool) -> PolicyChange {
     };
     PolicyChange {
         version: policy.version.to_string(),
-        shard_maps: if has_map { vec![shard_map(orders)] } else { Vec::new() },
-        vips: vec![vip],
+        shard_maps: has_map.then(|| shard_map(orders)).into_iter().collect(),
+        vips: vec![vip].into(),
         ..PolicyChange::default()
     }
 }
@@ -184,8 +184,12 @@ fn compare_sequence(seed: u64, coverage: &Coverage) {
             let next = whole_policy(policy, has_map);
             // Without what is in force already.
             let mut change = next.clone();
-            change.shard_maps.retain(|map| !current.shard_maps.contains(map));
-            change.vips.retain(|vip| !current.vips.contains(vip));
+            if change.shard_maps == current.shard_maps {
+                change.shard_maps = Entries::default();
+            }
+            if change.vips == current.vips {
+                change.vips = Entries::default();
+            }
             current = next;
             builder.with_change(&change).expect("a valid policy")
         } else {

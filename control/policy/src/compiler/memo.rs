@@ -178,7 +178,7 @@ impl Memo {
         if services.is_empty() && policies.is_empty() {
             return placement;
         }
-        let services: Vec<&str> = services.iter().map(|name| &**name).collect();
+        let services: Vec<&Arc<str>> = services.iter().collect();
         let is_beyond = |endpoint: &&EndpointSpec| policies.contains(&endpoint.policy);
         let beyond: Vec<IpAddr> = placement.endpoints.iter().filter(is_beyond).map(|it| it.address).collect();
         let endpoints: Vec<&IpAddr> = beyond.iter().collect();

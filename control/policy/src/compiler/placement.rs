@@ -16,7 +16,7 @@ pub use self::locality::GatewayLocality;
 pub use self::service::{PlacedBackend, PlacedService};
 pub(super) use self::service::{local_states, preference};
 pub use self::set_aside::SetAside;
-pub use self::table::{Iter, Keyed, Table, differences};
+pub use self::table::{Iter, Table, differences};
 use super::cluster::Cluster;
 use crate::manifest::UncoveredAction;
 

@@ -26,8 +26,9 @@ mod worlds;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use vipgate_dataplane::policy::change::{PolicyChange, Removed};
-use vipgate_dataplane::policy::spec::{EndpointSpec, SLOTS, ShardMapSpec, VipSpec};
+use vipgate_dataplane::policy::spec::{
+    ClusterSpec, EgressSpec, EndpointSpec, SLOTS, ServiceSpec, ShardMapSpec, VipSpec,
+};
 
 use super::*;
 use crate::diagnostic::sort_and_dedup;
@@ -53,9 +54,19 @@ fn objects(text: &str) -> Vec<Object> {
     manifests.objects
 }
 
+/// The policy of a gateway.
+struct GatewayPolicy {
+    version: String,
+    policies: Vec<EgressSpec>,
+    vips: Vec<VipSpec>,
+    endpoints: Vec<EndpointSpec>,
+    services: Vec<ServiceSpec>,
+    cluster: ClusterSpec,
+}
+
 /// A compiled placement, and the policy for one gateway or for a gateway without locality.
 struct Outcome {
-    set: PolicyChange,
+    set: GatewayPolicy,
     placement: Placement,
     diagnostics: Vec<Diagnostic>,
 }
@@ -81,22 +92,19 @@ fn compiled_manifests(manifests: &Manifests, gateway: Option<&str>) -> Outcome {
     Outcome { set: policy_for(&placement, locality.as_ref(), &version), placement, diagnostics }
 }
 
-/// The policy for one gateway or for a gateway without locality, as a change from nothing.
-fn policy_for(placement: &Placement, gateway: Option<&GatewayLocality>, version: &str) -> PolicyChange {
+/// The policy for one gateway or for a gateway without locality.
+fn policy_for(placement: &Placement, gateway: Option<&GatewayLocality>, version: &str) -> GatewayPolicy {
     let peer = gateway.and_then(|gateway| placement.peer(&gateway.name));
     let locality = gateway.map(|gateway| gateway.resolve_zone(peer)).unwrap_or_default();
     let cluster = |gateway: &GatewayLocality| placement.cluster.clone().unwrap_or_default().for_gateway(gateway, peer);
     let vip = |vip: &VipSpec| gateway.map_or_else(|| vip.clone(), |gateway| gateway.vip(vip));
-    PolicyChange {
+    GatewayPolicy {
         version: version.to_owned(),
         policies: placement.policies.to_vec(),
-        shard_maps: placement.shard_maps.to_vec(),
         vips: placement.vips.iter().map(vip).collect(),
         endpoints: placement.endpoints.to_vec(),
         services: placement.services.iter().map(|service| service.for_gateway(&locality)).collect(),
-        nodes: Some(placement.nodes.clone()),
-        cluster: Some(gateway.map(cluster).unwrap_or_default()),
-        removed: Removed::default(),
+        cluster: gateway.map(cluster).unwrap_or_default(),
     }
 }
 

@@ -3,6 +3,8 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 
+use vipgate_dataplane::policy::change::Entries;
+
 use super::*;
 use crate::source::store::ManifestStore;
 use crate::xds::fixtures::sample_placement;
@@ -74,7 +76,7 @@ fn an_update_contains_what_the_gateway_has_rejected_before_unless_that_is_gone()
     assert!(publish(&mut gateway, 2).is_none());
 
     let (change, _) = publish(&mut gateway, 1).unwrap();
-    assert_eq!(change.removed.endpoints, ["10.0.0.2".parse::<std::net::IpAddr>().unwrap()]);
+    assert_eq!(change.endpoints, Entries::default().without(["10.0.0.2".parse().unwrap()]));
     gateway.record_outcome(true);
     assert_eq!(gateway.store.version(), version_of(&sample_placement(1)));
 }

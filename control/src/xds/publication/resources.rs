@@ -6,7 +6,8 @@ mod node_policies;
 use std::collections::BTreeSet;
 use std::fmt::Display;
 
-use vipgate_policy::compiler::{Keyed, PlacedService, Placement, Table, differences};
+use vipgate_dataplane::policy::spec::Keyed;
+use vipgate_policy::compiler::{PlacedService, Placement, Table, differences};
 
 use self::node_policies::NodePolicies;
 use super::PublishedResource;
@@ -169,7 +170,7 @@ impl Diff<'_> {
     /// Services with their backend slices.
     fn services(&mut self, old: &Table<PlacedService>, new: &Table<PlacedService>) {
         differences(old, new, |name, service| {
-            let key = Key { kind: Kind::Service, name: name.into() };
+            let key = Key { kind: Kind::Service, name: name.clone() };
             let before = self.before.slices_of(name).map(|it| it.key.clone()).chain([key]).collect();
             let encoded = |service| encode::slices(service).into_iter().chain([encode::service(service)]);
             self.replace(before, service.into_iter().flat_map(encoded));

@@ -33,16 +33,16 @@ const MAX_ENTRIES: usize = 4096;
 /// A decoded resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decoded {
-    EgressPolicy(EgressSpec),
-    ShardMap(ShardMapSpec),
-    Vip(VipSpec),
-    Endpoint(EndpointSpec),
+    EgressPolicy(Arc<EgressSpec>),
+    ShardMap(Arc<ShardMapSpec>),
+    Vip(Arc<VipSpec>),
+    Endpoint(Arc<EndpointSpec>),
     /// A part of a Service's backends.
     BackendSlice(BackendSlice),
     Service(ServiceResource),
     Gateway(Peer),
     /// A node of the overlay network.
-    OverlayNode(NodeSpec),
+    OverlayNode(Arc<NodeSpec>),
     /// The cluster's own prefixes.
     Cluster(Cluster),
     Settings(proto::Settings),
@@ -82,14 +82,14 @@ pub fn decode(kind: Kind, name: &str, body: &[u8]) -> Result<Decoded, ResourceEr
         return Err(field_error("name", format!("has {} bytes, the maximum is {MAX_NAME_BYTES}", name.len())));
     }
     match kind {
-        Kind::EgressPolicy => egress_policy(name, &message(kind, body)?).map(Decoded::EgressPolicy),
-        Kind::ShardMap => placement::shard_map(name, &message(kind, body)?).map(Decoded::ShardMap),
-        Kind::Vip => vip(name, &message(kind, body)?).map(Decoded::Vip),
-        Kind::Endpoint => endpoint(name, &message(kind, body)?).map(Decoded::Endpoint),
+        Kind::EgressPolicy => egress_policy(name, &message(kind, body)?).map(|it| Decoded::EgressPolicy(it.into())),
+        Kind::ShardMap => placement::shard_map(name, &message(kind, body)?).map(|it| Decoded::ShardMap(it.into())),
+        Kind::Vip => vip(name, &message(kind, body)?).map(|it| Decoded::Vip(it.into())),
+        Kind::Endpoint => endpoint(name, &message(kind, body)?).map(|it| Decoded::Endpoint(it.into())),
         Kind::BackendSlice => service::slice(name, &message(kind, body)?).map(Decoded::BackendSlice),
         Kind::Service => service::service(name, &message(kind, body)?).map(Decoded::Service),
         Kind::Gateway => gateway(name, &message(kind, body)?).map(Decoded::Gateway),
-        Kind::OverlayNode => overlay_node(name, &message(kind, body)?).map(Decoded::OverlayNode),
+        Kind::OverlayNode => overlay_node(name, &message(kind, body)?).map(|it| Decoded::OverlayNode(it.into())),
         Kind::Cluster => cluster(name, &message(kind, body)?).map(Decoded::Cluster),
         Kind::Settings => {
             check_key(SETTINGS, "name", name)?;

@@ -11,10 +11,10 @@ use std::net::IpAddr;
 
 use proptest::prelude::*;
 use vipgate_dataplane::policy::spec::{
-    AddressSelection, Announce, BackendState, BlockSet, EgressSpec, EndpointSpec, Limits, OnExhaustion, Scope,
+    AddressSelection, Announce, BackendState, BlockSet, EgressSpec, EndpointSpec, Keyed, Limits, OnExhaustion, Scope,
     ServicePortSpec, ShardSpec, VipSpec,
 };
-use vipgate_policy::compiler::{Cluster, Keyed, MAX_BACKUPS, Peer, PlacedBackend, PlacedService, Placement, Table};
+use vipgate_policy::compiler::{Cluster, MAX_BACKUPS, Peer, PlacedBackend, PlacedService, Placement, Table};
 use vipgate_policy::manifest::{Hints, UncoveredAction};
 
 use super::*;

@@ -32,16 +32,12 @@ impl ResourceStore {
 
     /// The Services of which the Service itself or a slice differs after the update, and that may be gone then.
     pub(super) fn staged_services(&self) -> BTreeSet<Arc<str>> {
-        let differs = |key: &Key| {
-            let current = self.resources.get(key).map(|current| &current.body);
-            self.staged.get(key).is_some_and(|staged| staged.as_ref().map(|it| &it.body) != current)
-        };
         let name = |key: &Key| match key.kind {
             Kind::Service => Some(key.name.clone()),
             Kind::BackendSlice => parse_name(&key.name).map(|(service, _)| service.into()),
             _ => None,
         };
-        self.staged.keys().filter(|key| differs(key)).filter_map(name).collect()
+        self.differing().filter_map(|(key, _)| name(key)).collect()
     }
 
     /// A Service after the update, with all its backends; without backends if slices are missing.

@@ -11,14 +11,16 @@ mod without_settings;
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::net::IpAddr;
 
 use envoy_types::pb::envoy::service::discovery::v3::ResourceName;
 use proptest::prelude::*;
 use vipgate_dataplane::policy::build::Builder;
+use vipgate_dataplane::policy::change::Entries;
 use vipgate_dataplane::policy::compiled::{Policy, Vip};
 use vipgate_dataplane::policy::spec::{
-    AddressSelection, Announce, BackendSpec, BlockSet, ClusterSpec, EgressSpec, EndpointSpec, Limits, NetworkSpec,
-    OnExhaustion, Scope, ServiceSpec, ShardSpec, VipSpec,
+    AddressSelection, Announce, BackendSpec, BlockSet, ClusterSpec, EgressSpec, EndpointSpec, Keyed, Limits,
+    NetworkSpec, NodeSpec, OnExhaustion, Scope, ServiceSpec, ShardSpec, VipSpec,
 };
 use vipgate_policy::compiler::{GatewayLocality, PlacedService, Placement, Table};
 
@@ -34,6 +36,7 @@ pub(crate) struct PolicyView {
     /// With the guaranteed ports of each.
     vips: Vec<(VipSpec, u32)>,
     endpoints: Vec<EndpointSpec>,
+    nodes: Vec<NodeSpec>,
     cluster: ClusterSpec,
 }
 
@@ -64,7 +67,9 @@ pub(crate) fn policy_view(policy: &Policy) -> PolicyView {
     });
     let mut endpoints: Vec<_> = endpoints.collect();
     endpoints.sort_by_key(|endpoint| endpoint.address);
-    PolicyView { version: policy.version().to_owned(), policies, vips, endpoints, cluster: policy.cluster().clone() }
+    let (version, nodes, cluster) =
+        (policy.version().to_owned(), policy.nodes().list().to_vec(), policy.cluster().clone());
+    PolicyView { version, policies, vips, endpoints, nodes, cluster }
 }
 
 pub(crate) fn builder() -> Builder {
@@ -76,38 +81,41 @@ fn build_policy_view(whole: &PolicyChange) -> PolicyView {
     policy_view(&builder().with_change(whole).unwrap().policy)
 }
 
-/// Accumulates policy changes by key: a reference model without an engine.
+/// Accumulates policy changes: a reference model without an engine.
 #[derive(Debug, Default)]
 struct Accumulated {
-    vips: BTreeMap<IpAddr, VipSpec>,
-    endpoints: BTreeMap<IpAddr, EndpointSpec>,
-    services: BTreeMap<Arc<str>, ServiceSpec>,
+    vips: BTreeMap<IpAddr, Arc<VipSpec>>,
+    endpoints: BTreeMap<IpAddr, Arc<EndpointSpec>>,
+    services: BTreeMap<Arc<str>, Arc<ServiceSpec>>,
+    nodes: BTreeMap<Arc<str>, Arc<NodeSpec>>,
 }
+
+/// All VIPs, endpoints, Services and nodes.
+type Whole = (Entries<VipSpec>, Entries<EndpointSpec>, Entries<ServiceSpec>, Entries<NodeSpec>);
 
 impl Accumulated {
-    /// Applies a change; returns all VIPs, endpoints and Services after it.
-    fn apply(&mut self, change: &PolicyChange) -> (Vec<VipSpec>, Vec<EndpointSpec>, Vec<ServiceSpec>) {
-        let gone = &change.removed;
-        let vips = apply(&mut self.vips, &change.vips, &gone.vips, |vip| vip.address);
-        let endpoints = apply(&mut self.endpoints, &change.endpoints, &gone.endpoints, |endpoint| endpoint.address);
-        (vips, endpoints, apply(&mut self.services, &change.services, &gone.services, |service| service.name.clone()))
+    /// Applies a change; returns everything after it.
+    fn apply(&mut self, change: &PolicyChange) -> Whole {
+        (
+            apply(&mut self.vips, &change.vips),
+            apply(&mut self.endpoints, &change.endpoints),
+            apply(&mut self.services, &change.services),
+            apply(&mut self.nodes, &change.nodes),
+        )
     }
 }
 
-fn apply<K, T>(all: &mut BTreeMap<K, T>, changed: &[T], removed: &[K], key: impl Fn(&T) -> K) -> Vec<T>
+fn apply<T>(all: &mut BTreeMap<T::Key, Arc<T>>, changes: &Entries<T>) -> Entries<T>
 where
-    K: Ord + fmt::Debug,
-    T: Clone + PartialEq + fmt::Debug,
+    T: Keyed<Key: fmt::Debug> + PartialEq + fmt::Debug,
 {
-    let changed_keys: BTreeSet<K> = changed.iter().map(&key).collect();
-    assert_eq!(changed_keys.len(), changed.len(), "a key is changed twice");
-    for key in removed {
-        assert!(all.remove(key).is_some() && !changed_keys.contains(key), "{key:?} is removed");
+    for key in changes.removed() {
+        assert!(all.contains_key(key), "{key:?} is removed");
     }
-    for item in changed {
-        let before = all.insert(key(item), item.clone());
-        assert_ne!(before.as_ref(), Some(item), "an unchanged item is in the change");
+    for item in changes.changed() {
+        assert_ne!(all.get(item.key()), Some(item), "an unchanged item is in the change");
     }
+    changes.apply_to(all);
     all.values().cloned().collect()
 }
 

@@ -12,7 +12,7 @@ use vipgate::state::group::GroupStatus;
 use vipgate_dataplane::flow::time::Tick;
 use vipgate_dataplane::policy::change::PolicyChange;
 use vipgate_dataplane::policy::members::{Authentication, MemberSpec, MembersSpec, PolicyRelease};
-use vipgate_dataplane::policy::spec::ShardSpec;
+use vipgate_dataplane::policy::spec::{EndpointSpec, ShardSpec, VipSpec};
 use vipgate_dataplane::ports::{BlockId, BlockSet};
 use vipgate_dataplane::wire::tunnel_auth::TagKey;
 
@@ -98,9 +98,13 @@ pub fn sharded_policy() -> PolicyChange {
         (first..first + 336).for_each(|block| blocks.insert(BlockId(block)));
         Some(Arc::new(blocks))
     };
-    set.vips[0].shards = vec![shard("gw-a", "gw-b", None)];
-    set.vips[1].shards =
-        vec![shard("gw-a", "gw-b", blocks(16)), shard("gw-b", "gw-c", blocks(352)), shard("gw-c", "gw-a", blocks(688))];
-    set.endpoints[0].gateway = Some("gw-a".into());
+    let shards = [
+        vec![shard("gw-a", "gw-b", None)],
+        vec![shard("gw-a", "gw-b", blocks(16)), shard("gw-b", "gw-c", blocks(352)), shard("gw-c", "gw-a", blocks(688))],
+    ];
+    let placed = set.vips.changed().zip(shards).map(|(vip, shards)| VipSpec { shards, ..(**vip).clone() });
+    set.vips = placed.collect();
+    let first = EndpointSpec::clone(set.endpoints.changed().next().unwrap());
+    set.endpoints.insert(EndpointSpec { gateway: Some("gw-a".into()), ..first });
     set
 }

@@ -428,11 +428,13 @@ pub fn policy() -> PolicyChange {
             address_selection: vipgate_dataplane::policy::spec::AddressSelection::PerEndpoint,
             limits: vipgate_dataplane::policy::spec::Limits::default(),
             on_exhaustion: vipgate_dataplane::policy::spec::OnExhaustion::Reject,
-        }],
+        }]
+        .into(),
         vips: vec![
             vip("203.0.113.10", Announce::L2, vec![80, 443]),
             vip("203.0.113.11", Announce::Bgp, (30_000..30_010).collect()),
-        ],
+        ]
+        .into(),
         endpoints: vec![
             EndpointSpec {
                 address: "10.1.0.11".parse().unwrap(),
@@ -452,8 +454,9 @@ pub fn policy() -> PolicyChange {
                 slot: None,
                 remarks: vec![],
             },
-        ],
-        services: vec![service()],
+        ]
+        .into(),
+        services: vec![service()].into(),
         ..PolicyChange::default()
     }
 }

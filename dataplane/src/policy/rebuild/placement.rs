@@ -6,7 +6,7 @@ use foldhash::HashSet;
 
 use super::Rebuild;
 use crate::flow::ids::{ShardMapId, VipId};
-use crate::policy::change::PolicyChange;
+use crate::policy::change::{Entries, PolicyChange};
 use crate::policy::compiled::{NamedShardMap, Policy};
 use crate::policy::members::{GatewaySet, Members};
 use crate::policy::shard::Shard;
@@ -27,8 +27,8 @@ impl Rebuild<'_> {
     }
 
     /// Adds or replaces shard maps, with the shards of the VIPs that have them.
-    pub(super) fn set_shard_maps(&mut self, specs: &[ShardMapSpec]) {
-        for spec in specs {
+    pub(super) fn set_shard_maps(&mut self, changes: &Entries<ShardMapSpec>) {
+        for spec in changes.changed() {
             let members = Arc::make_mut(&mut self.policy.members);
             let names: HashSet<&Arc<str>> = spec.orders.iter().flatten().collect();
             for name in names {
@@ -48,14 +48,14 @@ impl Rebuild<'_> {
             maps[id.0 as usize] = Some(NamedShardMap { name: spec.name.clone(), map });
             self.references.shard_maps.insert(spec.name.clone(), id);
         }
-        if !specs.is_empty() {
+        if !changes.is_empty() {
             self.follow_shard_maps();
         }
     }
 
     /// Removes shard maps. A retired VIP keeps its own.
-    pub(super) fn remove_shard_maps(&mut self, names: &[Arc<str>]) {
-        for name in names {
+    pub(super) fn remove_shard_maps(&mut self, changes: &Entries<ShardMapSpec>) {
+        for name in changes.removed() {
             let Some(id) = self.references.shard_maps.remove(name) else { continue };
             Arc::make_mut(&mut self.policy.shard_maps)[id.0 as usize] = None;
             self.references.free_shard_maps.push(id);

@@ -9,7 +9,7 @@ use super::Rebuild;
 use crate::flow::address::V6;
 use crate::flow::ids::{FrontendId, ServiceId};
 use crate::flow::listener::Listener;
-use crate::policy::change::PolicyChange;
+use crate::policy::change::Entries;
 use crate::policy::compiled::Family;
 use crate::policy::service::Service;
 use crate::policy::spec::{ServicePortSpec, ServiceSpec};
@@ -17,11 +17,11 @@ use crate::wire::protocol;
 
 impl Rebuild<'_> {
     /// Applies all changes of Services. A frontend may move from one Service to another, so removals go first.
-    pub(super) fn change_services(&mut self, change: &PolicyChange) {
-        for name in &change.removed.services {
+    pub(super) fn change_services(&mut self, changes: &Entries<ServiceSpec>) {
+        for name in changes.removed() {
             self.remove_service(name);
         }
-        for spec in &change.services {
+        for spec in changes.changed() {
             let before =
                 self.references.services.get(&spec.name).and_then(|id| self.policy.services[id.0 as usize].clone());
             if let Some(before) = before {
@@ -29,7 +29,7 @@ impl Rebuild<'_> {
                 self.remove_frontends::<V6>(&before, Some(spec));
             }
         }
-        for spec in &change.services {
+        for spec in changes.changed() {
             self.set_service(spec);
         }
     }

@@ -5,9 +5,8 @@ use std::net::IpAddr;
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-use crate::policy::change::PolicyChange;
 use crate::policy::spec::*;
-use crate::policy_set::{Between, PolicySet};
+use crate::policy_set::PolicySet;
 
 /// Names of egress policies.
 pub(super) const POLICIES: [&str; 4] = ["a", "b", "c", "d"];
@@ -83,10 +82,6 @@ pub(super) enum Flaw {
     EndpointIsVip,
     PolicyInUse,
     VipInUse,
-    DuplicateEndpoint,
-    DuplicateVip,
-    DuplicatePolicy,
-    AddedAndRemoved,
 }
 
 #[derive(Clone, Debug)]
@@ -103,18 +98,7 @@ pub(super) enum Step {
 
 pub(super) fn step() -> impl Strategy<Value = Step> {
     use Flaw::*;
-    let flaws = [
-        UnknownPolicy,
-        UnknownVip,
-        VipOfOtherFamily,
-        EndpointIsVip,
-        PolicyInUse,
-        VipInUse,
-        DuplicateEndpoint,
-        DuplicateVip,
-        DuplicatePolicy,
-        AddedAndRemoved,
-    ];
+    let flaws = [UnknownPolicy, UnknownVip, VipOfOtherFamily, EndpointIsVip, PolicyInUse, VipInUse];
     let edits = || prop_oneof![4 => prop::collection::vec(edit(), 1..5), 1 => prop::collection::vec(edit(), 5..40)];
     prop_oneof![
         6 => (edits(), prop::bool::weighted(0.2)).prop_map(|(edits, whole)| Step::Change { edits, whole }),
@@ -257,34 +241,6 @@ pub(super) fn invalid_policy(mut set: PolicySet, flaw: Flaw, at: Index) -> Optio
             let removed = *set.endpoints.iter().flat_map(|endpoint| &endpoint.vips).next()?;
             set.vips.retain(|vip| vip.address != removed);
         }
-        Flaw::DuplicateEndpoint | Flaw::AddedAndRemoved => {
-            let again = one(&mut set.endpoints, at)?.clone();
-            set.endpoints.push(again);
-        }
-        Flaw::DuplicateVip => {
-            let again = one(&mut set.vips, at)?.clone();
-            set.vips.push(again);
-        }
-        Flaw::DuplicatePolicy => {
-            let again = one(&mut set.policies, at)?.clone();
-            set.policies.push(again);
-        }
     }
     Some(set)
-}
-
-/// The change from `old` to an invalid policy. Duplicates are named twice, which `between` never does.
-pub(super) fn invalid_change(old: &PolicySet, flawed: &PolicySet, flaw: Flaw) -> PolicyChange {
-    let mut change = PolicyChange::between(old, flawed);
-    match (flaw, flawed.vips.last(), flawed.endpoints.last(), flawed.policies.last()) {
-        (Flaw::DuplicateEndpoint, _, Some(again), _) => change.endpoints.extend([again.clone(), again.clone()]),
-        (Flaw::DuplicateVip, Some(again), _, _) => change.vips.extend([again.clone(), again.clone()]),
-        (Flaw::DuplicatePolicy, _, _, Some(again)) => change.policies.extend([again.clone(), again.clone()]),
-        (Flaw::AddedAndRemoved, _, Some(again), _) => {
-            change.endpoints.push(again.clone());
-            change.removed.endpoints.push(again.address);
-        }
-        _ => {}
-    }
-    change
 }

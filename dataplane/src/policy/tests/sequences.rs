@@ -91,7 +91,7 @@ impl Run {
                 let Some(flawed) = invalid_policy(self.state.edited(edits).policy_set(), *flaw, *at) else {
                     return Ok(());
                 };
-                let change = invalid_change(&self.set, &flawed, *flaw);
+                let change = PolicyChange::between(&self.set, &flawed);
                 self.is_rejected(|builder| {
                     if *whole { builder.with_policy(&flawed) } else { builder.with_change(&change) }.is_err()
                 })

@@ -13,7 +13,7 @@ use crate::flow::address::{Address, V6};
 use crate::flow::ids::FrontendId;
 use crate::flow::listener::Listener;
 use crate::policy::build::Builder;
-use crate::policy::change::{PolicyChange, Removed};
+use crate::policy::change::{Entries, PolicyChange};
 use crate::policy::compiled::{Family, Policy};
 use crate::policy::limits::MAX_PORTS_OF_SERVICE;
 use crate::policy::spec::*;
@@ -204,7 +204,7 @@ fn an_inconsistent_service_is_rejected_and_the_existing_one_keeps_its_frontend()
     let (one, two) = (services(&shape(0)).remove(0), services(&shape(1)).remove(0));
     let mut builder = Builder::new(NetworkSpec::default());
     builder.with_policy(&set(std::slice::from_ref(&one))).unwrap();
-    let change = |services: Vec<ServiceSpec>| PolicyChange { services, ..PolicyChange::default() };
+    let change = |services: Vec<ServiceSpec>| PolicyChange { services: services.into(), ..PolicyChange::default() };
     let error = builder.with_change(&change(vec![two.clone()])).unwrap_err();
     let BuildError::DuplicateFrontend { service, other, .. } = &error else { panic!("{error}") };
     assert_eq!((service, other), (&two.name, &one.name));
@@ -218,7 +218,7 @@ fn an_inconsistent_service_is_rejected_and_the_existing_one_keeps_its_frontend()
     let at_vip = BackendSpec { address: ip(VIPS[1]), ..one.backends[0].clone() };
     let error = builder.with_change(&change(vec![ServiceSpec { backends: vec![at_vip], ..one.clone() }])).unwrap_err();
     assert!(matches!(error, BuildError::BackendIsVip { .. }), "{error}");
-    let come = PolicyChange { vips: vec![vip(ip(BACKENDS[0]))], ..PolicyChange::default() };
+    let come = PolicyChange { vips: vec![vip(ip(BACKENDS[0]))].into(), ..PolicyChange::default() };
     let error = builder.with_change(&come).unwrap_err();
     assert!(matches!(&error, BuildError::BackendIsVip { service, .. } if *service == one.name), "{error}");
     let two_ports = [one.ports[0].clone(), ServicePortSpec { port: 81, ..one.ports[0].clone() }].to_vec();
@@ -239,11 +239,9 @@ fn an_inconsistent_service_is_rejected_and_the_existing_one_keeps_its_frontend()
     }
     let port_twice = ServiceSpec { ports: vec![one.ports[0].clone(); 2], backends: vec![], ..one.clone() };
     assert!(matches!(builder.with_change(&change(vec![port_twice])), Err(BuildError::DuplicateFrontend { .. })));
-    assert!(matches!(builder.with_change(&change(vec![one.clone(); 2])), Err(BuildError::DuplicateName { .. })));
     // A frontend moves from one Service to the other, in either order.
     let handed = PolicyChange {
-        services: vec![two.clone()],
-        removed: Removed { services: vec![one.name.clone()], ..Removed::default() },
+        services: Entries::from(vec![two.clone()]).without([one.name.clone()]),
         ..PolicyChange::default()
     };
     let policy = builder.with_change(&handed).unwrap().policy;

@@ -13,15 +13,12 @@ use crate::policy::spec::{SLOTS, ShardMapSpec};
 
 /// Validates the shard maps of a change, and all references to shard maps after it.
 pub(super) fn check(policy: &Policy, references: &References, change: &PolicyChange) -> Result<(), BuildError> {
-    for map in &change.shard_maps {
+    for map in change.shard_maps.changed() {
         check_map(map)?;
     }
-    let added: HashSet<&str> = change.shard_maps.iter().map(|map| &*map.name).collect();
-    let removed: HashSet<&str> = change.removed.shard_maps.iter().map(|name| &**name).collect();
-    let is_known =
-        |name: &str| added.contains(name) || (references.shard_maps.contains_key(name) && !removed.contains(name));
-    let of_vips = change.vips.iter().filter_map(|vip| Some((vip.address, &vip.shard_map.as_ref()?.map)));
-    let of_endpoints = change.endpoints.iter();
+    let is_known = |name: &str| change.shard_maps.is_present(name, || references.shard_maps.contains_key(name));
+    let of_vips = change.vips.changed().filter_map(|vip| Some((vip.address, &vip.shard_map.as_ref()?.map)));
+    let of_endpoints = change.endpoints.changed();
     let of_endpoints = of_endpoints.filter_map(|it| Some((it.address, it.slot.as_ref()?.map.as_ref()?)));
     for (of, map) in of_vips.chain(of_endpoints) {
         if !is_known(map) {
@@ -42,10 +39,10 @@ pub(super) fn check(policy: &Policy, references: &References, change: &PolicyCha
 
 /// The gateways that a change names.
 pub(in crate::policy) fn named_gateways(change: &PolicyChange) -> HashSet<&Arc<str>> {
-    let of_maps = change.shard_maps.iter().flat_map(|map| map.orders.iter().flatten());
-    let of_vips = change.vips.iter().flat_map(|vip| &vip.shards);
+    let of_maps = change.shard_maps.changed().flat_map(|map| map.orders.iter().flatten());
+    let of_vips = change.vips.changed().flat_map(|vip| &vip.shards);
     let of_vips = of_vips.flat_map(|shard| std::iter::once(&shard.gateway).chain(&shard.backups));
-    let of_endpoints = change.endpoints.iter().filter_map(|endpoint| endpoint.gateway.as_ref());
+    let of_endpoints = change.endpoints.changed().filter_map(|endpoint| endpoint.gateway.as_ref());
     of_maps.chain(of_vips).chain(of_endpoints).collect()
 }
 
@@ -66,15 +63,13 @@ fn check_map(map: &ShardMapSpec) -> Result<(), BuildError> {
 
 /// Validates that nothing that stays refers to a removed shard map.
 fn check_removed(policy: &Policy, references: &References, change: &PolicyChange) -> Result<(), BuildError> {
-    let ids = change.removed.shard_maps.iter().filter_map(|name| Some((*references.shard_maps.get(name)?, name)));
+    let ids = change.shard_maps.removed().filter_map(|name| Some((*references.shard_maps.get(name)?, name)));
     for (id, map) in ids {
-        let vips: HashSet<_> = change.vips.iter().map(|vip| vip.address).chain(change.removed.vips.clone()).collect();
-        let vip = policy.live_vips().find(|vip| vip.shards.map_id() == Some(id) && !vips.contains(&vip.address));
+        let mut vips = policy.live_vips();
+        let vip = vips.find(|vip| vip.shards.map_id() == Some(id) && !change.vips.contains_key(&vip.address));
         let vip = vip.map(|vip| vip.address);
-        let endpoints = change.endpoints.iter().map(|endpoint| endpoint.address);
-        let endpoints: HashSet<_> = endpoints.chain(change.removed.endpoints.clone()).collect();
         let endpoint = policy.endpoints().find(|(address, endpoint)| {
-            endpoint.slot.is_some_and(|slot| slot.map == Some(id)) && !endpoints.contains(address)
+            endpoint.slot.is_some_and(|slot| slot.map == Some(id)) && !change.endpoints.contains_key(address)
         });
         if let Some(by) = vip.or(endpoint.map(|(address, _)| address)) {
             return Err(BuildError::ShardMapInUse { map: map.clone(), by });

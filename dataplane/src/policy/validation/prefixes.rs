@@ -22,11 +22,10 @@ pub(super) fn check<'a>(
     spec_of: impl Fn(&str) -> Option<&'a EgressSpec>,
 ) -> Result<(), BuildError> {
     let mut counts = references.prefixes();
-    let replaced = change.policies.iter().map(|policy| &policy.name).chain(&change.removed.policies);
-    for spec in replaced.filter_map(|name| spec_of(name)) {
+    for spec in change.policies.keys().filter_map(|name| spec_of(name)) {
         std::iter::zip(&mut counts, count(spec)).for_each(|(sum, of_policy)| *sum -= of_policy);
     }
-    for spec in &change.policies {
+    for spec in change.policies.changed() {
         std::iter::zip(&mut counts, count(spec)).for_each(|(sum, of_policy)| *sum += of_policy);
         if let Some(&count) = counts.iter().find(|count| **count > MAX_EGRESS_PREFIXES) {
             return Err(BuildError::TooManyPrefixes { policy: spec.name.clone(), count });

@@ -3,12 +3,12 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use foldhash::{HashMap, HashMapExt, HashSet};
+use foldhash::{HashMap, HashMapExt};
 
 use crate::flow::address::{V6, of_family};
 use crate::flow::ids::FrontendId;
 use crate::flow::listener::Listener;
-use crate::policy::change::PolicyChange;
+use crate::policy::change::{Entries, PolicyChange};
 use crate::policy::compiled::Policy;
 use crate::policy::limits::{MAX_BACKEND_PORTS, MAX_BACKENDS_OF_SERVICE, MAX_PORTS_OF_SERVICE};
 use crate::policy::maglev::is_valid_size;
@@ -23,17 +23,15 @@ pub(super) fn check(
     change: &PolicyChange,
     is_vip: impl Fn(IpAddr) -> bool,
 ) -> Result<(), BuildError> {
-    let changed: HashSet<&str> =
-        change.services.iter().map(|it| &*it.name).chain(change.removed.services.iter().map(|name| &**name)).collect();
-    for vip in &change.vips {
+    for vip in change.vips.changed() {
         // New backends are checked below.
-        if let Some(service) = service_of_backend(policy, references, &changed, vip.address) {
+        if let Some(service) = service_of_backend(policy, references, &change.services, vip.address) {
             return Err(BuildError::BackendIsVip { address: vip.address, service });
         }
     }
     let mut frontends: HashMap<(IpAddr, u16, u8), &ServiceSpec> = HashMap::new();
     let mut counts = [policy.v4.backends.len(), policy.v6.backends.len()];
-    for service in &change.services {
+    for service in change.services.changed() {
         check_service(service)?;
         for &vip in &service.vips {
             let ports = service.ports.iter().map(|it| (it.port, it.protocol));
@@ -44,7 +42,7 @@ pub(super) fn check(
                     return Err(duplicate(other.name.clone()));
                 }
                 let known = frontend_at(policy, vip, port, protocol).and_then(|id| policy.service(id.service));
-                if let Some(other) = known.filter(|other| !changed.contains(&*other.spec.name)) {
+                if let Some(other) = known.filter(|other| !change.services.contains_key(&other.spec.name)) {
                     return Err(duplicate(other.spec.name.clone()));
                 }
             }
@@ -57,8 +55,8 @@ pub(super) fn check(
             counts[usize::from(backend.address.is_ipv6())] += backend.ports.iter().filter(|port| **port != 0).count();
         }
     }
-    for name in &changed {
-        let Some(service) = references.services.get(*name).and_then(|id| policy.service(*id)) else { continue };
+    for name in change.services.keys() {
+        let Some(service) = references.services.get(name).and_then(|id| policy.service(*id)) else { continue };
         counts[0] = counts[0].saturating_sub(service.listeners::<u32>().count());
         counts[1] = counts[1].saturating_sub(service.listeners::<V6>().count());
     }
@@ -72,14 +70,14 @@ pub(super) fn check(
 fn service_of_backend(
     policy: &Policy,
     references: &References,
-    changed: &HashSet<&str>,
+    changes: &Entries<ServiceSpec>,
     address: IpAddr,
 ) -> Option<Arc<str>> {
     let is_backend = of_family!(address, it => policy.is_backend(it));
     if !is_backend {
         return None;
     }
-    let stay = references.services.iter().filter(|(name, _)| !changed.contains(&***name));
+    let stay = references.services.iter().filter(|(name, _)| !changes.contains_key(*name));
     let mut stay = stay.filter_map(|(_, id)| policy.service(*id));
     stay.find(|it| it.spec.backends.iter().any(|backend| backend.address == address)).map(|it| it.spec.name.clone())
 }

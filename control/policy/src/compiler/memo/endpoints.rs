@@ -115,7 +115,7 @@ impl EndpointMemo {
         self.account(&endpoints.specs);
         diagnostics.extend(self.claims.values().flat_map(|memo| memo.diagnostics.iter().cloned()));
         diagnostics.extend(self.unattributed.iter().cloned());
-        let mut gone: Vec<&str> = gone.iter().map(|name| &**name).collect();
+        let mut gone: Vec<&Arc<str>> = gone.iter().collect();
         gone.sort_unstable();
         let mut policies: Vec<EgressSpec> = claims.iter().map(Claim::spec).collect();
         policies.sort_unstable_by(|a, b| a.name.cmp(&b.name));

@@ -92,8 +92,7 @@ impl ServiceMemo {
         diagnostics.extend(self.services.values().flat_map(|memo| memo.diagnostics.iter().cloned()));
         compiled.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         gone.sort_unstable();
-        let gone: Vec<&str> = gone.iter().map(|name| &**name).collect();
-        previous.services.edit(&gone, compiled)
+        previous.services.edit(&gone.iter().collect::<Vec<_>>(), compiled)
     }
 
     fn place<'a>(

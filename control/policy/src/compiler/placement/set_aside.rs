@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use vipgate_dataplane::policy::spec::{
-    AddressSelection, EgressSpec, EndpointSpec, Limits, OnExhaustion, SlotRef, VipSpec,
+    AddressSelection, EgressSpec, EndpointSpec, Keyed, Limits, OnExhaustion, SlotRef, VipSpec,
 };
 
-use super::{Keyed, PlacedService, Placement, Table};
+use super::{PlacedService, Placement, Table};
 
 /// Objects to set aside. Shard maps, gateways and the cluster's prefixes aren't among them: every tenant depends on them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

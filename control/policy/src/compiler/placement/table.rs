@@ -2,54 +2,21 @@
 //! comparison of two placements touches what stays the same.
 
 use std::iter::FlatMap;
-use std::net::IpAddr;
 use std::ops::Index;
 use std::sync::Arc;
 use std::{fmt, slice};
 
-use vipgate_dataplane::policy::spec::{EgressSpec, EndpointSpec, VipSpec};
+use vipgate_dataplane::policy::spec::Keyed;
 
 use super::PlacedService;
 
 /// Items of a new chunk. An edit may leave chunks of up to twice as many.
 const CHUNK: usize = 128;
 
-/// An item with a key that is unique in its table.
-pub trait Keyed {
-    type Key: Ord + ?Sized;
-
-    /// The item's key.
-    fn key(&self) -> &Self::Key;
-}
-
-impl Keyed for EgressSpec {
-    type Key = str;
-
-    fn key(&self) -> &str {
-        &self.name
-    }
-}
-
-impl Keyed for VipSpec {
-    type Key = IpAddr;
-
-    fn key(&self) -> &IpAddr {
-        &self.address
-    }
-}
-
-impl Keyed for EndpointSpec {
-    type Key = IpAddr;
-
-    fn key(&self) -> &IpAddr {
-        &self.address
-    }
-}
-
 impl Keyed for PlacedService {
-    type Key = str;
+    type Key = Arc<str>;
 
-    fn key(&self) -> &str {
+    fn key(&self) -> &Arc<str> {
         &self.name
     }
 }

@@ -128,7 +128,7 @@ fn equal_sets_of_backends_share_a_table() {
     let slice = slice("s", &["10.0.0.1", "10.0.0.2"])
         .replace("endpoints:", &format!("ports: [{}]\nendpoints:", ports.join(", ")));
     let outcome = compiled(&[service, slice]);
-    assert_eq!(lookup_table_bytes(outcome.placement.services.get("Service a/s").unwrap()), 2 * 2039);
+    assert_eq!(lookup_table_bytes(outcome.placement.services.get(&"Service a/s".into()).unwrap()), 2 * 2039);
 }
 
 #[test]

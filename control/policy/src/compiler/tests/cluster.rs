@@ -14,7 +14,7 @@ fn cidrs(texts: &[&str]) -> Vec<crate::manifest::Cidr> {
 
 /// Effective settings of a gateway with `own` in its configuration.
 fn effective(name: &str, own: Cluster, placement: &Placement) -> ClusterSpec {
-    policy_for(placement, Some(&GatewayLocality { cluster: own, ..GatewayLocality::named(name) }), "").cluster.unwrap()
+    policy_for(placement, Some(&GatewayLocality { cluster: own, ..GatewayLocality::named(name) }), "").cluster
 }
 
 fn spec(pods: &[&str], others: &[&str], drop_uncovered: bool) -> ClusterSpec {
@@ -25,7 +25,7 @@ fn spec(pods: &[&str], others: &[&str], drop_uncovered: bool) -> ClusterSpec {
 #[test]
 fn by_default_no_prefix_is_inside_the_cluster() {
     let got = compiled_for("a", &[gateway("a", "")]);
-    assert_eq!((got.placement.cluster, got.set.cluster), (None, Some(ClusterSpec::default())));
+    assert_eq!((got.placement.cluster, got.set.cluster), (None, ClusterSpec::default()));
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn node_prefixes_are_internal_destinations_but_not_uncovered_sources() {
     let got = compiled_for("a", &documents);
     assert_eq!(messages(&got), Vec::<String>::new());
     let expected = spec(&[], &["10.244.1.0/24", "10.244.2.0/24", "fd00:244:1::/64"], false);
-    assert_eq!(got.set.cluster, Some(expected));
+    assert_eq!(got.set.cluster, expected);
     for (cidrs, expected) in [
         ("podCIDR: 10.244.1.0", "m.yaml:4: spec.podCIDR: `10.244.1.0` is an address"),
         ("podCIDRs: [10.244.1.0/24, 10.244.1.1/24]", "m.yaml:4: spec.podCIDRs[1]: 10.244.1.1/24 has host bits set"),
@@ -59,8 +59,8 @@ fn service_prefixes_of_the_cluster_are_internal_destinations() {
     let got = compiled_for("a", &documents);
     assert_eq!(messages(&got), Vec::<String>::new());
     let expected = spec(&[], &["10.96.0.0/12", "10.244.1.0/24", "fd00:96::/108"], false);
-    assert_eq!(got.set.cluster, Some(expected));
-    assert_eq!(compiled_for("a", &[service_cidr("{}")]).set.cluster, Some(ClusterSpec::default()));
+    assert_eq!(got.set.cluster, expected);
+    assert_eq!(compiled_for("a", &[service_cidr("{}")]).set.cluster, ClusterSpec::default());
     for (cidrs, expected) in [
         ("{cidrs: [10.96.0.0/12, 10.96.0.1]}", "m.yaml:4: spec.cidrs[1]: `10.96.0.1` is an address"),
         ("{cidrs: [10.96.0.1/12]}", "m.yaml:4: spec.cidrs[0]: 10.96.0.1/12 has host bits set"),

@@ -42,7 +42,7 @@ fn node(name: &str, address: &str, cidr: &str) -> String {
 
 /// The backends of a Service.
 fn backends(outcome: &Outcome, service: &str) -> Vec<String> {
-    let service = outcome.placement.services.get(service);
+    let service = outcome.placement.services.get(&service.into());
     let backends = service.iter().flat_map(|service| &service.backends);
     backends.map(|it| format!("{} {:?} {:?} {:?}", it.address, it.ports, it.state, it.node.as_deref())).collect()
 }

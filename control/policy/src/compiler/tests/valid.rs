@@ -104,7 +104,7 @@ fn a_policy_takes_precedence_over_the_annotation() {
     assert_eq!(endpoints(&got), ["10.0.0.1 a/s-10-0-0-1 | EgressPolicy a/p | 203.0.113.10"]);
     assert_eq!(
         got.set.policies[0],
-        spec::EgressSpec {
+        EgressSpec {
             name: "EgressPolicy a/p".into(),
             destinations: vec!["0.0.0.0/0".parse().unwrap(), "::/0".parse().unwrap()],
             excluded: vec!["10.0.0.0/8".parse().unwrap()],

@@ -7,7 +7,7 @@ use aya::maps::{HashMap, LpmTrie, Map, MapData, MapInfo};
 use tokio::sync::oneshot::error::TryRecvError;
 use vipgate_dataplane::io::frame_layout::FrameLayout;
 use vipgate_dataplane::policy::build::Builder;
-use vipgate_dataplane::policy::change::{PolicyChange, Removed};
+use vipgate_dataplane::policy::change::{Entries, PolicyChange};
 use vipgate_dataplane::policy::compiled::Policy;
 use vipgate_dataplane::policy::publish::Publisher;
 use vipgate_dataplane::policy::spec::{AddressSelection, EgressSpec, EndpointSpec, Limits, NetworkSpec, OnExhaustion};
@@ -39,15 +39,15 @@ fn adds(address: &str, is_first: bool) -> PolicyUpdate {
         slot: None,
         remarks: vec![],
     };
-    let policies = if is_first { vec![policy] } else { vec![] };
-    let change =
-        PolicyChange { version: address.to_owned(), policies, endpoints: vec![endpoint], ..Default::default() };
+    let policies = is_first.then_some(policy).into_iter().collect();
+    let endpoints = vec![endpoint].into();
+    let change = PolicyChange { version: address.to_owned(), policies, endpoints, ..Default::default() };
     PolicyUpdate { update_count: 1, change, peers: vec![] }
 }
 
 fn removes(address: &str) -> PolicyUpdate {
-    let removed = Removed { endpoints: vec![ip(address)], ..Removed::default() };
-    PolicyUpdate { update_count: 1, change: PolicyChange { removed, ..Default::default() }, peers: vec![] }
+    let endpoints = Entries::default().without([ip(address)]);
+    PolicyUpdate { update_count: 1, change: PolicyChange { endpoints, ..Default::default() }, peers: vec![] }
 }
 
 /// The prefix of an address, of a policy that doesn't exist.
@@ -161,7 +161,9 @@ fn an_update_is_published_and_acknowledged_once_it_is_captured() {
     }
     // An invalid update is rejected, and changes nothing.
     let mut unknown = adds("10.0.0.4", false);
-    unknown.change.endpoints[0].policy = "EgressPolicy t/other".into();
+    let mut endpoint = EndpointSpec::clone(unknown.change.endpoints.changed().next().unwrap());
+    endpoint.policy = "EgressPolicy t/other".into();
+    unknown.change.endpoints.insert(endpoint);
     let (_, reply) = setup.update(unknown);
     assert_eq!(reply.unwrap_err().resource.unwrap().to_string(), "Endpoint 10.0.0.4");
     // The network and its local addresses go on.

@@ -17,19 +17,16 @@ use crate::xds::resource::{INCARNATION, Key};
 /// What a gateway has in force, by tenant: the VIPs, and those of each endpoint.
 #[derive(Debug, Default)]
 struct InForce {
-    vips: BTreeMap<IpAddr, Announce>,
-    endpoints: BTreeMap<IpAddr, Vec<IpAddr>>,
-    policies: BTreeMap<Arc<str>, EgressSpec>,
+    vips: BTreeMap<IpAddr, Arc<VipSpec>>,
+    endpoints: BTreeMap<IpAddr, Arc<EndpointSpec>>,
+    policies: BTreeMap<Arc<str>, Arc<EgressSpec>>,
 }
 
 impl InForce {
-    fn apply(&mut self, change: PolicyChange) {
-        self.vips.extend(change.vips.iter().map(|vip| (vip.address, vip.announce)));
-        self.endpoints.extend(change.endpoints.into_iter().map(|it| (it.address, it.vips)));
-        self.policies.extend(change.policies.into_iter().map(|it| (it.name.clone(), it)));
-        self.vips.retain(|vip, _| !change.removed.vips.contains(vip));
-        change.removed.endpoints.iter().for_each(|endpoint| drop(self.endpoints.remove(endpoint)));
-        change.removed.policies.iter().for_each(|name| drop(self.policies.remove(name)));
+    fn apply(&mut self, change: &PolicyChange) {
+        change.vips.apply_to(&mut self.vips);
+        change.endpoints.apply_to(&mut self.endpoints);
+        change.policies.apply_to(&mut self.policies);
     }
 }
 
@@ -66,7 +63,7 @@ impl Refusing {
                         reason: "not here".to_owned(),
                     });
                     if rejected.is_none() {
-                        state.lock().unwrap().apply(update.change);
+                        state.lock().unwrap().apply(&update.change);
                     }
                     // Fails if the connection has ended.
                     let _ = reply.send(rejected.map_or(Ok(Effect::InForce), Err));
@@ -82,7 +79,7 @@ impl Refusing {
     }
 
     fn vips_of(&self, tenant: u8) -> Option<Vec<IpAddr>> {
-        self.in_force().endpoints.get(&endpoint(tenant)).cloned()
+        self.in_force().endpoints.get(&endpoint(tenant)).map(|it| it.vips.clone())
     }
 }
 
@@ -119,7 +116,7 @@ fn tenants(all: &[(u8, u8)]) -> Placement {
 const BAD: u8 = 99;
 
 fn has_bad(change: &PolicyChange) -> Option<(Kind, String)> {
-    let bad = change.vips.iter().find(|it| it.address == vip(BAD) && it.announce == Announce::L2)?;
+    let bad = change.vips.changed().find(|it| it.address == vip(BAD) && it.announce == Announce::L2)?;
     Some((Kind::Vip, bad.address.to_string()))
 }
 
@@ -160,7 +157,7 @@ async fn a_refused_vip_lacks_at_its_gateway_alone_while_everything_else_goes_on(
     let number = server.publish(changed);
     server.wait("the changed VIP", |it| is_in_sync(it, "gw-a", number) && refused(it, "gw-a").is_empty()).await;
     assert_eq!(refusing.vips_of(1), Some(vec![vip(BAD)]));
-    assert_eq!(refusing.in_force().vips[&vip(BAD)], Announce::Bgp);
+    assert_eq!(refusing.in_force().vips[&vip(BAD)].announce, Announce::Bgp);
 }
 
 #[tokio::test]
@@ -225,9 +222,9 @@ async fn a_gateway_that_refuses_everything_costs_others_nothing_and_the_server_l
     let all: Vec<(u8, u8)> = (1..=200).map(|n| (n, n)).collect();
     server.publish(tenants(&all));
     let hostile = Refusing::start("gw-x", &server, |change| {
-        let of_vip = change.vips.first().map(|it| (Kind::Vip, it.address.to_string()));
-        let of_endpoint = change.endpoints.first().map(|it| (Kind::Endpoint, it.address.to_string()));
-        let of_policy = change.policies.first().map(|it| (Kind::EgressPolicy, it.name.to_string()));
+        let of_vip = change.vips.changed().next().map(|it| (Kind::Vip, it.address.to_string()));
+        let of_endpoint = change.endpoints.changed().next().map(|it| (Kind::Endpoint, it.address.to_string()));
+        let of_policy = change.policies.changed().next().map(|it| (Kind::EgressPolicy, it.name.to_string()));
         of_vip.or(of_endpoint).or(of_policy).or(Some((Kind::Cluster, "cluster".to_owned())))
     });
     let other = Refusing::start("gw-b", &server, |_| None);

@@ -1,6 +1,7 @@
 //! Subscriptions, completeness of updates, and acknowledgements.
 
 use envoy_types::pb::envoy::config::core::v3::node::UserAgentVersionType;
+use vipgate_dataplane::policy::change::Entries;
 
 use super::*;
 
@@ -66,7 +67,7 @@ async fn an_update_contains_only_changes() {
     assert_eq!((pair.stream.expect_ack().await, pair.stream.expect_ack().await), ("n9".to_owned(), "n10".to_owned()));
     pair.stream.send_diff(&two, &three).await;
     let update = pair.gateway.apply_next().await;
-    assert_eq!(update.change.removed.endpoints, [ip("10.0.0.3")]);
+    assert_eq!(update.change.endpoints, Entries::default().without([ip("10.0.0.3")]));
 }
 
 #[tokio::test]

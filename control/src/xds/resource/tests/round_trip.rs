@@ -10,14 +10,14 @@ fn decode_all(resources: &[(Key, Content)]) -> Result<Placement, ResourceError> 
     let mut shard_maps = vec![];
     for (key, content) in resources {
         match decode(key.kind, &key.name, &content.body)? {
-            Decoded::EgressPolicy(policy) => policies.push(policy),
-            Decoded::ShardMap(map) => shard_maps.push(map),
-            Decoded::Vip(vip) => vips.push(vip),
-            Decoded::Endpoint(endpoint) => endpoints.push(endpoint),
+            Decoded::EgressPolicy(policy) => policies.push(Arc::unwrap_or_clone(policy)),
+            Decoded::ShardMap(map) => shard_maps.push(Arc::unwrap_or_clone(map)),
+            Decoded::Vip(vip) => vips.push(Arc::unwrap_or_clone(vip)),
+            Decoded::Endpoint(endpoint) => endpoints.push(Arc::unwrap_or_clone(endpoint)),
             Decoded::BackendSlice(slice) => panic!("{slice:?} of a small Service"),
             Decoded::Service(service) => services.push(service.service),
             Decoded::Gateway(peer) => placement.peers.push(peer),
-            Decoded::OverlayNode(node) => placement.nodes.push(node),
+            Decoded::OverlayNode(node) => placement.nodes.push(Arc::unwrap_or_clone(node)),
             Decoded::Cluster(cluster) => placement.cluster = Some(cluster),
             Decoded::Settings(settings) => panic!("{settings:?} in a placement"),
         }

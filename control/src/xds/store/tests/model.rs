@@ -18,14 +18,15 @@ fn expected(placement: &Placement, gateway: &str, server: &ServerPolicy) -> Poli
 
 /// Counts the parts of a change for the coverage counters.
 fn count(coverage: &Coverage, change: &PolicyChange) {
-    let gone = &change.removed;
     for (class, count) in [
-        ("vips", change.vips.len()),
-        ("vips removed", gone.vips.len()),
-        ("endpoints", change.endpoints.len()),
-        ("endpoints removed", gone.endpoints.len()),
-        ("services", change.services.len()),
-        ("services removed", gone.services.len()),
+        ("vips", change.vips.changed().count()),
+        ("vips removed", change.vips.removed().count()),
+        ("endpoints", change.endpoints.changed().count()),
+        ("endpoints removed", change.endpoints.removed().count()),
+        ("services", change.services.changed().count()),
+        ("services removed", change.services.removed().count()),
+        ("nodes", change.nodes.changed().count()),
+        ("nodes removed", change.nodes.removed().count()),
         ("empty", usize::from(change.is_empty())),
     ] {
         coverage.add(class, count as u64);
@@ -41,6 +42,8 @@ fn updates_equal_a_build_from_scratch() {
         "endpoints removed",
         "services",
         "services removed",
+        "nodes",
+        "nodes removed",
         "discarded",
         "g1",
         "g9",
@@ -76,7 +79,8 @@ fn updates_equal_a_build_from_scratch() {
             prop_assert_eq!(policy_view(&snapshot.policy), expected(placement, gateway, &server));
             prop_assert_eq!(&update.peers, &placement.peers);
             let whole = whole_policy(placement, &GatewayLocality::named(gateway), "");
-            prop_assert_eq!(sum.apply(&update.change), (whole.vips, whole.endpoints, whole.services));
+            let expected = (whole.vips, whole.endpoints, whole.services, whole.nodes);
+            prop_assert_eq!(sum.apply(&update.change), expected);
             prop_assert_eq!(store.commit(), server.diff(before));
             prop_assert!(!store.has_staged() && !store.is_complete());
             prop_assert_eq!(store.resources(), &server.resources);
@@ -97,7 +101,16 @@ fn updates_equal_a_build_from_scratch() {
 
 #[test]
 fn updates_continue_from_a_cached_policy() {
-    let classes = ["vips", "vips removed", "endpoints", "endpoints removed", "services", "services removed"];
+    let classes = [
+        "vips",
+        "vips removed",
+        "endpoints",
+        "endpoints removed",
+        "services",
+        "services removed",
+        "nodes",
+        "nodes removed",
+    ];
     property(ProptestConfig::default(), &scenario(), &classes, |(placements, seed, gateway), coverage| {
         let mut rng = SeededRng(seed);
         let servers: Vec<_> = placements.iter().map(ServerPolicy::of).collect();
@@ -155,8 +168,8 @@ fn every_gateway_receives_a_moved_shard() {
             store.stage(response).unwrap();
         }
         let change = store.update_for(&GatewayLocality::named(gateway)).change;
-        let owners: Vec<_> = change.vips.iter().flat_map(|vip| &vip.shards).map(|shard| &*shard.gateway).collect();
-        assert_eq!((owners, change.removed.vips), (vec!["g2"], vec![]), "{gateway}");
+        let owners: Vec<_> = change.vips.changed().flat_map(|vip| &vip.shards).map(|shard| &*shard.gateway).collect();
+        assert_eq!((owners, change.vips.removed().count()), (vec!["g2"], 0), "{gateway}");
     }
 }
 
@@ -174,5 +187,6 @@ fn removing_an_unknown_resource_changes_nothing() {
     assert_eq!(store.commit(), []);
     assert_eq!(store.resources(), &server.resources);
     store.stage(response(Kind::Vip, &[(key(Kind::Vip, "2001:db8::1"), None)])).unwrap();
-    assert_eq!(store.update_for(&GatewayLocality::named("g1")).change.removed.vips, [ip("2001:db8::1")]);
+    let change = store.update_for(&GatewayLocality::named("g1")).change;
+    assert_eq!(change.vips, Entries::default().without([ip("2001:db8::1")]));
 }

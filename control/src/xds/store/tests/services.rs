@@ -32,17 +32,21 @@ fn an_update_has_added_changed_and_removed_services() {
     let with = |backends: &[u8]| Placement { services: vec![service(backends)].into(), ..sample_placement(2) };
     let none = Placement { services: Table::default(), ..sample_placement(2) };
     let added = change(&on_node("n1"), &none, &with(&[1, 2]));
-    assert_eq!((added.services.len(), added.removed.services.len()), (1, 0));
+    assert_eq!((added.services.changed().count(), added.services.removed().count()), (1, 0));
     let changed = change(&on_node("n1"), &with(&[1, 2]), &with(&[2]));
-    assert_eq!(changed.services, [service(&[2]).for_gateway(&GatewayLocality { zone: "z1".into(), ..on_node("n1") })]);
+    let expected = service(&[2]).for_gateway(&GatewayLocality { zone: "z1".into(), ..on_node("n1") });
+    assert_eq!(changed.services, vec![expected].into());
     let removed = change(&on_node("n1"), &with(&[1, 2]), &none);
-    assert_eq!((removed.services, removed.removed.services), (vec![], vec!["Service a/s".into()]));
+    assert_eq!(removed.services, Entries::default().without(["Service a/s".into()]));
     assert!(change(&on_node("n1"), &with(&[1]), &with(&[1])).is_empty());
 }
 
 #[test]
 fn the_gateways_node_and_zone_decide_which_backends_are_eligible() {
-    let services = |gateway: &GatewayLocality| change(gateway, &Placement::default(), &sample_placement(2)).services;
+    let services = |gateway: &GatewayLocality| {
+        let change = change(gateway, &Placement::default(), &sample_placement(2));
+        change.services.changed().cloned().collect::<Vec<_>>()
+    };
     // The placement has gateway g1 in zone z1.
     let [service] = &*services(&on_node("n2")) else { panic!("one Service") };
     assert_eq!(eligible(service), (vec![2], vec![1], 1));
@@ -59,15 +63,15 @@ fn a_zone_change_of_the_gateway_reevaluates_its_services() {
         Placement { peers: peers.collect(), ..sample_placement(2) }
     };
     let moved = change(&on_node("n1"), &at("z1"), &at("z2"));
-    assert_eq!(moved.services.iter().map(eligible).collect::<Vec<_>>(), [(vec![1], vec![2], 1)]);
+    assert_eq!(moved.services.changed().map(|it| eligible(it)).collect::<Vec<_>>(), [(vec![1], vec![2], 1)]);
     // The zone of the gateway's configuration takes precedence over its resource; zones without backends are equal.
     assert!(change(&GatewayLocality { zone: "z1".into(), ..on_node("n1") }, &at("z1"), &at("z2")).is_empty());
     assert!(change(&on_node("n1"), &at("z8"), &at("z9")).is_empty());
     let without_peer = change(&on_node("n1"), &at("z1"), &Placement { peers: vec![], ..sample_placement(2) });
-    assert_eq!(without_peer.services.iter().map(eligible).collect::<Vec<_>>(), [(vec![1], vec![1, 2], 1)]);
+    assert_eq!(without_peer.services.changed().map(|it| eligible(it)).collect::<Vec<_>>(), [(vec![1], vec![1, 2], 1)]);
     // Services that are changed or removed anyway are in the change once.
     let changed = change(&on_node("n1"), &at("z1"), &Placement { services: vec![service(&[1])].into(), ..at("z2") });
-    assert_eq!(changed.services.len(), 1);
+    assert_eq!(changed.services.changed().count(), 1);
     let removed = change(&on_node("n1"), &at("z1"), &Placement { services: Table::default(), ..at("z2") });
-    assert_eq!((removed.services.len(), removed.removed.services.len()), (0, 1));
+    assert_eq!((removed.services.changed().count(), removed.services.removed().count()), (0, 1));
 }

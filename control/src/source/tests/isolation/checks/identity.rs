@@ -196,7 +196,9 @@ fn check_ready(observation: &Observation<'_>, pods: &Pods<'_>, coverage: &Covera
     let placement = observation.placement();
     for (id, slice) in observation.objects.iter().filter(|(id, _)| id.kind == Kind::EndpointSlice) {
         let service = slice["metadata"]["labels"][SERVICE_NAME].as_str().unwrap_or_default();
-        let Some(service) = placement.services.get(&format!("Service {}/{service}", id.namespace)) else { continue };
+        let Some(service) = placement.services.get(&format!("Service {}/{service}", id.namespace).into()) else {
+            continue;
+        };
         for endpoint in slice["endpoints"].as_array().into_iter().flatten() {
             let reference = &endpoint["targetRef"];
             let Some(address) = endpoint["addresses"][0].as_str().and_then(address) else { continue };
