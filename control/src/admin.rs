@@ -39,7 +39,7 @@ pub(crate) use connection::{AdminService, Replies, one, serve as serve_requests}
 pub use protocol::PROTOCOL;
 pub use server::Request;
 pub(crate) use server::Service;
-pub use socket::{Socket, SocketError, SocketFile, bind};
+pub use socket::{Socket, SocketFile, bind};
 
 /// Runs a gateway's admin API until the stop signal of `tasks`.
 pub async fn serve(state: Arc<GatewayState>, listener: UnixListener, tasks: Tasks) {

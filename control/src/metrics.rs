@@ -22,39 +22,23 @@ use tokio::net::TcpListener;
 use vipgate_common::Tasks;
 
 pub use self::reference::metrics_reference;
-use crate::command_error::CommandError;
 use crate::listener::{self, ConnectionLimiter};
 use crate::metric::Family;
 use crate::state::GatewayState;
 use crate::state::lease::LeaseStatus;
 
-/// The metrics port can't be bound.
-#[derive(Debug, Error)]
-#[error("metrics.listen: cannot listen on {address}: {error}{hint}")]
-pub struct BindError {
-    address: SocketAddr,
-    error: io::Error,
-    hint: &'static str,
-}
-
-impl From<BindError> for CommandError {
-    fn from(error: BindError) -> Self {
-        Self::runtime(error)
-    }
-}
-
 /// Binds the metrics port.
 ///
 /// # Errors
 /// When the port is in use, or the address isn't local.
-pub async fn bind(address: SocketAddr) -> Result<TcpListener, BindError> {
+pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::bind(address).await.map_err(|error| {
         let hint = match error.kind() {
             io::ErrorKind::AddrInUse => "; another process uses it (`ss -ltnp` shows which): choose another port",
             io::ErrorKind::AddrNotAvailable => "; no interface of this host has that address",
             _ => "",
         };
-        BindError { address, error, hint }
+        io::Error::new(error.kind(), format!("metrics.listen: cannot listen on {address}: {error}{hint}"))
     })
 }
 

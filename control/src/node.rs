@@ -125,8 +125,8 @@ pub fn boot_table(path: &Path) -> Result<String, CommandError> {
 async fn run_agent(config: NodeConfig) -> Result<(), CommandError> {
     let (cached, decoded) = cache::read(&config.server.cache, &config.name).unzip();
     let (published, sources) = Published::new(decoded.unwrap_or_default());
-    let socket = crate::admin::bind(&config.admin.socket).await?;
-    let metrics_listener = metrics::bind(config.metrics.listen).await?;
+    let socket = crate::admin::bind(&config.admin.socket).await.map_err(CommandError::runtime)?;
+    let metrics_listener = metrics::bind(config.metrics.listen).await.map_err(CommandError::runtime)?;
     let agent_config = agent_config(&config);
     let (mask, numbers) = (agent_config.settings.mask, agent_config.numbers);
     let mut observer =

@@ -153,7 +153,7 @@ async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
     let intake = ingester(&config, source, kubernetes.is_some())?;
     let (verifier, certificates) = identification(&config)?;
     let listener = listen::bind(config.listen)?;
-    let metrics_listener = metrics::bind(config.metrics.listen).await?;
+    let metrics_listener = metrics::bind(config.metrics.listen).await.map_err(CommandError::runtime)?;
     privileges::drop_capabilities();
     let (publish, published) = watch::channel(None);
     let (command_sender, commands) = mpsc::channel(1);

@@ -28,7 +28,7 @@ pub(crate) struct Format {
 }
 
 /// Why a file is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Damage {
     /// It doesn't begin with the first line of its format.
     #[error("has no {0} header of this version")]
@@ -39,6 +39,9 @@ pub enum Damage {
     /// Its content isn't the one that was written.
     #[error("is truncated or corrupt: wrong fingerprint")]
     WrongFingerprint,
+    /// It can't be decoded; what of it.
+    #[error("{0}")]
+    Content(String),
 }
 
 impl Format {

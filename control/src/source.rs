@@ -8,12 +8,8 @@ pub mod ingest;
 pub mod kubernetes;
 pub mod store;
 
-use std::io;
 use std::path::Path;
-use std::str::Utf8Error;
 use std::sync::Arc;
-
-use thiserror::Error;
 
 /// An event of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,7 +27,7 @@ pub struct SourceUpdate {
     pub full: bool,
     /// New and changed entries by name, or why one can't be read. The name is the path of a file, an etcd key, or
     /// `Kind/namespace/name` of a Kubernetes object, as in diagnostics.
-    pub changed: Vec<(Arc<str>, Result<EntryContent, EntryError>)>,
+    pub changed: Vec<(Arc<str>, Result<EntryContent, String>)>,
     /// Names of removed entries.
     pub removed: Vec<Arc<str>>,
     /// All paths that are unavailable now: entries below them count as neither changed nor removed.
@@ -70,43 +66,6 @@ impl From<&str> for EntryContent {
         Self::Text(text.to_owned())
     }
 }
-
-/// Why an entry can't be read.
-#[derive(Clone, Debug, Error)]
-pub enum EntryError {
-    /// The file can't be read.
-    #[error("can't be read: {0}")]
-    Io(#[source] Arc<io::Error>),
-    /// The file isn't UTF-8.
-    #[error("can't be read: {0}")]
-    NotUtf8(#[source] Utf8Error),
-    /// The etcd key isn't UTF-8.
-    #[error(
-        "the key isn't UTF-8 (byte {}): delete it; a key is the prefix and kind/namespace/name", .0.valid_up_to()
-    )]
-    KeyNotUtf8(#[source] Utf8Error),
-    /// The etcd value isn't UTF-8.
-    #[error("the value isn't UTF-8 (byte {}): it must be YAML", .0.valid_up_to())]
-    ValueNotUtf8(#[source] Utf8Error),
-    /// The etcd key names another object than its value has; the difference.
-    #[error("{0}")]
-    KeyMismatch(String),
-}
-
-impl From<io::Error> for EntryError {
-    fn from(error: io::Error) -> Self {
-        Self::Io(Arc::new(error))
-    }
-}
-
-/// By what they say: I/O errors have no equality.
-impl PartialEq for EntryError {
-    fn eq(&self, other: &Self) -> bool {
-        self.to_string() == other.to_string()
-    }
-}
-
-impl Eq for EntryError {}
 
 /// An unavailable path of the source: a directory or a file.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,7 +5,6 @@ mod echoes;
 mod status;
 
 use std::collections::BTreeSet;
-use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,10 +16,11 @@ use tokio::time::{MissedTickBehavior, interval, sleep_until};
 use self::counters::Counters;
 use self::echoes::Echoes;
 pub use self::status::{GatewayStatus, Status};
+use crate::error::NodeError;
 use crate::hold::HoldDevice;
 use crate::hold::queue::HoldQueue;
 use crate::indices::Indices;
-use crate::kernel::{ChangeNotice, Events, Kernel, KernelError, Repairs};
+use crate::kernel::{ChangeNotice, Events, Kernel, Repairs};
 use crate::marks::RoutingNumbers;
 use crate::plan::{Gateway, Inputs, NodePlan, Settings};
 use crate::policy::{Cluster, NodePolicy};
@@ -101,24 +101,6 @@ pub struct AgentHandle {
     pub commands: mpsc::Sender<CheckCommand>,
 }
 
-/// Why the agent has ended.
-#[derive(Debug, thiserror::Error)]
-pub enum AgentError {
-    /// The kernel can't be programmed at all.
-    #[error(transparent)]
-    Kernel(#[from] KernelError),
-    /// No notices of the kernel.
-    #[error("netlink: {0}")]
-    Events(io::Error),
-    /// The device of held packets.
-    #[error("device {name}: {source}")]
-    Hold {
-        name: String,
-        /// Why it can't be created or used.
-        source: io::Error,
-    },
-}
-
 #[derive(Debug)]
 pub struct Agent {
     config: Config,
@@ -149,12 +131,12 @@ impl Agent {
     ///
     /// # Errors
     /// The kernel can't be programmed.
-    pub async fn start(config: Config, sources: Sources) -> Result<(Self, AgentHandle), AgentError> {
+    pub async fn start(config: Config, sources: Sources) -> Result<(Self, AgentHandle), NodeError> {
         let kernel = Kernel::open(config.settings.clone(), config.numbers, config.nft.clone())?;
         let mut kernel = kernel.with_sysctls(config.sysctls.clone());
-        let events = Events::open().map_err(AgentError::Events)?;
+        let events = Events::open().map_err(NodeError::of("netlink"))?;
         let name = config.settings.hold_device.clone();
-        let hold = HoldDevice::create(&name).map_err(|source| AgentError::Hold { name, source })?;
+        let hold = HoldDevice::create(&name).map_err(NodeError::of(format!("device {name}")))?;
         let local_addresses = kernel.local_addresses().await?;
         let (status, receiver) = watch::channel(Arc::default());
         let (command_sender, commands) = mpsc::channel(COMMANDS);
@@ -186,7 +168,7 @@ impl Agent {
     ///
     /// # Errors
     /// The device of held packets or the kernel's reports have failed: only a restart helps.
-    pub async fn run(mut self, stop: impl Future<Output = ()>) -> Result<(), AgentError> {
+    pub async fn run(mut self, stop: impl Future<Output = ()>) -> Result<(), NodeError> {
         let mut echo_timer = interval(self.config.echo_interval);
         echo_timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut counter_timer = interval(COUNTER_INTERVAL);
@@ -203,9 +185,9 @@ impl Agent {
                 changed = self.sources.view.changed() => self.is_stale |= changed.is_ok(),
                 nonce = self.echoes.receive() => self.is_stale |= self.echoes.answered(nonce, Instant::now()),
                 _ = echo_timer.tick() => self.is_stale |= self.echoes.send(Instant::now()),
-                event = self.events.next() => self.changed_by_others(event.map_err(AgentError::Events)?),
+                event = self.events.next() => self.changed_by_others(event.map_err(NodeError::of("netlink"))?),
                 length = self.hold.receive(&mut buffer) => {
-                    let length = length.map_err(|source| self.hold_failed(source))?;
+                    let length = length.map_err(NodeError::of(format!("device {}", self.config.settings.hold_device)))?;
                     self.held.push(&buffer[..length], Instant::now());
                     self.release_held().await;
                 }
@@ -224,10 +206,6 @@ impl Agent {
                 self.failed(&error);
             }
         }
-    }
-
-    fn hold_failed(&self, source: io::Error) -> AgentError {
-        AgentError::Hold { name: self.config.settings.hold_device.clone(), source }
     }
 
     /// Somebody has changed something: look soon, or at once if packets aren't steered any more.
@@ -284,7 +262,7 @@ impl Agent {
     }
 
     /// Makes a plan, and programs it if it differs.
-    async fn reconcile(&mut self) -> Result<(), KernelError> {
+    async fn reconcile(&mut self) -> Result<(), NodeError> {
         let policy = self.sources.policy.borrow_and_update().clone();
         let cluster = self.sources.cluster.borrow_and_update().clone();
         let view = self.sources.view.borrow_and_update().clone();
@@ -367,7 +345,7 @@ impl Agent {
         }
     }
 
-    fn failed(&mut self, error: &KernelError) -> String {
+    fn failed(&mut self, error: &NodeError) -> String {
         self.check_at = Instant::now() + RETRY_INTERVAL;
         // Tried again by the next check.
         self.is_stale = false;

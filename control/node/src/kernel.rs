@@ -2,7 +2,6 @@
 
 mod conntrack;
 mod devices;
-mod error;
 mod events;
 mod iptables;
 mod nft;
@@ -16,11 +15,11 @@ use std::net::IpAddr;
 use vipgate_netlink::Client;
 use vipgate_netlink::protocols::NETLINK_ROUTE;
 
-pub use self::error::KernelError;
 pub use self::events::{ChangeNotice, Events};
 pub use self::nft::Counter;
 use self::nft::Nft;
 use self::sysctls::Sysctls;
+use crate::error::NodeError;
 use crate::mark_users::MarkUsers;
 use crate::marks::{Action, RoutingNumbers};
 use crate::plan::{NodePlan, Settings, Steering};
@@ -58,8 +57,8 @@ impl Kernel {
     ///
     /// # Errors
     /// Netlink isn't available.
-    pub fn open(settings: Settings, numbers: RoutingNumbers, nft: std::path::PathBuf) -> Result<Self, KernelError> {
-        let client = Client::open(NETLINK_ROUTE).map_err(KernelError::Netlink)?;
+    pub fn open(settings: Settings, numbers: RoutingNumbers, nft: std::path::PathBuf) -> Result<Self, NodeError> {
+        let client = Client::open(NETLINK_ROUTE).map_err(NodeError::of("netlink"))?;
         Ok(Self { settings, numbers, client, nft: Nft::new(nft), sysctls: Sysctls::default() })
     }
 
@@ -74,7 +73,7 @@ impl Kernel {
     ///
     /// # Errors
     /// The kernel refused something; what was programmed before stays.
-    pub async fn apply(&mut self, plan: &NodePlan, mtu: u32) -> Result<Repairs, KernelError> {
+    pub async fn apply(&mut self, plan: &NodePlan, mtu: u32) -> Result<Repairs, NodeError> {
         // The table refers to devices by name, so it can be first: it closes.
         let table = self.nft.apply(&plan.table).await?;
         self.ensure_paths(plan, mtu, table).await
@@ -84,19 +83,19 @@ impl Kernel {
     ///
     /// # Errors
     /// As for [`Kernel::apply`].
-    pub async fn check(&mut self, plan: &NodePlan, mtu: u32) -> Result<Repairs, KernelError> {
+    pub async fn check(&mut self, plan: &NodePlan, mtu: u32) -> Result<Repairs, NodeError> {
         let table = self.nft.check(&plan.table).await?;
         self.ensure_paths(plan, mtu, table).await
     }
 
     /// Devices, routes and rules; `table` says whether the table was changed.
-    async fn ensure_paths(&mut self, plan: &NodePlan, mtu: u32, table: bool) -> Result<Repairs, KernelError> {
+    async fn ensure_paths(&mut self, plan: &NodePlan, mtu: u32, table: bool) -> Result<Repairs, NodeError> {
         let devices = self.ensure_devices(plan, mtu).await?;
         let routes = self.ensure_routes(plan).await?;
         Ok(Repairs { table, devices, routes })
     }
 
-    async fn ensure_devices(&mut self, plan: &NodePlan, mtu: u32) -> Result<usize, KernelError> {
+    async fn ensure_devices(&mut self, plan: &NodePlan, mtu: u32) -> Result<usize, NodeError> {
         let mut changed = 0;
         if let Some(tunnel) = &plan.tunnel {
             let name = &self.settings.tunnel_device;
@@ -106,7 +105,7 @@ impl Kernel {
         Ok(changed)
     }
 
-    async fn ensure_routes(&mut self, plan: &NodePlan) -> Result<usize, KernelError> {
+    async fn ensure_routes(&mut self, plan: &NodePlan) -> Result<usize, NodeError> {
         let rules = self.rules(plan);
         let tunnel = devices::index(&mut self.client, &self.settings.tunnel_device).await?;
         let hold = devices::index(&mut self.client, &self.settings.hold_device).await?;
@@ -169,7 +168,7 @@ impl Kernel {
         &self,
         before: Option<&NodePlan>,
         plan: &NodePlan,
-    ) -> Result<usize, KernelError> {
+    ) -> Result<usize, NodeError> {
         let is_released = |pod: &IpAddr| {
             let was_covered =
                 before.and_then(|before| before.endpoints.get(pod)).is_some_and(|was| *was != Steering::Pass);
@@ -184,14 +183,14 @@ impl Kernel {
                 _ => is_released(&connection.source),
             }
         };
-        conntrack::delete(is_stale).await.map_err(KernelError::Conntrack)
+        conntrack::delete(is_stale).await.map_err(NodeError::of("conntrack"))
     }
 
     /// The named counters of the table.
     ///
     /// # Errors
     /// `nft` failed.
-    pub async fn counters(&self) -> Result<BTreeMap<String, Counter>, KernelError> {
+    pub async fn counters(&self) -> Result<BTreeMap<String, Counter>, NodeError> {
         self.nft.counters().await
     }
 
@@ -199,7 +198,7 @@ impl Kernel {
     ///
     /// # Errors
     /// `nft` or netlink failed.
-    pub async fn mark_users(&mut self) -> Result<MarkUsers, KernelError> {
+    pub async fn mark_users(&mut self) -> Result<MarkUsers, NodeError> {
         let (mask, mut users) = (self.settings.mask, MarkUsers::default());
         users.add_ruleset(mask, &self.nft.ruleset().await?);
         for (family, ruleset) in iptables::rulesets().await {
@@ -215,7 +214,7 @@ impl Kernel {
     ///
     /// # Errors
     /// Netlink failed.
-    pub async fn local_addresses(&mut self) -> Result<BTreeSet<IpAddr>, KernelError> {
+    pub async fn local_addresses(&mut self) -> Result<BTreeSet<IpAddr>, NodeError> {
         devices::local_addresses(&mut self.client).await
     }
 
@@ -233,7 +232,7 @@ impl Kernel {
     ///
     /// # Errors
     /// The kernel refused something.
-    pub async fn remove(&mut self) -> Result<(), KernelError> {
+    pub async fn remove(&mut self) -> Result<(), NodeError> {
         rules::ensure(&mut self.client, &BTreeSet::new(), self.numbers.rule_priority).await?;
         let tables = self.numbers.first_table..=self.numbers.first_table + self.settings.mask.max_gateways();
         routes::ensure(&mut self.client, &BTreeSet::new(), &tables).await?;

@@ -5,6 +5,7 @@ pub mod agent;
 pub mod destinations;
 pub mod drops;
 pub mod echo;
+pub mod error;
 pub mod hold;
 pub mod indices;
 pub mod kernel;

@@ -29,17 +29,6 @@ pub struct GatewayIndex(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MarkMask(u32);
 
-/// Why a mask can't be used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum MaskError {
-    /// There are other bits between its bits.
-    #[error("its bits aren't adjacent")]
-    NotContiguous,
-    /// Too few values.
-    #[error("at least 3 bits are needed: three values have other meanings, and each gateway needs one")]
-    TooNarrow,
-}
-
 impl Default for MarkMask {
     fn default() -> Self {
         Self(DEFAULT_MASK)
@@ -51,13 +40,13 @@ impl MarkMask {
     ///
     /// # Errors
     /// Its bits aren't adjacent, or it has fewer than three.
-    pub fn new(mask: u32) -> Result<Self, MaskError> {
+    pub fn new(mask: u32) -> Result<Self, &'static str> {
         if mask.count_ones() < 3 {
-            return Err(MaskError::TooNarrow);
+            return Err("at least 3 bits are needed: three values have other meanings, and each gateway needs one");
         }
         let low = mask >> mask.trailing_zeros();
         if low & low.wrapping_add(1) != 0 {
-            return Err(MaskError::NotContiguous);
+            return Err("its bits aren't adjacent");
         }
         Ok(Self(mask))
     }
@@ -150,9 +139,9 @@ mod tests {
 
     #[test]
     fn masks_with_gaps_or_too_few_bits_are_rejected() {
-        assert_eq!(MarkMask::new(0x3f10), Err(MaskError::NotContiguous));
+        assert_eq!(MarkMask::new(0x3f10), Err("its bits aren't adjacent"));
         for narrow in [0, 1, 0x300] {
-            assert_eq!(MarkMask::new(narrow), Err(MaskError::TooNarrow));
+            assert!(MarkMask::new(narrow).is_err_and(|reason| reason.starts_with("at least 3 bits")));
         }
     }
 }

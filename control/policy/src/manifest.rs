@@ -39,7 +39,7 @@ pub use self::custom_resources::{
 };
 pub(crate) use self::label_selector::NAMESPACE_NAME_LABEL;
 pub use self::label_selector::{LabelSelector, Requirement};
-pub use self::overlay::{MacAddress, MacAddressError, OverlayNode, OverlayNodeSpec};
+pub use self::overlay::{MacAddress, OverlayNode, OverlayNodeSpec};
 pub use self::pod::{DEFAULT_WEIGHT, Life, MAX_WEIGHT, Pod};
 pub use self::port::Protocol;
 pub use self::provider::{Associate, AwsSpec, AzureSpec, GcpSpec, Ownership, PrivateAddresses, ProviderSpec};

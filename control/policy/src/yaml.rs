@@ -66,8 +66,10 @@ pub struct Entry {
 }
 
 /// An error in a text, with position and field.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
 pub struct YamlError {
+    /// 0 while it isn't known.
     pub position: Position,
     /// Path of the field, see [`join`]; empty: the document.
     pub field: String,

@@ -4,7 +4,6 @@ use std::num::NonZeroU16;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 use vipgate_dataplane::flow::direction::Direction;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::observe::capture::{CaptureFilter, OutcomeFilter};
@@ -37,44 +36,12 @@ pub struct Expression {
     pub outcome: Option<String>,
 }
 
-/// An invalid filter.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
-pub enum CaptureFilterError {
-    #[error("unknown keyword \"{0}\"; expected {GRAMMAR}")]
-    UnknownKeyword(String),
-    /// Keyword without its argument.
-    #[error("\"{0}\" requires {1}")]
-    MissingArgument(String, &'static str),
-    /// Invalid argument of a keyword.
-    #[error("{keyword} \"{text}\": not a valid {expected}")]
-    InvalidArgument {
-        keyword: String,
-        /// Its argument.
-        text: String,
-        /// Expected kind of argument.
-        expected: &'static str,
-    },
-    /// A criterion that may be given once only.
-    #[error("{0} is given more than once")]
-    Duplicate(&'static str),
-    #[error("in \"{name}\": this gateway has {known}")]
-    UnknownInterface {
-        /// The name in the filter.
-        name: String,
-        /// The gateway's interfaces.
-        known: String,
-    },
-    /// Invalid protocol.
-    #[error(transparent)]
-    Protocol(#[from] FilterError),
-}
-
 /// Parses a filter; an empty one matches all packets.
 ///
 /// # Errors
 /// When the filter is invalid.
-pub fn parse(text: &str) -> Result<Expression, CaptureFilterError> {
-    use CaptureFilterError::{InvalidArgument, MissingArgument, UnknownKeyword};
+pub fn parse(text: &str) -> Result<Expression, FilterError> {
+    use FilterError::{InvalidArgument, MissingArgument, UnknownKeyword};
     let mut filter = Expression::default();
     let mut words = text.split_whitespace().filter(|word| !matches!(*word, "and" | "&&")).peekable();
     while let Some(word) = words.next() {
@@ -117,10 +84,10 @@ pub fn parse(text: &str) -> Result<Expression, CaptureFilterError> {
     Ok(filter)
 }
 
-fn once<T>(field: &mut Option<T>, value: T, what: &'static str) -> Result<(), CaptureFilterError> {
+fn once<T>(field: &mut Option<T>, value: T, what: &'static str) -> Result<(), FilterError> {
     match field.replace(value) {
         None => Ok(()),
-        Some(_) => Err(CaptureFilterError::Duplicate(what)),
+        Some(_) => Err(FilterError::Duplicate(what)),
     }
 }
 
@@ -136,11 +103,11 @@ fn direction(word: &str) -> Option<Direction> {
 ///
 /// # Errors
 /// When the filter is invalid.
-pub fn compile(filter: &Expression, network: &NetworkSpec) -> Result<CaptureFilter, CaptureFilterError> {
+pub fn compile(filter: &Expression, network: &NetworkSpec) -> Result<CaptureFilter, FilterError> {
     let interface = |name: &String| {
         let found = network.interfaces.iter().find(|it| it.name == *name);
         let known = || network.interfaces.iter().map(|it| it.name.as_str()).collect::<Vec<_>>().join(", ");
-        let unknown = || CaptureFilterError::UnknownInterface { name: name.clone(), known: known() };
+        let unknown = || FilterError::UnknownInterface { name: name.clone(), known: known() };
         found.map(|it| it.id).ok_or_else(unknown)
     };
     let outcome = match filter.outcome.as_deref() {
@@ -150,7 +117,7 @@ pub fn compile(filter: &Expression, network: &NetworkSpec) -> Result<CaptureFilt
         Some(word) => match (reason(word), direction(word)) {
             (Some(reason), _) => OutcomeFilter::DroppedWith(reason),
             (None, Some(direction)) => OutcomeFilter::Forwarded(direction),
-            (None, None) => return Err(CaptureFilterError::UnknownKeyword(word.to_owned())),
+            (None, None) => return Err(FilterError::UnknownKeyword(word.to_owned())),
         },
     };
     Ok(CaptureFilter {

@@ -8,6 +8,8 @@ use vipgate_dataplane::observe::packet_summary::PacketSummary;
 use vipgate_dataplane::session::query::{SessionFilter, SessionState};
 use vipgate_dataplane::wire::protocol;
 
+use super::capture_filter::GRAMMAR;
+
 /// Named protocols. SCTP's number: RFC 9260.
 const PROTOCOLS: [(&str, u8); 5] = [
     ("tcp", protocol::TCP),
@@ -26,6 +28,31 @@ pub enum FilterError {
     /// Unknown session state.
     #[error("\"{0}\" is not a session state: opening, established, half_closed, closing or quarantined")]
     State(String),
+    /// Unknown keyword of a capture filter.
+    #[error("unknown keyword \"{0}\"; expected {GRAMMAR}")]
+    UnknownKeyword(String),
+    /// Keyword without its argument.
+    #[error("\"{0}\" requires {1}")]
+    MissingArgument(String, &'static str),
+    /// Invalid argument of a keyword.
+    #[error("{keyword} \"{text}\": not a valid {expected}")]
+    InvalidArgument {
+        keyword: String,
+        /// Its argument.
+        text: String,
+        /// Expected kind of argument.
+        expected: &'static str,
+    },
+    /// A criterion that may be given once only.
+    #[error("{0} is given more than once")]
+    Duplicate(&'static str),
+    #[error("in \"{name}\": this gateway has {known}")]
+    UnknownInterface {
+        /// The name in the filter.
+        name: String,
+        /// The gateway's interfaces.
+        known: String,
+    },
 }
 
 /// The number of a protocol.

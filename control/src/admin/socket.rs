@@ -6,49 +6,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{fs, io};
 
-use thiserror::Error;
 use tokio::net::{UnixListener, UnixStream};
 
 use super::client::Client;
-use crate::command_error::CommandError;
 
 /// Access for root and the socket's group only.
 const MODE: u32 = 0o660;
 const DIRECTORY_MODE: u32 = 0o755;
 /// Timeout for the greeting of a gateway that has the socket already.
 const IDENTIFY_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// The admin socket can't be created.
-#[derive(Debug, Error)]
-pub enum SocketError {
-    /// The socket is in use.
-    #[error("admin.socket: {owner} answers on {} already; give each gateway its own socket", .path.display())]
-    InUse {
-        /// The socket.
-        path: PathBuf,
-        /// The process that listens on it.
-        owner: String,
-    },
-    /// The path exists and is not a socket.
-    #[error("admin.socket: {} exists and is no socket; choose another path", .0.display())]
-    NotASocket(PathBuf),
-    /// A system call has failed.
-    #[error("admin.socket: cannot {action} {}: {error}", .path.display())]
-    Io {
-        /// The failed action.
-        action: &'static str,
-        /// The socket.
-        path: PathBuf,
-        /// The cause.
-        error: io::Error,
-    },
-}
-
-impl From<SocketError> for CommandError {
-    fn from(error: SocketError) -> Self {
-        Self::runtime(error)
-    }
-}
 
 /// The listening socket. Dropping the file removes it.
 #[derive(Debug)]
@@ -80,8 +46,8 @@ impl Drop for SocketFile {
 ///
 /// # Errors
 /// When the socket is in use, the path is another kind of file, or a system call fails.
-pub async fn bind(path: &Path) -> Result<Socket, SocketError> {
-    let io_error = |action, error| SocketError::Io { action, path: path.to_owned(), error };
+pub async fn bind(path: &Path) -> io::Result<Socket> {
+    let io_error = |action, error| failed(action, path, &error);
     if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
         let created = fs::DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(directory);
         created.map_err(|error| io_error("create the directory of", error))?;
@@ -114,21 +80,32 @@ fn has_ended(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionRefused | ConnectionReset | NotFound)
 }
 
+fn failed(action: &str, path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("admin.socket: cannot {action} {}: {error}", path.display()))
+}
+
+/// The error for a socket on which a process listens.
+fn in_use(path: &Path, owner: &str) -> io::Error {
+    let text = format!("admin.socket: {owner} answers on {} already; give each gateway its own socket", path.display());
+    io::Error::new(io::ErrorKind::AddrInUse, text)
+}
+
 /// Fails unless the path is free or a stale socket.
-async fn check_unused(path: &Path) -> Result<(), SocketError> {
-    let io_error = |action, error| SocketError::Io { action, path: path.to_owned(), error };
+async fn check_unused(path: &Path) -> io::Result<()> {
+    let io_error = |action, error| failed(action, path, &error);
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(io_error("stat", error)),
-        Ok(found) if !found.file_type().is_socket() => return Err(SocketError::NotASocket(path.to_owned())),
+        Ok(found) if !found.file_type().is_socket() => {
+            let text = format!("admin.socket: {} exists and is no socket; choose another path", path.display());
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
+        }
         Ok(_) => {}
     }
     match UnixStream::connect(path).await {
         Err(error) if has_ended(&error) => Ok(()),
         // Its backlog is full: the process is overloaded but alive.
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-            Err(SocketError::InUse { path: path.to_owned(), owner: "an overloaded process".to_owned() })
-        }
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(in_use(path, "an overloaded process")),
         Err(error) => Err(io_error("connect to", error)),
         Ok(stream) => {
             let other = tokio::time::timeout(IDENTIFY_TIMEOUT, Client::identify(path, stream)).await;
@@ -137,7 +114,7 @@ async fn check_unused(path: &Path) -> Result<(), SocketError> {
                 _ if UnixStream::connect(path).await.is_err_and(|error| has_ended(&error)) => return Ok(()),
                 _ => "another process".to_owned(),
             };
-            Err(SocketError::InUse { path: path.to_owned(), owner })
+            Err(in_use(path, &owner))
         }
     }
 }

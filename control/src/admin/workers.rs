@@ -116,8 +116,10 @@ impl Workers {
         });
         exchanged.await.map_err(|error| {
             let what = match error {
-                QueryError::WorkerEnded => "has ended: the gateway is stopping, or its log has the reason".to_owned(),
-                QueryError::Timeout => {
+                RecvTimeoutError::Disconnected => {
+                    "has ended: the gateway is stopping, or its log has the reason".to_owned()
+                }
+                RecvTimeoutError::Timeout => {
                     format!("has not replied within {} s: it is stuck, or its core is busy", WORKER_TIMEOUT.as_secs())
                 }
             };
@@ -126,34 +128,22 @@ impl Workers {
     }
 }
 
-/// Why there is no reply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum QueryError {
-    /// The worker has ended.
-    WorkerEnded,
-    /// The worker has not replied in time.
-    Timeout,
-}
-
 fn exchange<T>(
     commands: &Sender<Command>,
     doorbell: &dyn Wake,
     command: Command,
     response: &Receiver<T>,
     timeout: Duration,
-) -> Result<T, QueryError> {
+) -> Result<T, RecvTimeoutError> {
     let deadline = Instant::now() + timeout;
     // Before sending, too: a worker that sleeps while its queue is full would never drain it.
     doorbell.wake();
     commands.send_deadline(command, deadline).map_err(|error| match error {
-        SendTimeoutError::Timeout(_) => QueryError::Timeout,
-        SendTimeoutError::Disconnected(_) => QueryError::WorkerEnded,
+        SendTimeoutError::Timeout(_) => RecvTimeoutError::Timeout,
+        SendTimeoutError::Disconnected(_) => RecvTimeoutError::Disconnected,
     })?;
     doorbell.wake();
-    response.recv_deadline(deadline).map_err(|error| match error {
-        RecvTimeoutError::Timeout => QueryError::Timeout,
-        RecvTimeoutError::Disconnected => QueryError::WorkerEnded,
-    })
+    response.recv_deadline(deadline)
 }
 
 fn session(worker: usize, record: &SessionInfo) -> Session {
@@ -202,7 +192,7 @@ mod tests {
         let (command, response) = flush_command();
         let begin = Instant::now();
         let result = exchange(&commands, &Bell::default(), command, &response, Duration::from_millis(50));
-        assert_eq!(result.unwrap_err(), QueryError::Timeout);
+        assert_eq!(result.unwrap_err(), RecvTimeoutError::Timeout);
         assert!(begin.elapsed() >= Duration::from_millis(50));
     }
 
@@ -213,7 +203,7 @@ mod tests {
         let (command, response) = flush_command();
         let bell = Bell::default();
         let result = exchange(&commands, &bell, command, &response, Duration::from_millis(50));
-        assert_eq!(result.unwrap_err(), QueryError::Timeout);
+        assert_eq!(result.unwrap_err(), RecvTimeoutError::Timeout);
         assert_eq!(bell.0.load(Ordering::Relaxed), 1, "woken to drain its queue");
     }
 
@@ -224,11 +214,11 @@ mod tests {
         let worker = thread::spawn(move || drop(receiver.recv()));
         let begin = Instant::now();
         let result = exchange(&commands, &Bell::default(), command, &response, Duration::from_secs(30));
-        assert_eq!(result.unwrap_err(), QueryError::WorkerEnded);
+        assert_eq!(result.unwrap_err(), RecvTimeoutError::Disconnected);
         worker.join().unwrap();
         let (command, response) = flush_command();
         let result = exchange(&commands, &Bell::default(), command, &response, Duration::from_secs(30));
-        assert_eq!(result.unwrap_err(), QueryError::WorkerEnded);
+        assert_eq!(result.unwrap_err(), RecvTimeoutError::Disconnected);
         assert!(begin.elapsed() < Duration::from_secs(10));
     }
 }

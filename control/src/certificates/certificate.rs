@@ -16,7 +16,7 @@ use x509_parser::extensions::GeneralName;
 use x509_parser::pem::parse_x509_pem;
 use x509_parser::time::ASN1Time;
 
-use super::error::GenerationError;
+use super::error::CertificatesError;
 use super::names::DnsName;
 
 /// Certificates are valid from so long ago, for clocks that are slow.
@@ -91,7 +91,7 @@ impl Requirements<'_> {
     }
 
     /// A new certificate of this key, or of a new one if this can't be used.
-    pub(super) fn certify(&self, key: Option<&[u8]>) -> Result<CertificatePair, GenerationError> {
+    pub(super) fn certify(&self, key: Option<&[u8]>) -> Result<CertificatePair, CertificatesError> {
         let (key, pem) = if let Some(kept) = key.and_then(|pem| Some((read_key(pem)?, pem.to_vec()))) {
             kept
         } else {

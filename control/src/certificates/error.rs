@@ -25,9 +25,12 @@ pub(crate) enum CertificatesError {
     /// Others have written each time.
     #[error("somebody else has changed the Secrets at each of {0} attempts")]
     Conflicts(u32),
-    /// No key or certificate can be generated.
+    /// There are no random numbers.
     #[error("cannot generate a certificate: {0}")]
-    Generation(#[from] GenerationError),
+    Random(#[from] getrandom::Error),
+    /// A certificate can't be signed or encoded.
+    #[error("cannot generate a certificate: {0}")]
+    Signature(#[from] rcgen::Error),
 }
 
 /// Names options of the command, not fields of a configuration file.
@@ -37,15 +40,4 @@ fn describe(error: &ConnectError) -> String {
         ConnectError::NotInCluster(error) => format!("{error}: outside of a pod, use --kubeconfig"),
         ConnectError::Client(error) => error.to_string(),
     }
-}
-
-/// Why no key or certificate can be generated: most likely for lack of random numbers.
-#[derive(Debug, Error)]
-pub(crate) enum GenerationError {
-    /// There are no random numbers.
-    #[error("{0}")]
-    Random(#[from] getrandom::Error),
-    /// It can't be signed or encoded.
-    #[error("{0}")]
-    Signature(#[from] rcgen::Error),
 }

@@ -2,23 +2,11 @@
 
 use std::str::FromStr;
 
-use thiserror::Error;
 use vipgate_policy::manifest::is_object_name;
 
 /// Longest DNS name, and longest label of it (RFC 1035 section 2.3.4).
 const MAX_NAME: usize = 253;
 const MAX_LABEL: usize = 63;
-
-/// Why a name is invalid.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub(crate) enum NameError {
-    /// It is no DNS name.
-    #[error("`{0}` is no DNS name: labels of lower case letters, digits and `-`, at most {MAX_LABEL} each")]
-    NotDns(String),
-    /// It is too long.
-    #[error("`{0}` is longer than {1} characters")]
-    TooLong(String, usize),
-}
 
 /// A DNS name in lower case.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,18 +19,22 @@ impl DnsName {
 }
 
 impl FromStr for DnsName {
-    type Err = NameError;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, NameError> {
+    fn from_str(text: &str) -> Result<Self, String> {
         if text.len() > MAX_NAME {
-            return Err(NameError::TooLong(text.to_owned(), MAX_NAME));
+            return Err(format!("`{text}` is longer than {MAX_NAME} characters"));
         }
         if is_object_name(text) && text.split('.').all(|label| label.len() <= MAX_LABEL) {
             Ok(Self(text.to_owned()))
         } else {
-            Err(NameError::NotDns(text.to_owned()))
+            Err(not_dns(text))
         }
     }
+}
+
+fn not_dns(text: &str) -> String {
+    format!("`{text}` is no DNS name: labels of lower case letters, digits and `-`, at most {MAX_LABEL} each")
 }
 
 #[cfg(test)]
@@ -64,8 +56,8 @@ mod tests {
         let label = "x".repeat(64);
         for invalid in ["", "a..b", ".a", "a.", "-a", "a-", "a.-b", "A", "a_b", "a b", "*.a", "ä", "a/b", "a\n", &label]
         {
-            assert_eq!(invalid.parse::<DnsName>(), Err(NameError::NotDns(invalid.to_owned())));
+            assert_eq!(invalid.parse::<DnsName>(), Err(not_dns(invalid)));
         }
-        assert!(matches!(long(254).parse::<DnsName>(), Err(NameError::TooLong(_, 253))));
+        assert!(long(254).parse::<DnsName>().is_err_and(|reason| reason.ends_with("` is longer than 253 characters")));
     }
 }

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 use super::certificate::{CertificatePair, Defect, Requirements, day};
-use super::error::{CertificatesError, GenerationError};
+use super::error::CertificatesError;
 
 /// Keys of a Secret: the CA bundle, the certificate, its key.
 const CA: &str = "ca.crt";
@@ -142,7 +142,7 @@ impl<'a> Draft<'a> {
             return Ok(());
         }
         let mut bytes = [0; RANDOM_BYTES];
-        getrandom::fill(&mut bytes).map_err(GenerationError::from)?;
+        getrandom::fill(&mut bytes)?;
         let text = bytes.map(|byte| format!("{byte:02x}")).concat();
         self.data.insert(key.to_owned(), ByteString(text.into_bytes()));
         self.changes.push(format!("made `{key}` of {title}"));

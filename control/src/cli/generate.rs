@@ -23,7 +23,7 @@ pub(super) fn generate(directory: &Path) -> Result<(), CommandError> {
         }
         let failed = |error: io::Error| CommandError::runtime(error).context(path.display());
         let old = fs::read_to_string(&path).map_err(failed)?;
-        let new = reference::rewrite(&old).map_err(|error| CommandError::runtime(error).context(path.display()))?;
+        let new = reference::rewrite(&old).map_err(|error| error.context(path.display()))?;
         if new != old {
             fs::write(&path, new).map_err(failed)?;
             output::print(&format!("{} rewritten\n", path.display()))?;

@@ -3,7 +3,6 @@
 use std::net::{IpAddr, SocketAddr};
 
 use clap::Args;
-use thiserror::Error;
 use vipgate_dataplane::io::frame_layout::FrameLayout;
 
 use super::show::ask;
@@ -53,25 +52,16 @@ struct SocketAddress {
     port: u16,
 }
 
-/// Why an argument isn't an address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-enum AddressError {
-    #[error("port 0 is not a port")]
-    PortZero,
-    #[error("expected an address, optionally with a port: 10.1.0.11, 10.1.0.11:4000, [fd00::11]:4000")]
-    Syntax,
-}
-
 /// `ADDR`, `ADDR:PORT` or `[ADDR]:PORT`.
-fn socket_address(text: &str) -> Result<SocketAddress, AddressError> {
+fn socket_address(text: &str) -> Result<SocketAddress, &'static str> {
     let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
     if let Ok(address) = bare.parse() {
         return Ok(SocketAddress { address, port: 0 });
     }
     match text.parse::<SocketAddr>() {
-        Ok(parsed) if parsed.port() == 0 => Err(AddressError::PortZero),
+        Ok(parsed) if parsed.port() == 0 => Err("port 0 is not a port"),
         Ok(parsed) => Ok(SocketAddress { address: parsed.ip(), port: parsed.port() }),
-        Err(_) => Err(AddressError::Syntax),
+        Err(_) => Err("expected an address, optionally with a port: 10.1.0.11, 10.1.0.11:4000, [fd00::11]:4000"),
     }
 }
 

@@ -34,9 +34,15 @@ impl Servers {
     ) -> Result<Self, CommandError> {
         let failed = |error: io::Error| CommandError::runtime(error).context("metrics.listen");
         // Bound on this thread, since a port below 1024 requires a capability.
-        let metrics = metrics::bind(config.metrics.listen).await?.into_std().map_err(failed)?;
+        let metrics =
+            metrics::bind(config.metrics.listen).await.map_err(CommandError::runtime)?.into_std().map_err(failed)?;
         let path = config.admin.socket.clone();
-        let both = async move { Ok((TcpListener::from_std(metrics).map_err(failed)?, admin::bind(&path).await?)) };
+        let both = async move {
+            Ok((
+                TcpListener::from_std(metrics).map_err(failed)?,
+                admin::bind(&path).await.map_err(CommandError::runtime)?,
+            ))
+        };
         let (metrics, admin): (_, admin::Socket) = background.run::<Result<_, CommandError>>(both).await?;
         let connections = state.connections.metrics.clone();
         let monitored = Monitored::gateway(state.clone());

@@ -18,7 +18,7 @@ use vipgate_dataplane::session::Sessions;
 use vipgate_dataplane::session::persistence::{Identity, RegionContents, Restored};
 use vipgate_dataplane::session::timeout::Timeouts;
 use vipgate_dataplane::worker::builder::SessionTableRequest;
-use vipgate_mem::{Region, RegionError, RegionLock, StorageError};
+use vipgate_mem::{Region, RegionLock, StorageError};
 
 pub(super) use self::directory::prepare;
 use self::migrate::{MigrationOutcome, MigrationTarget};
@@ -136,18 +136,18 @@ impl SessionStore {
         let path = worker_file(directory, worker);
         let region = match lock_region(&path) {
             Ok(region) => region,
-            Err(error @ RegionError::InUse { .. }) => {
+            Err(error @ StorageError::InUse { .. }) => {
                 self.give_up(&error);
                 return in_memory(&request);
             }
-            Err(error @ RegionError::NoSpace { .. }) => return without_space(&error, &request),
+            Err(error @ StorageError::NoSpace { .. }) => return without_space(&error, &request),
             Err(error) => return Err(CommandError::input(error).context("sessions.state")),
         };
         let lock = region.lock();
         let identity = Identity { worker, workers: self.workers, capacity, boot: self.boot };
         let (mut sessions, found) = match Sessions::in_region(region, identity, request.timeouts, request.key) {
             Ok(opened) => opened,
-            Err(error @ StorageError::Region(RegionError::NoSpace { .. })) => return without_space(&error, &request),
+            Err(error @ StorageError::NoSpace { .. }) => return without_space(&error, &request),
             Err(error) => return Err(CommandError::runtime(error).context("sessions.state")),
         };
         let file = path.display();
@@ -306,11 +306,13 @@ fn remove_unused_files(directory: &Path, workers: u32) {
 }
 
 /// Opens and locks a region; waits for a process that is exiting.
-fn lock_region(path: &Path) -> Result<Region, RegionError> {
+fn lock_region(path: &Path) -> Result<Region, StorageError> {
     let start = Instant::now();
     loop {
         match Region::open(path) {
-            Err(RegionError::InUse { .. }) if start.elapsed() < LOCK_TIMEOUT => thread::sleep(Duration::from_millis(5)),
+            Err(StorageError::InUse { .. }) if start.elapsed() < LOCK_TIMEOUT => {
+                thread::sleep(Duration::from_millis(5));
+            }
             outcome => return outcome,
         }
     }

@@ -1,7 +1,6 @@
 //! The agents of nodes: the secret of their tunnels' MAC addresses, from its file.
 
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use vipgate_policy::compiler::{NodeAgents, TunnelSecret};
 
@@ -12,31 +11,24 @@ use crate::text_file::read_regular;
 /// Minimum length of the secret, bytes: 128 bits, if they are random.
 const MIN_SECRET_BYTES: usize = 16;
 
-/// Why the secret can't be used.
-#[derive(Debug, thiserror::Error)]
-enum SecretError {
-    #[error("{}: can't be read: {source}", .path.display())]
-    Unreadable { path: PathBuf, source: io::Error },
-    #[error("{}: has {bytes} bytes, and needs at least {} random ones", .path.display(), MIN_SECRET_BYTES)]
-    TooShort { path: PathBuf, bytes: usize },
-}
-
 /// The options of the compiler.
 ///
 /// # Errors
 /// The secret can't be read, or is too short.
 pub(super) fn options(config: &NodeAgentsConfig) -> Result<NodeAgents, CommandError> {
     let secret = config.tunnel_secret.as_deref().map(read_secret).transpose();
-    let secret = secret.map_err(|error| CommandError::input(error).context("node_agents.tunnel_secret"))?;
+    let secret = secret.map_err(|error| error.context("node_agents.tunnel_secret"))?;
     Ok(config.options(secret))
 }
 
-fn read_secret(path: &Path) -> Result<TunnelSecret, SecretError> {
-    let bytes = read_regular(path).map_err(|source| SecretError::Unreadable { path: path.into(), source })?;
+fn read_secret(path: &Path) -> Result<TunnelSecret, CommandError> {
+    let bytes = read_regular(path)
+        .map_err(|error| CommandError::input(error).context("can't be read").context(path.display()))?;
     // An editor's newline at the end must not tell servers apart.
     let secret = bytes.trim_ascii_end();
     if secret.len() < MIN_SECRET_BYTES {
-        return Err(SecretError::TooShort { path: path.into(), bytes: secret.len() });
+        let text = format!("has {} bytes, and needs at least {MIN_SECRET_BYTES} random ones", secret.len());
+        return Err(CommandError::input(text).context(path.display()));
     }
     Ok(TunnelSecret::new(secret))
 }

@@ -6,16 +6,18 @@ mod file;
 #[cfg(test)]
 mod tests;
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::time::Instant;
 use vipgate_common::{Backoff, LoggedErrors, jittered};
-use vipgate_policy::address_record::{AddressRecord, InvalidLine};
+use vipgate_policy::address_record::AddressRecord;
 
-use self::etcd::{EtcdRecord, EtcdRecordError};
-use self::file::{RecordFile, RecordFileError};
+use self::etcd::EtcdRecord;
+use self::file::RecordFile;
 use crate::config::Etcd;
+use crate::source::etcd::member::EtcdError;
 
 /// Where a record is stored.
 #[derive(Debug)]
@@ -28,34 +30,27 @@ pub(crate) enum RecordStorage {
 
 /// Why a record can't be read or stored.
 #[derive(Debug, thiserror::Error)]
-enum StorageError {
-    #[error(transparent)]
-    File(#[from] RecordFileError),
-    #[error(transparent)]
-    Etcd(#[from] EtcdRecordError),
+pub(crate) enum RecordError {
+    /// The file can't be read.
+    #[error("{path}: can't be read: {source}: make it readable, or remove it and begin a new record")]
+    Unreadable { path: PathBuf, source: io::Error },
+    /// The file can't be written.
+    #[error("{path}: can't be written: {source}: check the directory, and the space there")]
+    Unwritable { path: PathBuf, source: io::Error },
+    /// No member of etcd executes transactions.
+    #[error("etcd: {0}: check that it runs, has a leader and matches `source.etcd.endpoints`")]
+    Unavailable(#[from] EtcdError),
+    /// Somebody has to mend what is stored; where it is, what is wrong with it, and how.
+    #[error("{0} and begin a new record")]
+    Damaged(String),
 }
 
-impl StorageError {
-    /// Whether somebody has to mend what is stored. A file that isn't a record is an error at the start already.
-    fn is_damage(&self) -> bool {
-        matches!(self, Self::Etcd(EtcdRecordError::Text { .. } | EtcdRecordError::Invalid { .. }))
-    }
-}
-
-/// A line that isn't one of a record.
-#[derive(Debug, thiserror::Error)]
-#[error("line {line}: {source}")]
-pub(crate) struct FaultyLine {
-    /// From 1.
-    line: usize,
-    source: InvalidLine,
-}
-
-/// The record of a text.
-fn parse(text: &str) -> Result<AddressRecord, FaultyLine> {
-    text.parse().map_err(|source| {
+/// The record of a text, or which line isn't one of a record.
+fn parse(text: &str) -> Result<AddressRecord, String> {
+    text.parse().map_err(|error| {
         let is_faulty = |line| AddressRecord::from_lines([line]).is_err();
-        FaultyLine { line: text.lines().position(is_faulty).map_or(0, |index| index + 1), source }
+        let line = text.lines().position(is_faulty).map_or(0, |index| index + 1);
+        format!("line {line}: {error}")
     })
 }
 
@@ -64,7 +59,7 @@ impl RecordStorage {
     ///
     /// # Errors
     /// If it can't be read, or has another content.
-    pub(crate) fn file(path: PathBuf) -> Result<Self, RecordFileError> {
+    pub(crate) fn file(path: PathBuf) -> Result<Self, RecordError> {
         RecordFile::open(path).map(Self::File)
     }
 
@@ -82,7 +77,7 @@ impl RecordStorage {
         }
     }
 
-    async fn load(&mut self) -> Result<Arc<AddressRecord>, StorageError> {
+    async fn load(&mut self) -> Result<Arc<AddressRecord>, RecordError> {
         Ok(match self {
             Self::Memory => Arc::default(),
             Self::File(file) => file.load(),
@@ -93,11 +88,11 @@ impl RecordStorage {
 
     /// Stores a record that follows from the last one; returns the one that is stored then, which may be another
     /// server's.
-    async fn save(&mut self, next: &Arc<AddressRecord>) -> Result<Arc<AddressRecord>, StorageError> {
+    async fn save(&mut self, next: &Arc<AddressRecord>) -> Result<Arc<AddressRecord>, RecordError> {
         match self {
             Self::Memory => {}
             Self::File(file) => file.save(next.clone()).await?,
-            Self::Etcd(record) => return Ok(Box::pin(record.save(next)).await?),
+            Self::Etcd(record) => return Box::pin(record.save(next)).await,
         }
         Ok(next.clone())
     }
@@ -183,7 +178,7 @@ impl Recorder {
         self.retry_at.is_none_or(|at| at <= Instant::now())
     }
 
-    fn note<T>(&mut self, result: Result<T, StorageError>) -> Option<T> {
+    fn note<T>(&mut self, result: Result<T, RecordError>) -> Option<T> {
         let error = match result {
             Ok(value) => {
                 self.retry_at = None;
@@ -198,7 +193,8 @@ impl Recorder {
             return None;
         }
         let effect = "policies get no new addresses of AddressPools until it is recorded who has them";
-        if error.is_damage() {
+        // A file that isn't a record is an error at the start already.
+        if matches!(error, RecordError::Damaged(_)) {
             tracing::error!(event = "record_failed", reason, "{effect}");
         } else {
             tracing::warn!(event = "record_failed", reason, "{effect}");

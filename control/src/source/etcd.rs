@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep};
 use vipgate_common::{Backoff, LoggedErrors, jittered};
 
 use self::member::{EtcdError, KeyRange, Member, Watch};
-use super::{EntryContent, EntryError, SourceEvent, SourceUpdate};
+use super::{EntryContent, SourceEvent, SourceUpdate};
 use crate::config::Etcd;
 
 /// A watch of this duration resets the backoff.
@@ -114,7 +114,7 @@ impl Reflector<'_> {
             let Ok(EntryContent::Text(text)) = content else { continue };
             let conflict = name.strip_prefix(self.prefix).and_then(|key| key::mismatch(key, text));
             if let Some(reason) = conflict {
-                *content = Err(EntryError::KeyMismatch(reason));
+                *content = Err(reason);
             }
         }
         if update.full || !update.changed.is_empty() || !update.removed.is_empty() {

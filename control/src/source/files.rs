@@ -7,6 +7,7 @@
 mod layout;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use vipgate_common::spawn_blocking;
 use vipgate_policy::fingerprint::Fingerprint;
 
 use self::layout::{Layout, Suspect};
-use super::{EntryContent, EntryError, SourceEvent, SourceUpdate, UnavailablePath};
+use super::{EntryContent, SourceEvent, SourceUpdate, UnavailablePath};
 use crate::command_error::may_pass;
 use crate::source::file_watcher::{FileWatcher, Suspects, watch_directories};
 use crate::source::manifest_files::{Content, ContentCache, FileStamp, Walk, walk};
@@ -228,7 +229,7 @@ impl FileReader {
         path: &Path,
         name: &Arc<str>,
         stamp: FileStamp,
-        changed: &mut Vec<(Arc<str>, Result<EntryContent, EntryError>)>,
+        changed: &mut Vec<(Arc<str>, Result<EntryContent, String>)>,
     ) -> u64 {
         let reported = self.reported.get(name).copied().flatten();
         // The cache rereads a file only when its metadata has changed.
@@ -236,13 +237,13 @@ impl FileReader {
             Ok(Content::Unchanged(fingerprint)) => return fingerprint,
             Ok(Content::Read(fingerprint, _)) if reported == Some(fingerprint) => return fingerprint,
             Ok(Content::Read(fingerprint, bytes)) => {
-                let text = String::from_utf8(bytes).map_err(|error| EntryError::NotUtf8(error.utf8_error()));
+                let text = String::from_utf8(bytes).map_err(|error| unreadable(error.utf8_error()));
                 (fingerprint, text.map(EntryContent::Text))
             }
             Err(error) => {
                 self.has_failed_reads |= may_pass(&error);
-                let error = EntryError::from(error);
-                (Fingerprint::of(error.to_string().as_bytes()), Err(error))
+                let reason = unreadable(error);
+                (Fingerprint::of(reason.as_bytes()), Err(reason))
             }
         };
         if reported != Some(fingerprint) {
@@ -256,7 +257,7 @@ impl FileReader {
         let each = found.errors.iter().map(|(path, error)| {
             let named = self.paths.contains(path);
             let missing = named && error.kind() == io::ErrorKind::NotFound;
-            let reason = if missing { "is missing".to_owned() } else { format!("can't be read: {error}") };
+            let reason = if missing { "is missing".to_owned() } else { unreadable(error) };
             UnavailablePath {
                 path: path.display().to_string().into(),
                 reason,
@@ -266,6 +267,11 @@ impl FileReader {
         });
         each.collect()
     }
+}
+
+/// Why there is no content of a path.
+fn unreadable(error: impl Display) -> String {
+    format!("can't be read: {error}")
 }
 
 /// The topmost missing directory above a file.

@@ -312,9 +312,6 @@ impl SourceIngester {
             recorder.postpone();
             return false;
         }
-        if outcome.has_pending {
-            recorder.report_memory();
-        }
         let Some(stored) = recorder.save(next).await else { return false };
         if Arc::ptr_eq(&stored, next) {
             self.store.set_record(stored);
@@ -398,7 +395,7 @@ mod tests {
     /// A source whose second file can't be read at the moment.
     async fn partly_read() -> SourceIngester {
         let mut intake = SourceIngester::new("a test".to_owned(), ManifestStore::default());
-        let failed = Err(std::io::Error::other("too many open files").into());
+        let failed = Err("can't be read: too many open files".to_owned());
         let changed = vec![("x.yaml".into(), Ok(manifests(1, "80").into())), ("y.yaml".into(), failed)];
         let update = SourceUpdate { full: true, changed, has_failed_reads: true, ..SourceUpdate::default() };
         intake.ingest([SourceEvent::Update(update)]).await.unwrap();

@@ -140,6 +140,9 @@ pub enum AcceptEmptyError {
     /// An entry or path of it is unreadable, so its content is unknown.
     #[error("the source isn't empty: {0} can't be read: fix or remove it")]
     Unreadable(Arc<str>),
+    /// The task that watches it has ended.
+    #[error("the gateway is stopping")]
+    Stopping,
 }
 
 impl ManifestStore {

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::source::ingest::SourceStatus;
@@ -25,17 +24,6 @@ pub(crate) enum FileCommand {
     AcceptEmpty(oneshot::Sender<Result<AcceptedEmpty, AcceptEmptyError>>),
 }
 
-/// Why a command to the file source failed.
-#[derive(Debug, Error)]
-pub enum FileCommandError {
-    /// The files aren't accepted as empty.
-    #[error(transparent)]
-    AcceptEmpty(#[from] AcceptEmptyError),
-    /// The task that watches them has ended.
-    #[error("the gateway is stopping")]
-    Stopping,
-}
-
 impl FileSourceHandle {
     /// Reads the files again; returns when their policy is applied or rejected.
     pub(crate) async fn reload(&self) {
@@ -50,9 +38,9 @@ impl FileSourceHandle {
     ///
     /// # Errors
     /// When no file is empty, or the gateway stops.
-    pub async fn accept_empty(&self) -> Result<AcceptedEmpty, FileCommandError> {
+    pub async fn accept_empty(&self) -> Result<AcceptedEmpty, AcceptEmptyError> {
         let (reply, replied) = oneshot::channel();
-        self.commands.send(FileCommand::AcceptEmpty(reply)).await.map_err(|_| FileCommandError::Stopping)?;
-        Ok(replied.await.map_err(|_| FileCommandError::Stopping)??)
+        self.commands.send(FileCommand::AcceptEmpty(reply)).await.map_err(|_| AcceptEmptyError::Stopping)?;
+        replied.await.map_err(|_| AcceptEmptyError::Stopping)?
     }
 }

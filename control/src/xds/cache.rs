@@ -12,8 +12,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use prost::{DecodeError, Message};
-use thiserror::Error;
+use prost::Message;
 
 use super::resource::{Key, Kind};
 use crate::replaced_file::{Damage, Format};
@@ -32,26 +31,7 @@ pub enum CacheContents {
     /// A policy, and when it was last confirmed to be the server's.
     Policy(BTreeMap<Key, StoredResource>, SystemTime),
     /// The file is damaged, and how.
-    Damaged(CacheDamage),
-}
-
-/// Damage of a cache file.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum CacheDamage {
-    /// The file isn't a whole one of this version.
-    #[error(transparent)]
-    File(#[from] Damage),
-    /// A resource, counted from 1, can't be decoded.
-    #[error("resource {number}: {source}")]
-    InvalidResource {
-        /// The number of the resource, from 1.
-        number: usize,
-        /// What is wrong with it.
-        source: DecodeError,
-    },
-    /// A resource, counted from 1, is of another version's kind.
-    #[error("resource {0} has an unknown kind")]
-    UnknownKind(usize),
+    Damaged(Damage),
 }
 
 /// The cache of this process, which nobody else writes.
@@ -139,7 +119,7 @@ pub(super) fn read(path: &Path) -> io::Result<CacheContents> {
         content => content?,
     };
     let confirmed_at = path.metadata()?.modified()?;
-    Ok(match content.map_err(CacheDamage::from).and_then(|content| decode(&content)) {
+    Ok(match content.and_then(|content| decode(&content)) {
         Ok(resources) => CacheContents::Policy(resources, confirmed_at),
         Err(damage) => CacheContents::Damaged(damage),
     })
@@ -149,14 +129,14 @@ pub(super) fn read(path: &Path) -> io::Result<CacheContents> {
 ///
 /// # Errors
 /// If it is of another version.
-pub(crate) fn decode(mut content: &[u8]) -> Result<BTreeMap<Key, StoredResource>, CacheDamage> {
+pub(crate) fn decode(mut content: &[u8]) -> Result<BTreeMap<Key, StoredResource>, Damage> {
     let mut resources = BTreeMap::new();
     while !content.is_empty() {
         let number = resources.len() + 1;
         let CachedResource { kind, name, version, body } = CachedResource::decode_length_delimited(&mut content)
-            .map_err(|source| CacheDamage::InvalidResource { number, source })?;
+            .map_err(|error| Damage::Content(format!("resource {number}: {error}")))?;
         let kind = Kind::ALL.into_iter().find(|known| u32::from(known.number()) == kind);
-        let kind = kind.ok_or(CacheDamage::UnknownKind(number))?;
+        let kind = kind.ok_or_else(|| Damage::Content(format!("resource {number} has an unknown kind")))?;
         resources.insert(Key { kind, name: name.into() }, StoredResource { version, body });
     }
     Ok(resources)

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use prost::bytes::Bytes;
 
+pub(crate) use self::decode::field_error;
 pub use self::decode::{Decoded, ResourceError, decode};
 pub use self::encode::{counts, encode_all, settings, version_of};
 

@@ -16,7 +16,7 @@ pub use arena::Arena;
 pub use frame::{FRAME_SIZE, Frame, HEADROOM};
 pub use mapping::{MemoryError, Pages};
 pub use prefetch::prefetch_read;
-pub use region::{Region, RegionError, RegionLock, RegionSlabs};
+pub use region::{Region, RegionLock, RegionSlabs};
 pub use slab::Slab;
 pub use storage::{Storage, StorageError};
 pub use tags::{TAGS_PER_LINE, equal_tags};

@@ -11,66 +11,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytemuck::{AnyBitPattern, Pod};
-use thiserror::Error;
 
 use crate::mapping::{HUGE_PAGE, Mapping};
 use crate::slab::Slab;
+use crate::storage::StorageError;
 
 /// The user that may do everything anyway.
 const ROOT: u32 = 0;
-
-/// Error of a region.
-#[derive(Debug, Error)]
-pub enum RegionError {
-    /// The file can't be opened or created.
-    #[error("cannot open {path}: {source}")]
-    Open {
-        /// The file.
-        path: PathBuf,
-        /// Error of the kernel.
-        source: io::Error,
-    },
-    /// Somebody else may have put the file there, or may change it.
-    #[error("{path} is not used: {reason}")]
-    Unsafe {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        reason: &'static str,
-    },
-    /// The file can't be read.
-    #[error("cannot read {path}: {source}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Error of the kernel.
-        source: io::Error,
-    },
-    /// Another process has locked it.
-    #[error("another process uses {path}")]
-    InUse {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The file system has no space for it.
-    #[error("no space for {bytes} bytes in {path}: {source}")]
-    NoSpace {
-        /// The file.
-        path: PathBuf,
-        /// Requested size of the file.
-        bytes: u64,
-        /// Error of the kernel.
-        source: io::Error,
-    },
-    /// The file can't be mapped.
-    #[error("cannot map {path}: {source}")]
-    Map {
-        /// The file.
-        path: PathBuf,
-        /// Error of the kernel.
-        source: io::Error,
-    },
-}
 
 /// A locked file, no part of which is mapped.
 ///
@@ -98,13 +45,13 @@ impl Region {
     /// # Errors
     /// When that fails, the file isn't a regular one of this user or root with a single name, or it is locked: by
     /// another process, or by a region or slab of this one.
-    pub fn open(path: &Path) -> Result<Self, RegionError> {
+    pub fn open(path: &Path) -> Result<Self, StorageError> {
         let failed = |source: io::Error| match source.kind() {
             // Also an empty file takes an inode.
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                RegionError::NoSpace { path: path.into(), bytes: 0, source }
+                StorageError::NoSpace { path: path.into(), bytes: 0, source }
             }
-            _ => RegionError::Open { path: path.into(), source },
+            _ => StorageError::Open { path: path.into(), source },
         };
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
@@ -113,11 +60,11 @@ impl Region {
         loop {
             let file = options.open(path).map_err(failed)?;
             if let Some(reason) = why_unsafe(&file.metadata().map_err(failed)?) {
-                return Err(RegionError::Unsafe { path: path.into(), reason });
+                return Err(StorageError::Unsafe { path: path.into(), reason });
             }
             match file.try_lock() {
                 Ok(()) => {}
-                Err(TryLockError::WouldBlock) => return Err(RegionError::InUse { path: path.into() }),
+                Err(TryLockError::WouldBlock) => return Err(StorageError::InUse { path: path.into() }),
                 Err(TryLockError::Error(source)) => return Err(failed(source)),
             }
             // The previous owner of the lock may have replaced the file meanwhile.
@@ -131,28 +78,32 @@ impl Region {
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn clear(&mut self) -> Result<(), RegionError> {
-        self.file.set_len(0).map_err(|source| RegionError::Open { path: self.path.clone(), source })
+    pub fn clear(&mut self) -> Result<(), StorageError> {
+        self.file.set_len(0).map_err(|source| StorageError::Open { path: self.path.clone(), source })
     }
 
     /// Allocates space for the first `bytes` of the file, and extends it to them if it is shorter.
     ///
     /// # Errors
     /// When the file system has no space.
-    pub fn allocate(&mut self, bytes: u64) -> Result<(), RegionError> {
-        allocate(&self.file, 0, bytes).map_err(|source| RegionError::NoSpace { path: self.path.clone(), bytes, source })
+    pub fn allocate(&mut self, bytes: u64) -> Result<(), StorageError> {
+        allocate(&self.file, 0, bytes).map_err(|source| StorageError::NoSpace {
+            path: self.path.clone(),
+            bytes,
+            source,
+        })
     }
 
     /// The value at the start of the file; `None` if the file is shorter.
     ///
     /// # Errors
     /// When the file can't be read.
-    pub fn read_start<T: Pod>(&self) -> Result<Option<T>, RegionError> {
+    pub fn read_start<T: Pod>(&self) -> Result<Option<T>, StorageError> {
         let mut value = T::zeroed();
         match self.file.read_exact_at(bytemuck::bytes_of_mut(&mut value), 0) {
             Ok(()) => Ok(Some(value)),
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
-            Err(source) => Err(RegionError::Read { path: self.path.clone(), source }),
+            Err(source) => Err(StorageError::Read { path: self.path.clone(), source }),
         }
     }
 
@@ -205,17 +156,17 @@ impl RegionSlabs {
     ///
     /// # Errors
     /// When the file system has no space, or the kernel can't map it.
-    pub fn slab<T: AnyBitPattern>(&mut self, len: usize) -> Result<Slab<T>, RegionError> {
+    pub fn slab<T: AnyBitPattern>(&mut self, len: usize) -> Result<Slab<T>, StorageError> {
         let bytes = slab_bytes::<T>(len);
         let end = self.next.saturating_add(bytes as u64);
         // Allocated now: a missing page later would raise SIGBUS on the packet path.
-        allocate(&self.file, self.next, bytes as u64).map_err(|source| RegionError::NoSpace {
+        allocate(&self.file, self.next, bytes as u64).map_err(|source| StorageError::NoSpace {
             path: self.path.clone(),
             bytes: end,
             source,
         })?;
         let mapping = Mapping::shared(&self.file, self.next, bytes)
-            .map_err(|source| RegionError::Map { path: self.path.clone(), source })?;
+            .map_err(|source| StorageError::Map { path: self.path.clone(), source })?;
         self.next = end;
         Ok(Slab::from_mapping(mapping, len))
     }
@@ -299,17 +250,17 @@ mod tests {
     fn a_region_is_locked_and_bounded() {
         let path = scratch("locked");
         let mut region = Region::open(&path).unwrap();
-        assert!(matches!(Region::open(&path), Err(RegionError::InUse { .. })));
-        assert!(matches!(region.allocate(1 << 60), Err(RegionError::NoSpace { .. })));
-        assert!(matches!(region.into_slabs().slab::<u64>(1 << 55), Err(RegionError::NoSpace { .. })));
-        assert!(matches!(Region::open(Path::new("/nowhere/x")), Err(RegionError::Open { .. })));
+        assert!(matches!(Region::open(&path), Err(StorageError::InUse { .. })));
+        assert!(matches!(region.allocate(1 << 60), Err(StorageError::NoSpace { .. })));
+        assert!(matches!(region.into_slabs().slab::<u64>(1 << 55), Err(StorageError::NoSpace { .. })));
+        assert!(matches!(Region::open(Path::new("/nowhere/x")), Err(StorageError::Open { .. })));
         fs::remove_file(&path).unwrap();
     }
 
     #[test]
     fn a_file_is_locked_until_its_last_slab_is_dropped() {
         let path = scratch("shared");
-        let is_locked = || matches!(Region::open(&path), Err(RegionError::InUse { .. }));
+        let is_locked = || matches!(Region::open(&path), Err(StorageError::InUse { .. }));
         let region = Region::open(&path).unwrap();
         let lock = region.lock();
         let mut slabs = region.into_slabs();
@@ -330,10 +281,10 @@ mod tests {
         fs::create_dir(&directory).unwrap();
         let [path, target, missing] = ["region", "target", "missing"].map(|name| directory.join(name));
         let is_unsafe = |expected: &str| match Region::open(&path) {
-            Err(RegionError::Unsafe { reason, .. }) => reason.contains(expected),
+            Err(StorageError::Unsafe { reason, .. }) => reason.contains(expected),
             _ => false,
         };
-        let cannot_open = || matches!(Region::open(&path), Err(RegionError::Open { .. }));
+        let cannot_open = || matches!(Region::open(&path), Err(StorageError::Open { .. }));
         fs::write(&target, "of root").unwrap();
         symlink(&target, &path).unwrap();
         assert!(cannot_open(), "a link");

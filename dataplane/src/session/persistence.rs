@@ -173,7 +173,7 @@ impl Sessions {
         if let Err(error) = region.allocate(bytes) {
             // The lack of space is the error to report.
             let _ = region.clear();
-            return Err(error.into());
+            return Err(error);
         }
         let mut slabs = region.into_slabs();
         let mut header: Slab<Header> = slabs.slab(1)?;
@@ -296,7 +296,7 @@ pub fn open_former(region: Region, boot: [u8; 16]) -> Result<(Sessions, Identity
     if region.len() < Region::bytes_of::<Header>(1) {
         return Err(Unusable::Damaged.into());
     }
-    let header = region.read_start::<Header>().map_err(StorageError::from)?.ok_or(Unusable::Damaged)?;
+    let header = region.read_start::<Header>()?.ok_or(Unusable::Damaged)?;
     let (identity, key) = header.identity()?;
     if identity.boot != boot {
         return Err(Unusable::Boot.into());
@@ -306,7 +306,7 @@ pub fn open_former(region: Region, boot: [u8; 16]) -> Result<(Sessions, Identity
         return Err(Unusable::Damaged.into());
     }
     let mut slabs = region.into_slabs();
-    let _header: Slab<Header> = slabs.slab(1).map_err(StorageError::from)?;
+    let _header: Slab<Header> = slabs.slab(1)?;
     let storage = &mut Storage::Region(&mut slabs);
     let sessions = Sessions::in_storage(identity.capacity, Timeouts::default(), key, storage)?;
     Ok((sessions, identity))

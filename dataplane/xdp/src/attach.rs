@@ -8,7 +8,6 @@ use std::error::Error;
 use std::io;
 
 use aya::programs::XdpMode;
-use thiserror::Error;
 
 use crate::nic::Nic;
 use crate::program::{self, AttachedProgram};
@@ -36,37 +35,6 @@ pub enum OnExit {
     Pass,
 }
 
-/// Failed attachment or detachment.
-#[derive(Debug, Error)]
-pub enum AttachError {
-    /// Another XDP program is attached.
-    #[error(
-        "interface {interface}: another XDP program is attached ({name}, id {id}); remove it first: \
-             `ip link set dev {interface} xdp off`"
-    )]
-    Foreign {
-        /// Name of the interface.
-        interface: String,
-        /// Name of the program.
-        name: String,
-        /// ID of the program.
-        id: u32,
-    },
-    /// An operation failed.
-    #[error("interface {interface}: cannot {what}: {reason}")]
-    Refused {
-        /// Name of the interface.
-        interface: String,
-        /// The operation.
-        what: &'static str,
-        /// Error of the kernel, with a hint.
-        reason: String,
-    },
-    /// The program can't be loaded.
-    #[error(transparent)]
-    Steering(#[from] SteeringError),
-}
-
 /// Attaches the program to all interfaces, or to none. Returns the mode on each.
 ///
 /// # Errors
@@ -76,7 +44,7 @@ pub fn attach(
     interfaces: &[Nic],
     preference: ModePreference,
     on_exit: OnExit,
-) -> Result<Vec<Mode>, AttachError> {
+) -> Result<Vec<Mode>, SteeringError> {
     let mut attached: Vec<(&Nic, Mode, Option<AttachedProgram>)> = Vec::new();
     for nic in interfaces {
         match attach_one(steering, nic, preference, on_exit) {
@@ -95,7 +63,7 @@ fn attach_one(
     nic: &Nic,
     preference: ModePreference,
     on_exit: OnExit,
-) -> Result<(Mode, Option<AttachedProgram>), AttachError> {
+) -> Result<(Mode, Option<AttachedProgram>), SteeringError> {
     let previous = find(nic)?;
     let modes: &[Mode] = match preference {
         ModePreference::Native => &[Mode::Native],
@@ -120,10 +88,10 @@ fn attach_one(
 fn attach_in_first_supported(
     nic: &Nic,
     modes: &[Mode],
-    mut attach: impl FnMut(Mode) -> Result<Attempt, AttachError>,
-) -> Result<Mode, AttachError> {
+    mut attach: impl FnMut(Mode) -> Result<Attempt, SteeringError>,
+) -> Result<Mode, SteeringError> {
     let refused =
-        |reason| AttachError::Refused { interface: nic.name.clone(), what: "attach the steering program", reason };
+        |reason| SteeringError::Refused { interface: nic.name.clone(), what: "attach the steering program", reason };
     let mut failure = String::new();
     for &mode in modes {
         match attach(mode)? {
@@ -185,7 +153,7 @@ fn attach_by_netlink(
     nic: &Nic,
     mode: Mode,
     previous: Option<&AttachedProgram>,
-) -> Result<Attempt, AttachError> {
+) -> Result<Attempt, SteeringError> {
     // Only a program of the same mode can be replaced.
     if let Some(other) = previous.filter(|previous| previous.mode != mode) {
         program::detach(nic.ifindex, other).map_err(|error| failed(nic, "change the XDP mode", &error))?;
@@ -201,7 +169,7 @@ fn attach_by_link(
     nic: &Nic,
     mode: Mode,
     previous: Option<&AttachedProgram>,
-) -> Result<Attempt, AttachError> {
+) -> Result<Attempt, SteeringError> {
     // A BPF link can't replace a program attached by netlink.
     if let Some(previous) = previous {
         program::detach(nic.ifindex, previous)
@@ -228,7 +196,7 @@ pub fn program_status(steering: &Steering, ifindex: u32) -> io::Result<ProgramSt
 ///
 /// # Errors
 /// When the kernel refuses.
-pub fn reattach(steering: &mut Steering, nic: &Nic, mode: Mode, on_exit: OnExit) -> Result<(), AttachError> {
+pub fn reattach(steering: &mut Steering, nic: &Nic, mode: Mode, on_exit: OnExit) -> Result<(), SteeringError> {
     let current = program::query(nic.ifindex).map_err(|error| failed(nic, "query its XDP program", &error))?;
     // Programs of different modes exclude each other, and so do a program attached by netlink and a BPF link.
     if let Some((_, other)) = current.filter(|(_, other)| *other != mode || on_exit == OnExit::Pass) {
@@ -241,7 +209,7 @@ pub fn reattach(steering: &mut Steering, nic: &Nic, mode: Mode, on_exit: OnExit)
     match attempt {
         Attempt::Attached => Ok(()),
         Attempt::Unsupported(reason) | Attempt::Failed(reason) => {
-            Err(AttachError::Refused { interface: nic.name.clone(), what: "reattach the steering program", reason })
+            Err(SteeringError::Refused { interface: nic.name.clone(), what: "reattach the steering program", reason })
         }
     }
 }
@@ -264,7 +232,7 @@ fn roll_back(attached: Vec<(&Nic, Mode, Option<AttachedProgram>)>) {
 ///
 /// # Errors
 /// When another program is attached, or the kernel refuses.
-pub fn detach(nic: &Nic) -> Result<bool, AttachError> {
+pub fn detach(nic: &Nic) -> Result<bool, SteeringError> {
     let Some(attached) = find(nic)? else { return Ok(false) };
     program::detach(nic.ifindex, &attached).map_err(|error| failed(nic, "detach the steering program", &error))?;
     Ok(true)
@@ -274,23 +242,23 @@ pub fn detach(nic: &Nic) -> Result<bool, AttachError> {
 ///
 /// # Errors
 /// When another program is attached, or the kernel refuses.
-pub fn is_attached(nic: &Nic) -> Result<bool, AttachError> {
+pub fn is_attached(nic: &Nic) -> Result<bool, SteeringError> {
     Ok(find(nic)?.is_some())
 }
 
 /// The steering program of an earlier gateway on an interface.
-fn find(nic: &Nic) -> Result<Option<AttachedProgram>, AttachError> {
+fn find(nic: &Nic) -> Result<Option<AttachedProgram>, SteeringError> {
     let found = program::find(nic.ifindex).map_err(|error| failed(nic, "query its XDP program", &error))?;
     match found {
         Some(foreign) if !foreign.is_ours() => {
-            Err(AttachError::Foreign { interface: nic.name.clone(), name: foreign.name, id: foreign.id })
+            Err(SteeringError::Foreign { interface: nic.name.clone(), name: foreign.name, id: foreign.id })
         }
         found => Ok(found),
     }
 }
 
-fn failed(nic: &Nic, what: &'static str, error: &io::Error) -> AttachError {
-    AttachError::Refused { interface: nic.name.clone(), what, reason: with_hint(error) }
+fn failed(nic: &Nic, what: &'static str, error: &io::Error) -> SteeringError {
+    SteeringError::Refused { interface: nic.name.clone(), what, reason: with_hint(error) }
 }
 
 fn with_hint(error: &io::Error) -> String {

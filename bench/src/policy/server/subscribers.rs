@@ -14,7 +14,6 @@ use tonic::Request;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Endpoint;
 use tonic_prost::ProstCodec;
-use vipgate::xds::client::error_chain;
 use vipgate::xds::resource::Kind;
 
 const METHOD: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
@@ -149,7 +148,7 @@ async fn run_gateway(gateway: usize, url: String, events: UnboundedSender<Subscr
     loop {
         let error = match subscribe(gateway, &url, &events).await {
             Ok(()) => "the server closed the stream".to_owned(),
-            Err(error) => error_chain(error.as_ref()),
+            Err(error) => format!("{error:#}"),
         };
         if events.send(SubscriberEvent::StreamLost(error)).is_err() {
             return;

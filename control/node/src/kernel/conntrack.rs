@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use vipgate_netlink::protocols::NETLINK_NETFILTER;
 use vipgate_netlink::{Client, Request, attributes, push_attribute};
 
-use super::error::is_errno;
+use crate::error::is_errno;
 
 /// linux/netfilter/nfnetlink.h: `NFNL_SUBSYS_CTNETLINK`, and its messages.
 const GET: u16 = 0x0101;

@@ -13,8 +13,8 @@ use vipgate_netlink::packet_route::neighbour::{NeighbourAttribute, NeighbourStat
 use vipgate_netlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 use vipgate_netlink::{Client, Link, LinkState, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, neighbor_message};
 
-use super::error::{KernelError, is_errno};
 use super::sysctls::Sysctls;
+use crate::error::{NodeError, is_errno};
 use crate::policy::TunnelEndpoint;
 use crate::tunnel::{DEVICE_V4, NEXT_HOP_MAC, NEXT_HOP_V4, NEXT_HOP_V6};
 
@@ -25,7 +25,7 @@ pub(super) async fn ensure_tunnel(
     own: &TunnelEndpoint,
     mtu: u32,
     sysctls: &Sysctls,
-) -> Result<usize, KernelError> {
+) -> Result<usize, NodeError> {
     let mut changed = 0;
     let mut link = find(client, name).await?;
     if let Some(other) = link.take_if(|link| link.metadata_vxlan_port != Some(own.address.port())) {
@@ -61,7 +61,7 @@ pub(super) async fn ensure_tunnel(
 }
 
 /// Brings the device of held packets in line, if it is there; how many changes that took.
-pub(super) async fn ensure_hold(client: &mut Client, name: &str, sysctls: &Sysctls) -> Result<usize, KernelError> {
+pub(super) async fn ensure_hold(client: &mut Client, name: &str, sysctls: &Sysctls) -> Result<usize, NodeError> {
     let Some(link) = find(client, name).await? else { return Ok(0) };
     let mut changed = 0;
     if !is_up(&link) {
@@ -74,12 +74,7 @@ pub(super) async fn ensure_hold(client: &mut Client, name: &str, sysctls: &Sysct
 
 /// Lets packets with any source in, and forwards them: replies come from everywhere, and the way back to a remote isn't
 /// this device. The address is only there because the reverse path filter drops everything without one.
-async fn ensure_forwarding(
-    client: &mut Client,
-    name: &str,
-    index: u32,
-    sysctls: &Sysctls,
-) -> Result<usize, KernelError> {
+async fn ensure_forwarding(client: &mut Client, name: &str, index: u32, sysctls: &Sysctls) -> Result<usize, NodeError> {
     let (mut changed, own) = (0, IpAddr::from(DEVICE_V4));
     for (family, setting, value) in [
         ("ipv4", "rp_filter", "2"),
@@ -139,11 +134,11 @@ fn bring_up(index: u32, attributes: Vec<LinkAttribute>) -> RouteNetlinkMessage {
 }
 
 /// The index of a device.
-pub(super) async fn index(client: &mut Client, name: &str) -> Result<Option<u32>, KernelError> {
+pub(super) async fn index(client: &mut Client, name: &str) -> Result<Option<u32>, NodeError> {
     Ok(find(client, name).await?.map(|link| link.ifindex))
 }
 
-async fn find(client: &mut Client, name: &str) -> Result<Option<Link>, KernelError> {
+async fn find(client: &mut Client, name: &str) -> Result<Option<Link>, NodeError> {
     client.link_by_name(name).await.map_err(failed("looking up", name))
 }
 
@@ -154,14 +149,14 @@ async fn delete(client: &mut Client, index: u32) -> io::Result<()> {
 }
 
 /// Removes a device, if it is there.
-pub(super) async fn remove(client: &mut Client, name: &str) -> Result<(), KernelError> {
+pub(super) async fn remove(client: &mut Client, name: &str) -> Result<(), NodeError> {
     let Some(index) = index(client, name).await? else { return Ok(()) };
     delete(client, index).await.map_err(failed("removing", name))
 }
 
 /// All addresses of all devices.
-pub(super) async fn local_addresses(client: &mut Client) -> Result<BTreeSet<IpAddr>, KernelError> {
-    let addresses = client.addresses().await.map_err(KernelError::request("listing addresses"))?;
+pub(super) async fn local_addresses(client: &mut Client) -> Result<BTreeSet<IpAddr>, NodeError> {
+    let addresses = client.addresses().await.map_err(NodeError::of("listing addresses"))?;
     Ok(addresses.into_iter().map(|address| address.ip).collect())
 }
 
@@ -171,6 +166,6 @@ pub(super) async fn mtu_toward(client: &mut Client, address: IpAddr) -> Option<u
     client.link_by_index(device).await.ok()?.map(|link| link.mtu)
 }
 
-fn failed(action: &'static str, device: &str) -> impl FnOnce(io::Error) -> KernelError {
-    KernelError::request(format!("{action} {device}"))
+fn failed(action: &'static str, device: &str) -> impl FnOnce(io::Error) -> NodeError {
+    NodeError::of(format!("{action} {device}"))
 }

@@ -1,6 +1,7 @@
 //! The table in the kernel, through the program `nft`, as kube-proxy does it: a script is a transaction.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::PathBuf;
 use std::process::Stdio;
 
@@ -8,7 +9,7 @@ use serde_json::Value;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
-use super::error::KernelError;
+use crate::error::NodeError;
 use crate::nft::listing;
 use crate::nft::script::{Before, Change, change, replacement};
 use crate::nft::table::{TABLE, Table};
@@ -40,7 +41,7 @@ impl Nft {
     }
 
     /// Programs a table; whether anything was changed.
-    pub(super) async fn apply(&mut self, table: &Table) -> Result<bool, KernelError> {
+    pub(super) async fn apply(&mut self, table: &Table) -> Result<bool, NodeError> {
         if let Some(programmed) = &self.programmed {
             let change = change(Before::Exactly(programmed), table);
             if change.switch.is_empty() && change.prepare.is_empty() {
@@ -58,7 +59,7 @@ impl Nft {
     }
 
     /// Compares the kernel's table with what was programmed, and programs it again if it differs; whether it did.
-    pub(super) async fn check(&mut self, table: &Table) -> Result<bool, KernelError> {
+    pub(super) async fn check(&mut self, table: &Table) -> Result<bool, NodeError> {
         let listing = self.list().await.ok();
         if self.programmed.as_ref() == Some(table) && self.listing.is_some() && listing == self.listing {
             return Ok(false);
@@ -68,7 +69,7 @@ impl Nft {
     }
 
     /// Programs a table in place of the one that the kernel has, if it has one, whatever that contains.
-    async fn restore(&mut self, table: &Table, listing: Option<Value>) -> Result<(), KernelError> {
+    async fn restore(&mut self, table: &Table, listing: Option<Value>) -> Result<(), NodeError> {
         self.programmed = None;
         if let Some(found) = listing.and_then(|listing| listing::objects(&listing, table)) {
             match self.run_change(&change(Before::Objects(&found), table)).await {
@@ -84,7 +85,7 @@ impl Nft {
         self.note(table).await
     }
 
-    async fn run_change(&self, Change { prepare, switch }: &Change) -> Result<(), KernelError> {
+    async fn run_change(&self, Change { prepare, switch }: &Change) -> Result<(), NodeError> {
         for script in [prepare, switch].into_iter().filter(|script| !script.is_empty()) {
             self.run(&["-f", "-"], script).await?;
         }
@@ -92,14 +93,14 @@ impl Nft {
     }
 
     /// Notes what the kernel has now.
-    async fn note(&mut self, table: &Table) -> Result<(), KernelError> {
+    async fn note(&mut self, table: &Table) -> Result<(), NodeError> {
         self.programmed = Some(table.clone());
         self.listing = None;
         self.listing = Some(self.list().await?);
         Ok(())
     }
 
-    pub(super) async fn counters(&self) -> Result<BTreeMap<String, Counter>, KernelError> {
+    pub(super) async fn counters(&self) -> Result<BTreeMap<String, Counter>, NodeError> {
         let text = self.run(&["-j", "list", "counters", "table", "inet", "vipgate"], "").await?;
         let listing: Value = serde_json::from_str(&text).unwrap_or_default();
         let objects = listing["nftables"].as_array().into_iter().flatten();
@@ -112,26 +113,29 @@ impl Nft {
     }
 
     /// All tables of the namespace, without counts and elements of sets.
-    pub(super) async fn ruleset(&self) -> Result<String, KernelError> {
+    pub(super) async fn ruleset(&self) -> Result<String, NodeError> {
         self.run(&["-n", "-s", "-t", "list", "ruleset"], "").await
     }
 
-    pub(super) async fn remove(&mut self) -> Result<(), KernelError> {
+    pub(super) async fn remove(&mut self) -> Result<(), NodeError> {
         self.programmed = None;
         let script = format!("add table {TABLE}\ndelete table {TABLE}\n");
         self.run(&["-f", "-"], &script).await.map(drop)
     }
 
     /// The table as JSON, without what changes by itself.
-    async fn list(&self) -> Result<Value, KernelError> {
+    async fn list(&self) -> Result<Value, NodeError> {
         let text = self.run(&["-j", "list", "table", "inet", "vipgate"], "").await?;
         let mut listing: Value = serde_json::from_str(&text).unwrap_or_default();
         strip(&mut listing);
         Ok(listing)
     }
 
-    async fn run(&self, arguments: &[&str], input: &str) -> Result<String, KernelError> {
-        let failed = |source| KernelError::NoNft { program: self.program.display().to_string(), source };
+    async fn run(&self, arguments: &[&str], input: &str) -> Result<String, NodeError> {
+        let failed = |error: io::Error| {
+            let hint = io::Error::new(error.kind(), format!("{error}: install nftables, or set `nft`"));
+            NodeError::of(self.program.display().to_string())(hint)
+        };
         let mut command = Command::new(&self.program);
         command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         let mut child = command.spawn().map_err(failed)?;
@@ -147,8 +151,8 @@ impl Nft {
         if output.status.success() {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }
-        let message = String::from_utf8_lossy(&output.stderr).trim().chars().take(MAX_MESSAGE).collect();
-        Err(KernelError::Nft { command: arguments.join(" "), message })
+        let message: String = String::from_utf8_lossy(&output.stderr).trim().chars().take(MAX_MESSAGE).collect();
+        Err(NodeError::of(format!("nft {}", arguments.join(" ")))(io::Error::other(message)))
     }
 }
 

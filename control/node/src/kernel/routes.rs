@@ -12,7 +12,7 @@ use vipgate_netlink::packet_route::route::{
 use vipgate_netlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 use vipgate_netlink::{Client, FAMILIES, NLM_F_CREATE, NLM_F_REPLACE, PROTOCOL};
 
-use super::error::{KernelError, is_errno};
+use crate::error::{NodeError, is_errno};
 use crate::policy::TunnelEndpoint;
 use crate::tunnel::{NEXT_HOP_V4, NEXT_HOP_V6};
 
@@ -133,10 +133,10 @@ pub(super) async fn ensure(
     client: &mut Client,
     desired: &BTreeSet<Route>,
     tables: &RangeInclusive<u32>,
-) -> Result<usize, KernelError> {
+) -> Result<usize, NodeError> {
     let (mut missing, mut stale) = (desired.clone(), Vec::new());
     for family in FAMILIES {
-        let routes = client.own_routes(family).await.map_err(KernelError::request("listing routes"))?;
+        let routes = client.own_routes(family).await.map_err(NodeError::of("listing routes"))?;
         for message in routes.into_iter().filter(|message| tables.contains(&table_of(message))) {
             if !Route::parse(&message).is_some_and(|route| missing.remove(&route)) {
                 stale.push(message);
@@ -151,7 +151,7 @@ pub(super) async fn ensure(
             Err(error) if route.is_ipv6 && (is_errno(&error, libc::EACCES) || is_errno(&error, libc::ENODEV)) => {
                 changed -= 1;
             }
-            result => result.map_err(KernelError::request(format!("adding {route:?}")))?,
+            result => result.map_err(NodeError::of(format!("adding {route:?}")))?,
         }
     }
     for message in stale {
@@ -163,7 +163,7 @@ pub(super) async fn ensure(
         }
         match client.set(RouteNetlinkMessage::DelRoute(message), 0).await {
             Err(error) if is_errno(&error, libc::ESRCH) => {}
-            result => result.map_err(KernelError::request("removing a route"))?,
+            result => result.map_err(NodeError::of("removing a route"))?,
         }
     }
     Ok(changed)

@@ -9,7 +9,7 @@ use vipgate_netlink::packet_route::rule::{RuleAction, RuleAttribute, RuleMessage
 use vipgate_netlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 use vipgate_netlink::{Client, FAMILIES, NLM_F_CREATE, NLM_F_EXCL, PROTOCOL};
 
-use super::error::{KernelError, is_errno};
+use crate::error::{NodeError, is_errno};
 use crate::mark_users::MarkRule;
 
 /// linux/rtnetlink.h: `RT_TABLE_MAIN`.
@@ -42,11 +42,11 @@ pub(super) enum Verdict {
 }
 
 /// Adds and removes rules until these, and no others of vipgate's at its priorities, are there; how many.
-pub(super) async fn ensure(client: &mut Client, desired: &BTreeSet<Rule>, first: u32) -> Result<usize, KernelError> {
+pub(super) async fn ensure(client: &mut Client, desired: &BTreeSet<Rule>, first: u32) -> Result<usize, NodeError> {
     let mut changed = 0;
     for family in FAMILIES {
         let is_ipv6 = family == AddressFamily::Inet6;
-        let messages = client.rules(family).await.map_err(KernelError::request("listing rules"))?;
+        let messages = client.rules(family).await.map_err(NodeError::of("listing rules"))?;
         let mut missing: BTreeSet<Rule> = desired.iter().filter(|rule| rule.is_ipv6 == is_ipv6).copied().collect();
         let mut stale = Vec::new();
         for message in messages.into_iter().filter(|message| is_ours(message, first)) {
@@ -62,7 +62,7 @@ pub(super) async fn ensure(client: &mut Client, desired: &BTreeSet<Rule>, first:
         for message in stale {
             match client.set(RouteNetlinkMessage::DelRule(message), 0).await {
                 Err(error) if is_errno(&error, libc::ENOENT) => {}
-                result => result.map_err(KernelError::request("removing a rule"))?,
+                result => result.map_err(NodeError::of("removing a rule"))?,
             }
         }
     }
@@ -70,10 +70,10 @@ pub(super) async fn ensure(client: &mut Client, desired: &BTreeSet<Rule>, first:
 }
 
 /// Rules of others that match a mark.
-pub(super) async fn of_others(client: &mut Client) -> Result<Vec<MarkRule>, KernelError> {
+pub(super) async fn of_others(client: &mut Client) -> Result<Vec<MarkRule>, NodeError> {
     let mut rules = Vec::new();
     for family in FAMILIES {
-        let messages = client.rules(family).await.map_err(KernelError::request("listing rules"))?;
+        let messages = client.rules(family).await.map_err(NodeError::of("listing rules"))?;
         rules.extend(messages.iter().filter_map(|message| mark_of(message, family == AddressFamily::Inet6)));
     }
     Ok(rules)
@@ -95,7 +95,7 @@ fn mark_of(message: &RuleMessage, is_ipv6: bool) -> Option<MarkRule> {
 }
 
 /// Adds a rule; whether it is there now.
-async fn add(client: &mut Client, rule: &Rule) -> Result<bool, KernelError> {
+async fn add(client: &mut Client, rule: &Rule) -> Result<bool, NodeError> {
     let mut message = RuleMessage::default();
     message.header.family = if rule.is_ipv6 { AddressFamily::Inet6 } else { AddressFamily::Inet };
     let protocol = RuleAttribute::Protocol(RouteProtocol::from(PROTOCOL));
@@ -123,7 +123,7 @@ async fn add(client: &mut Client, rule: &Rule) -> Result<bool, KernelError> {
         Err(error) if is_errno(&error, libc::EEXIST) => Ok(true),
         // IPv6 is disabled.
         Err(error) if rule.is_ipv6 && is_errno(&error, libc::EAFNOSUPPORT) => Ok(false),
-        result => result.map(|()| true).map_err(KernelError::request(format!("adding {rule:?}"))),
+        result => result.map(|()| true).map_err(NodeError::of(format!("adding {rule:?}"))),
     }
 }
 

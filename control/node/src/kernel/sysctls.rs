@@ -4,7 +4,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::PathBuf;
 
-use super::error::KernelError;
+use crate::error::NodeError;
 
 /// The directory of settings, usually `/proc/sys/net`. In a container that is often read-only; those of the same network
 /// namespace may be elsewhere, too.
@@ -26,15 +26,12 @@ impl Sysctls {
 
     /// Writes a setting of a device unless it has this value; whether it was another one. Where there is no IPv6, it has
     /// no settings.
-    pub(super) fn write(&self, device: &str, family: &str, setting: &str, value: &str) -> Result<bool, KernelError> {
+    pub(super) fn write(&self, device: &str, family: &str, setting: &str, value: &str) -> Result<bool, NodeError> {
         let path = self.0.join(family).join("conf").join(device).join(setting);
         match fs::read_to_string(&path) {
             Ok(current) if current.trim() == value => Ok(false),
             Err(error) if error.kind() == ErrorKind::NotFound && family == "ipv6" => Ok(false),
-            _ => {
-                let failed = |source| KernelError::Setting { path: path.display().to_string(), source };
-                fs::write(&path, value).map(|()| true).map_err(failed)
-            }
+            _ => fs::write(&path, value).map(|()| true).map_err(NodeError::of(path.display().to_string())),
         }
     }
 }

@@ -66,31 +66,22 @@ enum Operator {
     DoesNotExist,
 }
 
-/// Error of an invalid requirement.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum RequirementError {
-    #[error("`key` must not be empty")]
-    Key,
-    #[error("operator In or NotIn needs at least one of `values`")]
-    NoValues,
-    #[error("operator Exists or DoesNotExist takes no `values`")]
-    Values,
-}
-
 impl TryFrom<RawRequirement> for Requirement {
-    type Error = RequirementError;
+    type Error = &'static str;
 
-    fn try_from(raw: RawRequirement) -> Result<Self, RequirementError> {
+    fn try_from(raw: RawRequirement) -> Result<Self, &'static str> {
         if raw.key.is_empty() {
-            return Err(RequirementError::Key);
+            return Err("`key` must not be empty");
         }
         match (raw.operator, raw.values.is_empty()) {
             (Operator::In, false) => Ok(Self::In(raw.key, raw.values)),
             (Operator::NotIn, false) => Ok(Self::NotIn(raw.key, raw.values)),
-            (Operator::In | Operator::NotIn, true) => Err(RequirementError::NoValues),
+            (Operator::In | Operator::NotIn, true) => Err("operator In or NotIn needs at least one of `values`"),
             (Operator::Exists, true) => Ok(Self::Exists(raw.key)),
             (Operator::DoesNotExist, true) => Ok(Self::DoesNotExist(raw.key)),
-            (Operator::Exists | Operator::DoesNotExist, false) => Err(RequirementError::Values),
+            (Operator::Exists | Operator::DoesNotExist, false) => {
+                Err("operator Exists or DoesNotExist takes no `values`")
+            }
         }
     }
 }

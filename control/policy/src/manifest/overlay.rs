@@ -12,6 +12,7 @@ use serde::{Deserialize, Deserializer};
 use vipgate_dataplane::wire::ethernet;
 
 use super::Cidr;
+use super::values::ValueError;
 use crate::diagnostic::Code;
 use crate::manifest::custom_resources::{ReportError, Validate, check_unique};
 use crate::schema::Address;
@@ -65,22 +66,11 @@ impl OverlayNodeSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MacAddress(pub [u8; 6]);
 
-/// Error of parsing a MAC address.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum MacAddressError {
-    /// Not a MAC address.
-    #[error("`{0}` is not a MAC address: write six bytes, e.g. 0a:58:0a:f4:01:00")]
-    Malformed(String),
-    /// A group address, or only zeros.
-    #[error("`{0}` is not a unicast MAC address")]
-    NotUnicast(String),
-}
-
 impl std::str::FromStr for MacAddress {
-    type Err = MacAddressError;
+    type Err = ValueError;
 
-    fn from_str(text: &str) -> Result<Self, MacAddressError> {
-        let invalid = || MacAddressError::Malformed(text.to_owned());
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let invalid = || ValueError::MacAddress(text.to_owned());
         let mut bytes = [0; 6];
         let mut parts = text.split(':');
         for byte in &mut bytes {
@@ -93,7 +83,7 @@ impl std::str::FromStr for MacAddress {
             return Err(invalid());
         }
         if ethernet::is_group(bytes) || bytes == [0; 6] {
-            return Err(MacAddressError::NotUnicast(text.to_owned()));
+            return Err(ValueError::NotUnicast(text.to_owned()));
         }
         Ok(Self(bytes))
     }
@@ -155,10 +145,10 @@ mod tests {
         for bad in
             ["", "0a:58:0a:f4:01", "0a:58:0a:f4:01:00:00", "0a-58-0a-f4-01-00", "a:58:0a:f4:01:00", "+1:58:0a:f4:01:00"]
         {
-            assert_eq!(bad.parse::<MacAddress>(), Err(MacAddressError::Malformed(bad.to_owned())));
+            assert_eq!(bad.parse::<MacAddress>(), Err(ValueError::MacAddress(bad.to_owned())));
         }
         for group in ["ff:ff:ff:ff:ff:ff", "01:00:5e:00:00:01", "00:00:00:00:00:00"] {
-            assert_eq!(group.parse::<MacAddress>(), Err(MacAddressError::NotUnicast(group.to_owned())));
+            assert_eq!(group.parse::<MacAddress>(), Err(ValueError::NotUnicast(group.to_owned())));
         }
     }
 }

@@ -118,7 +118,7 @@ pub(super) fn read(document: Document, report: &mut Report<'_>) -> EndpointSlice
                     hints: hints.clone(),
                     index: (i, j),
                 }),
-                Err(error) => report(Severity::Error, error.code(), &field((i, j)), error.to_string()),
+                Err((code, reason)) => report(Severity::Error, code, &field((i, j)), reason),
             }
         }
     }
@@ -196,31 +196,11 @@ impl Names<'_, '_> {
     }
 }
 
-/// Why an address of a slice is left out.
-#[derive(Debug, thiserror::Error)]
-enum AddressError {
-    #[error("`{0}` is not an IP address")]
-    Malformed(String),
-    #[error("{0} is not {1}, the slice's addressType")]
-    Family(IpAddr, Family),
-    #[error("{0} is {1}")]
-    Unusable(IpAddr, &'static str),
-}
-
-impl AddressError {
-    fn code(&self) -> Code {
-        match self {
-            Self::Malformed(_) => Code::MalformedValue,
-            Self::Family(..) => Code::FamilyMismatch,
-            Self::Unusable(..) => Code::NotAPodAddress,
-        }
-    }
-}
-
-fn parse_address(text: &str, family: Family) -> Result<IpAddr, AddressError> {
-    let address: IpAddr = text.parse().map_err(|_| AddressError::Malformed(text.to_owned()))?;
+/// An address of a slice, or why it is left out.
+fn parse_address(text: &str, family: Family) -> Result<IpAddr, (Code, String)> {
+    let address: IpAddr = text.parse().map_err(|_| (Code::MalformedValue, format!("`{text}` is not an IP address")))?;
     if Family::of(address) != family {
-        return Err(AddressError::Family(address, family));
+        return Err((Code::FamilyMismatch, format!("{address} is not {family}, the slice's addressType")));
     }
-    unusable_address(address).map_or(Ok(address), |what| Err(AddressError::Unusable(address, what)))
+    unusable_address(address).map_or(Ok(address), |what| Err((Code::NotAPodAddress, format!("{address} is {what}"))))
 }

@@ -39,7 +39,7 @@ impl Default for ReuseAfter {
     }
 }
 
-/// Error of parsing a prefix, a range or a duration.
+/// Error of parsing a prefix, a range, a duration or a MAC address.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ValueError {
     /// Not a prefix.
@@ -66,6 +66,12 @@ pub enum ValueError {
     /// Not a duration.
     #[error("`{0}` is not a duration: write a whole number and a unit, e.g. 30s, 5m or 2h, at most 720h")]
     Duration(String),
+    /// Not a MAC address.
+    #[error("`{0}` is not a MAC address: write six bytes, e.g. 0a:58:0a:f4:01:00")]
+    MacAddress(String),
+    /// A group address, or only zeros.
+    #[error("`{0}` is not a unicast MAC address")]
+    NotUnicast(String),
 }
 
 impl std::str::FromStr for Cidr {

@@ -7,7 +7,7 @@ use serde::de::{
     Visitor,
 };
 
-use super::error::{DecodeError, all, describe, one_of};
+use super::error::{all, describe, one_of};
 use super::{Entry, Node, Value, YamlError, key_step};
 use crate::diagnostic::Code;
 
@@ -16,12 +16,7 @@ use crate::diagnostic::Code;
 /// # Errors
 /// The first error, with position and field.
 pub fn decode<'de, T: Deserialize<'de>>(node: &'de Node) -> Result<T, YamlError> {
-    T::deserialize(node).map_err(|error| YamlError {
-        position: error.at.unwrap_or(node.position),
-        field: error.field,
-        reason: error.reason,
-        code: error.code,
-    })
+    T::deserialize(node).map_err(|error| error.at(node.position))
 }
 
 impl Node {
@@ -40,9 +35,9 @@ impl Node {
 }
 
 impl<'de> Deserializer<'de> for &'de Node {
-    type Error = DecodeError;
+    type Error = YamlError;
 
-    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, YamlError> {
         match &self.value {
             Value::Null => visitor.visit_unit(),
             Value::Bool(value) => visitor.visit_bool(*value),
@@ -53,34 +48,34 @@ impl<'de> Deserializer<'de> for &'de Node {
             Value::List(items) => visitor.visit_seq(Items { items, next: 0 }),
             Value::Map(entries) => visitor.visit_map(Entries { entries, next: 0 }),
         }
-        .map_err(|error: DecodeError| error.at(self.position))
+        .map_err(|error: YamlError| error.at(self.position))
     }
 
-    fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
+    fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, YamlError> {
         match &self.value {
             Value::Bool(_) | Value::Negative(_) | Value::Number(_) | Value::Float(_) => {
                 let found = describe(self.unexpected());
                 let reason = format!("expected text, found {found}: put it in quotes");
-                Err(DecodeError::new(Code::TextNeedsQuotes, "", reason).at(self.position))
+                Err(YamlError::new(Code::TextNeedsQuotes, "", reason).at(self.position))
             }
             _ => self.deserialize_any(visitor),
         }
     }
 
-    fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
+    fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, YamlError> {
         self.deserialize_str(visitor)
     }
 
-    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, YamlError> {
         match self.value {
             Value::Null => visitor.visit_none(),
             _ => visitor.visit_some(self),
         }
-        .map_err(|error: DecodeError| error.at(self.position))
+        .map_err(|error: YamlError| error.at(self.position))
     }
 
-    fn deserialize_newtype_struct<V: Visitor<'de>>(self, _: &'static str, visitor: V) -> Result<V::Value, DecodeError> {
-        visitor.visit_newtype_struct(self).map_err(|error: DecodeError| error.at(self.position))
+    fn deserialize_newtype_struct<V: Visitor<'de>>(self, _: &'static str, visitor: V) -> Result<V::Value, YamlError> {
+        visitor.visit_newtype_struct(self).map_err(|error: YamlError| error.at(self.position))
     }
 
     fn deserialize_enum<V: Visitor<'de>>(
@@ -88,7 +83,7 @@ impl<'de> Deserializer<'de> for &'de Node {
         _: &'static str,
         variants: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, DecodeError> {
+    ) -> Result<V::Value, YamlError> {
         match &self.value {
             Value::Text(variant) => visitor.visit_enum(variant.as_str().into_deserializer()),
             Value::Map(entries) => {
@@ -98,18 +93,18 @@ impl<'de> Deserializer<'de> for &'de Node {
                     let found = entries.iter().map(|entry| entry.key.as_str()).collect::<Vec<_>>();
                     let found = if found.is_empty() { "none".into() } else { all(&found) };
                     let reason = format!("expected exactly one of {}, found {found}", one_of(variants));
-                    Err(DecodeError::new(Code::NotExactlyOne, "", reason))
+                    Err(YamlError::new(Code::NotExactlyOne, "", reason))
                 }
             }
             _ => {
                 let found = describe(self.unexpected());
-                Err(DecodeError::new(Code::WrongType, "", format!("expected {}, found {found}", one_of(variants))))
+                Err(YamlError::new(Code::WrongType, "", format!("expected {}, found {found}", one_of(variants))))
             }
         }
-        .map_err(|error: DecodeError| error.at(self.position))
+        .map_err(|error: YamlError| error.at(self.position))
     }
 
-    fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
+    fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, YamlError> {
         visitor.visit_unit()
     }
 
@@ -125,9 +120,9 @@ struct Items<'de> {
 }
 
 impl<'de> SeqAccess<'de> for Items<'de> {
-    type Error = DecodeError;
+    type Error = YamlError;
 
-    fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, DecodeError> {
+    fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, YamlError> {
         let Some(item) = self.items.get(self.next) else { return Ok(None) };
         let index = self.next;
         self.next += 1;
@@ -145,17 +140,17 @@ struct Entries<'de> {
 }
 
 impl<'de> MapAccess<'de> for Entries<'de> {
-    type Error = DecodeError;
+    type Error = YamlError;
 
-    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, DecodeError> {
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, YamlError> {
         let Some(entry) = self.entries.get(self.next) else { return Ok(None) };
-        seed.deserialize(BorrowedStrDeserializer::<DecodeError>::new(&entry.key)).map(Some).map_err(|error| {
+        seed.deserialize(BorrowedStrDeserializer::<YamlError>::new(&entry.key)).map(Some).map_err(|error| {
             let error = error.at(entry.key_position);
             if error.field.is_empty() { error.below(&key_step(&entry.key)) } else { error }
         })
     }
 
-    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, DecodeError> {
+    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, YamlError> {
         let entry = &self.entries[self.next];
         self.next += 1;
         seed.deserialize(&entry.node).map_err(|error| error.at(entry.node.position).below(&key_step(&entry.key)))
@@ -170,11 +165,11 @@ impl<'de> MapAccess<'de> for Entries<'de> {
 struct Variant<'de>(&'de Entry);
 
 impl<'de> EnumAccess<'de> for Variant<'de> {
-    type Error = DecodeError;
+    type Error = YamlError;
     type Variant = Self;
 
-    fn variant_seed<V: DeserializeSeed<'de>>(self, seed: V) -> Result<(V::Value, Self), DecodeError> {
-        let key: StrDeserializer<'_, DecodeError> = self.0.key.as_str().into_deserializer();
+    fn variant_seed<V: DeserializeSeed<'de>>(self, seed: V) -> Result<(V::Value, Self), YamlError> {
+        let key: StrDeserializer<'_, YamlError> = self.0.key.as_str().into_deserializer();
         let variant =
             seed.deserialize(key).map_err(|error| error.at(self.0.key_position).below(&key_step(&self.0.key)))?;
         Ok((variant, self))
@@ -182,27 +177,27 @@ impl<'de> EnumAccess<'de> for Variant<'de> {
 }
 
 impl Variant<'_> {
-    fn locate(&self, error: DecodeError) -> DecodeError {
+    fn locate(&self, error: YamlError) -> YamlError {
         error.at(self.0.node.position).below(&key_step(&self.0.key))
     }
 }
 
 impl<'de> VariantAccess<'de> for Variant<'de> {
-    type Error = DecodeError;
+    type Error = YamlError;
 
-    fn unit_variant(self) -> Result<(), DecodeError> {
+    fn unit_variant(self) -> Result<(), YamlError> {
         <()>::deserialize(&self.0.node).map_err(|error| self.locate(error))
     }
 
-    fn newtype_variant_seed<T: DeserializeSeed<'de>>(self, seed: T) -> Result<T::Value, DecodeError> {
+    fn newtype_variant_seed<T: DeserializeSeed<'de>>(self, seed: T) -> Result<T::Value, YamlError> {
         seed.deserialize(&self.0.node).map_err(|error| self.locate(error))
     }
 
-    fn tuple_variant<V: Visitor<'de>>(self, _: usize, visitor: V) -> Result<V::Value, DecodeError> {
+    fn tuple_variant<V: Visitor<'de>>(self, _: usize, visitor: V) -> Result<V::Value, YamlError> {
         self.0.node.deserialize_any(visitor).map_err(|error| self.locate(error))
     }
 
-    fn struct_variant<V: Visitor<'de>>(self, _: &'static [&'static str], visitor: V) -> Result<V::Value, DecodeError> {
+    fn struct_variant<V: Visitor<'de>>(self, _: &'static [&'static str], visitor: V) -> Result<V::Value, YamlError> {
         self.0.node.deserialize_any(visitor).map_err(|error| self.locate(error))
     }
 }

@@ -1,29 +1,23 @@
 //! Decoding errors, in YAML's terms instead of Rust's.
 
-use std::fmt::{self, Display};
+use std::fmt::Display;
 
 use serde::de::{self, Expected, Unexpected};
 
 use super::suggest::closest_match;
-use super::{Position, join, key_step};
+use super::{Position, YamlError, join, key_step};
 use crate::diagnostic::Code;
 
-/// A decoding error while it propagates: each level prepends its step to the field; the innermost position is kept.
-#[derive(Debug)]
-pub struct DecodeError {
-    pub(super) at: Option<Position>,
-    pub(super) field: String,
-    pub(super) reason: String,
-    pub(super) code: Code,
-}
-
-impl DecodeError {
+/// While an error propagates, each level prepends its step to the field, and the innermost position is kept.
+impl YamlError {
     pub(super) fn new(code: Code, field: &str, reason: String) -> Self {
-        Self { at: None, field: field.to_owned(), reason, code }
+        Self { position: Position::default(), field: field.to_owned(), reason, code }
     }
 
-    pub(super) fn at(mut self, at: Position) -> Self {
-        self.at.get_or_insert(at);
+    pub(super) fn at(mut self, position: Position) -> Self {
+        if self.position == Position::default() {
+            self.position = position;
+        }
         self
     }
 
@@ -33,15 +27,7 @@ impl DecodeError {
     }
 }
 
-impl Display for DecodeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.reason)
-    }
-}
-
-impl std::error::Error for DecodeError {}
-
-impl de::Error for DecodeError {
+impl de::Error for YamlError {
     /// Types whose text has a form of its own, e.g. prefixes, report through this.
     fn custom<T: Display>(message: T) -> Self {
         Self::new(Code::MalformedValue, "", message.to_string())

@@ -11,6 +11,7 @@ use vipgate_policy::diagnostic::{AREAS, Code, Example};
 use vipgate_policy::manifest::schema::{KINDS, schema_of};
 
 use super::fields::{self, Nested};
+use crate::command_error::CommandError;
 use crate::metrics::metrics_reference;
 use crate::schema::{Published, document};
 
@@ -36,23 +37,9 @@ enum Reference {
     Limits,
 }
 
-/// Why a section can't be generated.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum ReferenceError {
-    /// The reference has no such part.
-    #[error("there is no part `{0}`")]
-    Part(String),
-    /// A marker names no reference.
-    #[error("`{0}` is not the marker of a generated section")]
-    Marker(String),
-    /// A section without its end marker.
-    #[error("the generated section `{0}` has no end")]
-    End(String),
-}
-
 impl Reference {
     /// The section in Markdown.
-    fn render(self, part: Option<&str>) -> Result<String, ReferenceError> {
+    fn render(self, part: Option<&str>) -> Result<String, CommandError> {
         match self {
             Self::Config => config(part),
             Self::Policyd => whole(part, || fields::table(&document(Published::PolicydYaml), "", Nested::Included)),
@@ -65,21 +52,25 @@ impl Reference {
     }
 }
 
+fn no_part(part: &str) -> CommandError {
+    CommandError::runtime(format!("there is no part `{part}`"))
+}
+
 /// A reference without parts.
-fn whole(part: Option<&str>, render: impl FnOnce() -> String) -> Result<String, ReferenceError> {
-    part.map_or_else(|| Ok(render()), |part| Err(ReferenceError::Part(part.to_owned())))
+fn whole(part: Option<&str>, render: impl FnOnce() -> String) -> Result<String, CommandError> {
+    part.map_or_else(|| Ok(render()), |part| Err(no_part(part)))
 }
 
 /// The top-level fields of gateway.yaml, or the fields below one of them.
-fn config(part: Option<&str>) -> Result<String, ReferenceError> {
+fn config(part: Option<&str>) -> Result<String, CommandError> {
     let schema = document(Published::GatewayYaml);
     let Some(part) = part else { return Ok(fields::table(&schema, "", Nested::LeftOut)) };
-    let field = schema["properties"].get(part).ok_or_else(|| ReferenceError::Part(part.to_owned()))?;
+    let field = schema["properties"].get(part).ok_or_else(|| no_part(part))?;
     Ok(fields::table(field, part, Nested::Included))
 }
 
 /// The fields in `spec` of each of vipgate's kinds, or of one.
-fn manifests(part: Option<&str>) -> Result<String, ReferenceError> {
+fn manifests(part: Option<&str>) -> Result<String, CommandError> {
     let mut out = Vec::new();
     for kind in KINDS.into_iter().filter(|kind| part.is_none_or(|part| part == kind.as_str())) {
         let schema = schema_of(kind).unwrap_or_default();
@@ -87,7 +78,7 @@ fn manifests(part: Option<&str>) -> Result<String, ReferenceError> {
         out.push(if part.is_some() { table } else { format!("### {}\n\n{table}", kind.as_str()) });
     }
     match part {
-        Some(part) if out.is_empty() => Err(ReferenceError::Part(part.to_owned())),
+        Some(part) if out.is_empty() => Err(no_part(part)),
         _ => Ok(out.join("\n")),
     }
 }
@@ -123,18 +114,21 @@ fn limits() -> String {
 }
 
 /// A document with all its generated sections renewed.
-pub(super) fn rewrite(text: &str) -> Result<String, ReferenceError> {
+pub(super) fn rewrite(text: &str) -> Result<String, CommandError> {
     let mut out = String::with_capacity(text.len());
     let mut lines = text.split_inclusive('\n');
     while let Some(line) = lines.next() {
         out.push_str(line);
         let Some(marker) = line.strip_prefix(START) else { continue };
-        let invalid = || ReferenceError::Marker(line.trim_end().to_owned());
+        let invalid =
+            || CommandError::runtime(format!("`{}` is not the marker of a generated section", line.trim_end()));
         let words = marker.trim_end().strip_suffix(" -->").ok_or_else(invalid)?;
         let (name, part) = words.split_once(' ').map_or((words, None), |(name, part)| (name, Some(part)));
         let reference = Reference::from_str(name, false).map_err(|_| invalid())?;
         let _ = write!(out, "\n{}\n", reference.render(part)?);
-        let end = lines.find(|line| line.trim_end() == END).ok_or_else(|| ReferenceError::End(words.to_owned()))?;
+        let end = lines
+            .find(|line| line.trim_end() == END)
+            .ok_or_else(|| CommandError::runtime(format!("the generated section `{words}` has no end")))?;
         out.push_str(end);
     }
     Ok(out)
@@ -181,15 +175,15 @@ mod tests {
         let new = rewrite(&text).unwrap();
         assert!(new.starts_with("a\n") && new.ends_with(&format!("\n{END}\nb")), "{new}");
         assert!(new.contains("| `workers.cores` |") && !new.contains("old"), "{new}");
-        assert_eq!(rewrite(&new).as_ref(), Ok(&new));
-        assert_eq!(rewrite("a\nb\n").as_deref(), Ok("a\nb\n"));
+        assert_eq!(rewrite(&new).unwrap(), new);
+        assert_eq!(rewrite("a\nb\n").unwrap(), "a\nb\n");
         for (text, expected) in [
-            (format!("{START}config workers -->\n"), ReferenceError::End("config workers".into())),
-            (format!("{START}x -->\n{END}"), ReferenceError::Marker(format!("{START}x -->"))),
-            (format!("{START}config x -->\n{END}"), ReferenceError::Part("x".into())),
-            (format!("{START}policyd x -->\n{END}"), ReferenceError::Part("x".into())),
+            (format!("{START}config workers -->\n"), "the generated section `config workers` has no end".to_owned()),
+            (format!("{START}x -->\n{END}"), format!("`{START}x -->` is not the marker of a generated section")),
+            (format!("{START}config x -->\n{END}"), "there is no part `x`".to_owned()),
+            (format!("{START}policyd x -->\n{END}"), "there is no part `x`".to_owned()),
         ] {
-            assert_eq!(rewrite(&text), Err(expected));
+            assert_eq!(rewrite(&text).unwrap_err().to_string(), expected);
         }
     }
 }

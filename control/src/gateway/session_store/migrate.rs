@@ -19,7 +19,7 @@ use vipgate_dataplane::session::Sessions;
 use vipgate_dataplane::session::migrate::{Migrated, migrate};
 use vipgate_dataplane::session::persistence::{FormerError, Identity, open_former};
 use vipgate_dataplane::session::timeout::Timeouts;
-use vipgate_mem::{Region, RegionError, RegionLock, StorageError};
+use vipgate_mem::{Region, RegionLock, StorageError};
 
 use super::directory::is_full;
 use super::{all_files, lock_region, worker_file};
@@ -55,8 +55,6 @@ pub(super) enum MigrationOutcome {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MigrateError {
     #[error(transparent)]
-    Region(#[from] RegionError),
-    #[error(transparent)]
     Storage(#[from] StorageError),
     #[error("cannot read or change {path}: {source}")]
     Directory { path: PathBuf, source: io::Error },
@@ -65,7 +63,7 @@ pub(super) enum MigrateError {
 impl MigrateError {
     /// Whether another process holds a file lock.
     pub(super) fn is_in_use(&self) -> bool {
-        matches!(self, Self::Region(RegionError::InUse { .. }))
+        matches!(self, Self::Storage(StorageError::InUse { .. }))
     }
 }
 
@@ -262,11 +260,8 @@ fn log(target: &MigrationTarget<'_>, old: &[Identity], migrated: Migrated, start
 
 fn is_no_space(error: &MigrateError) -> bool {
     match error {
-        MigrateError::Region(error) | MigrateError::Storage(StorageError::Region(error)) => {
-            matches!(error, RegionError::NoSpace { .. })
-        }
+        MigrateError::Storage(error) => matches!(error, StorageError::NoSpace { .. }),
         MigrateError::Directory { source, .. } => is_full(source),
-        MigrateError::Storage(StorageError::Memory(_)) => false,
     }
 }
 

@@ -2,7 +2,6 @@
 //! in vain, and its server goes on with what is there. Nothing is watched: who needs another address writes.
 
 use std::fmt;
-use std::str::Utf8Error;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,26 +9,12 @@ use etcd_client::{Compare, CompareOp, ResponseHeader, Txn, TxnOp, TxnOpResponse,
 use tokio::time::timeout;
 use vipgate_policy::address_record::AddressRecord;
 
-use super::{FaultyLine, parse};
+use super::{RecordError, parse};
 use crate::config::Etcd;
 use crate::source::etcd::member::{EtcdError, KeyRange, Member};
 
 /// Timeout of an attempt, with the connection to a member.
 const TIMEOUT: Duration = Duration::from_secs(2);
-
-/// Why the key can't be used.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum EtcdRecordError {
-    /// No member executes transactions.
-    #[error("etcd: {0}: check that it runs, has a leader and matches `source.etcd.endpoints`")]
-    Unavailable(#[from] EtcdError),
-    /// The value isn't a text.
-    #[error("etcd key {key}: {source}: mend the value, or delete the key and begin a new record")]
-    Text { key: String, source: Utf8Error },
-    /// The value isn't a record.
-    #[error("etcd key {key}: {source}: mend the line, or delete the key and begin a new record")]
-    Invalid { key: String, source: FaultyLine },
-}
 
 /// A record in etcd.
 pub(crate) struct EtcdRecord {
@@ -58,13 +43,13 @@ impl EtcdRecord {
         self.revision.is_some()
     }
 
-    pub(super) async fn load(&mut self) -> Result<Arc<AddressRecord>, EtcdRecordError> {
+    pub(super) async fn load(&mut self) -> Result<Arc<AddressRecord>, RecordError> {
         let response = self.execute(Txn::new().and_then([self.get()])).await?;
         self.read(&response)
     }
 
     /// Writes a record that follows from the last known one; returns that of another server if it has written meanwhile.
-    pub(super) async fn save(&mut self, next: &Arc<AddressRecord>) -> Result<Arc<AddressRecord>, EtcdRecordError> {
+    pub(super) async fn save(&mut self, next: &Arc<AddressRecord>) -> Result<Arc<AddressRecord>, RecordError> {
         let is_last = Compare::mod_revision(self.key.as_str(), CompareOp::Equal, self.revision.unwrap_or_default());
         let put = TxnOp::put(self.key.as_str(), next.to_string(), None);
         let response = self.execute(Txn::new().when([is_last]).and_then([put]).or_else([self.get()])).await?;
@@ -93,7 +78,7 @@ impl EtcdRecord {
     }
 
     /// The record that a response has.
-    fn read(&mut self, response: &TxnResponse) -> Result<Arc<AddressRecord>, EtcdRecordError> {
+    fn read(&mut self, response: &TxnResponse) -> Result<Arc<AddressRecord>, RecordError> {
         self.revision = None;
         let responses = response.op_responses();
         let pair = responses.iter().find_map(|response| match response {
@@ -101,9 +86,11 @@ impl EtcdRecord {
             TxnOpResponse::Put(_) | TxnOpResponse::Delete(_) | TxnOpResponse::Txn(_) => None,
         });
         let (revision, value) = pair.map_or((0, &[][..]), |pair| (pair.mod_revision(), pair.value()));
-        let key = || self.key.clone();
-        let text = str::from_utf8(value).map_err(|source| EtcdRecordError::Text { key: key(), source })?;
-        let record = parse(text).map_err(|source| EtcdRecordError::Invalid { key: key(), source })?;
+        let damaged = |reason: String, what| {
+            RecordError::Damaged(format!("etcd key {}: {reason}: mend the {what}, or delete the key", self.key))
+        };
+        let text = str::from_utf8(value).map_err(|error| damaged(error.to_string(), "value"))?;
+        let record = parse(text).map_err(|reason| damaged(reason, "line"))?;
         self.revision = Some(revision);
         Ok(record.into())
     }

@@ -5,16 +5,21 @@ use std::sync::Arc;
 
 use etcd_client::{Event, EventType};
 
-use crate::source::{EntryContent, EntryError, SourceUpdate};
+use crate::source::{EntryContent, SourceUpdate};
 
 /// The name of an entry and its content, or why it can't be read.
-pub(super) type DecodedEntry = (Arc<str>, Result<EntryContent, EntryError>);
+pub(super) type DecodedEntry = (Arc<str>, Result<EntryContent, String>);
 
 /// Decodes a key-value pair.
 pub(super) fn decode_pair(key: &[u8], value: Vec<u8>) -> DecodedEntry {
     let result = match str::from_utf8(key) {
-        Err(error) => Err(EntryError::KeyNotUtf8(error)),
-        Ok(_) => String::from_utf8(value).map_err(|error| EntryError::ValueNotUtf8(error.utf8_error())),
+        Err(error) => Err(format!(
+            "the key isn't UTF-8 (byte {}): delete it; a key is the prefix and kind/namespace/name",
+            error.valid_up_to()
+        )),
+        Ok(_) => String::from_utf8(value).map_err(|error| {
+            format!("the value isn't UTF-8 (byte {}): it must be YAML", error.utf8_error().valid_up_to())
+        }),
     };
     (name(key), result.map(EntryContent::Text))
 }

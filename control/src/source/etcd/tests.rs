@@ -15,7 +15,7 @@ use tokio::time::{sleep, timeout};
 use self::server::{EtcdServer, TEST_TIMEOUT, free_port};
 use super::*;
 
-type Texts = BTreeMap<Arc<str>, Result<EntryContent, EntryError>>;
+type Texts = BTreeMap<Arc<str>, Result<EntryContent, String>>;
 
 /// Receives events and tracks the state.
 struct TestClient {
@@ -79,6 +79,6 @@ impl TestClient {
     }
 }
 
-fn ok_texts(texts: &[(&str, &str)]) -> Vec<(Arc<str>, Result<EntryContent, EntryError>)> {
+fn ok_texts(texts: &[(&str, &str)]) -> Vec<(Arc<str>, Result<EntryContent, String>)> {
     texts.iter().map(|(name, text)| ((*name).into(), Ok((*text).into()))).collect()
 }

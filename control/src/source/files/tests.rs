@@ -64,7 +64,7 @@ async fn a_full_update_is_sent_first_and_then_the_changes() {
     assert_eq!(next().await, removed(&at("a.yaml")));
     write(at("b.yaml"), [0xff, 0xfe]).unwrap();
     let broken = next().await;
-    assert!(broken.changed[0].1.as_ref().is_err_and(|error| error.to_string().contains("utf-8")), "{broken:?}");
+    assert!(broken.changed[0].1.as_ref().is_err_and(|error| error.contains("utf-8")), "{broken:?}");
     drop(events);
     task.await.unwrap();
 }
@@ -306,7 +306,7 @@ fn single_files_read_on_events_equal_a_scan() {
                 let now = apply(update.unwrap_or_else(|| reader.read()));
                 let mut fresh = FileReader::new(vec![root.clone()]);
                 let expected: BTreeMap<_, _> = fresh.read().changed.into_iter().collect();
-                let is_there = |(name, _): &(&Arc<str>, &Result<EntryContent, EntryError>)| {
+                let is_there = |(name, _): &(&Arc<str>, &Result<EntryContent, String>)| {
                     expected.contains_key(*name) || reader.unavailable.is_empty()
                 };
                 let now: BTreeMap<_, _> =

@@ -9,7 +9,7 @@ use vipgate_policy::manifest::{
 };
 use vipgate_policy::yaml::Source;
 
-use crate::source::{EntryContent, EntryError};
+use crate::source::EntryContent;
 
 /// The state of an entry at its last update.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,7 +75,7 @@ impl Entry {
     pub(super) fn with_content(
         self,
         name: &Arc<str>,
-        content: Result<EntryContent, EntryError>,
+        content: Result<EntryContent, String>,
         options: ReadOptions,
     ) -> Self {
         let mut manifests = Manifests::default();
@@ -83,7 +83,7 @@ impl Entry {
             Ok(EntryContent::Text(text)) => read(&Arc::new(Source::new(name, text)), options, &mut manifests),
             Ok(EntryContent::Object(object)) => read_object(name, object, options, &mut manifests),
             Err(error) => {
-                let diagnostics = vec![Diagnostic::for_file(name, Code::Unreadable, error.to_string())];
+                let diagnostics = vec![Diagnostic::for_file(name, Code::Unreadable, error.clone())];
                 return Self { diagnostics, ..self.with_all_retained(Presence::Unreadable) };
             }
         }

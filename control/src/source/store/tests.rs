@@ -2,7 +2,6 @@
 
 mod addresses;
 
-use std::io;
 use std::net::IpAddr;
 
 use super::*;
@@ -130,7 +129,7 @@ fn a_service_of_another_type_gives_its_vip_to_the_next_one() {
 fn a_removed_entry_loses_its_objects_and_an_unreadable_one_retains_them() {
     let mut store = two_tenants();
     store.update(SourceUpdate {
-        changed: vec![("x.yaml".into(), Err(io::Error::other("no such luck").into()))],
+        changed: vec![("x.yaml".into(), Err("can't be read: no such luck".to_owned()))],
         ..SourceUpdate::default()
     });
     let outcome = store.compile();
@@ -304,7 +303,7 @@ fn an_initially_empty_source_has_no_policy_until_it_is_accepted() {
     // An unreadable source isn't empty.
     for allow_empty in [false, true] {
         let mut store = ManifestStore::new(allow_empty);
-        store.update(SourceUpdate { changed: vec![("x.yaml".into(), Err(io::Error::other("no").into()))], ..empty() });
+        store.update(SourceUpdate { changed: vec![("x.yaml".into(), Err("can't be read: no".to_owned()))], ..empty() });
         assert!(store.compile().placement.is_none());
         assert!(store.accept_empty().unwrap_err().to_string().contains("x.yaml"));
     }
@@ -315,7 +314,7 @@ fn an_initially_empty_source_has_no_policy_until_it_is_accepted() {
 fn a_first_policy_waits_for_what_could_not_be_read_and_later_ones_do_not() {
     let (x, y) = (tenant("x", "203.0.113.1", "10.0.0.1"), tenant("y", "203.0.113.2", "10.0.0.2"));
     let failed = || SourceUpdate {
-        changed: vec![("y.yaml".into(), Err(io::Error::other("too many open files").into()))],
+        changed: vec![("y.yaml".into(), Err("can't be read: too many open files".to_owned()))],
         has_failed_reads: true,
         ..SourceUpdate::default()
     };

@@ -61,7 +61,7 @@ fn two_states() -> [State; 2] {
 }
 
 /// The resources in the bytes of a file.
-fn decode_file(bytes: &[u8]) -> Result<State, CacheDamage> {
+fn decode_file(bytes: &[u8]) -> Result<State, Damage> {
     decode(FORMAT.content(bytes)?)
 }
 

@@ -7,12 +7,10 @@ use std::task::Poll;
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
-use thiserror::Error;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
-use tonic::codegen::http::uri::InvalidUri;
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use super::target::{Target, host_and_port};
@@ -80,44 +78,17 @@ fn with_hint(error: &str) -> String {
     format!("{error}{hint}")
 }
 
-/// Why there is no connection to a server.
-#[derive(Debug, Error)]
-pub(crate) enum ConnectError {
-    /// The configured URL is invalid.
-    #[error("{url}: {source}")]
-    InvalidUrl {
-        url: String,
-        /// What is wrong with it.
-        source: InvalidUri,
-    },
-    /// Certificates or the key can't be used.
-    #[error(transparent)]
-    Tls(#[from] tls::TlsError),
-    /// TLS can't check the certificate of a server with this host name.
-    #[error("{0} is not a valid TLS server name")]
-    InvalidServerName(String),
-    /// TCP, TLS or HTTP/2 failed.
-    #[error("{}", .root_cause.explain(error_chain(.source)))]
-    Transport {
-        /// The error of the transport.
-        source: tonic::transport::Error,
-        /// Why its connection broke.
-        root_cause: RootCause,
-    },
-    /// The server didn't respond in time.
-    #[error("no connection within {} s", CONNECT_TIMEOUT.as_secs())]
-    Timeout,
-}
-
 /// Opens a channel to a server of a configuration, and records the root cause if its connection breaks. Certificates are read each time.
-pub(crate) async fn open_channel(server: &PolicyServer, target: &Target) -> Result<(Channel, RootCause), ConnectError> {
-    let uri: Uri = target.url.parse().map_err(|source| ConnectError::InvalidUrl { url: target.url.clone(), source })?;
+pub(crate) async fn open_channel(server: &PolicyServer, target: &Target) -> io::Result<(Channel, RootCause)> {
+    let invalid = |text: String| io::Error::new(io::ErrorKind::InvalidInput, text);
+    let uri: Uri = target.url.parse().map_err(|error| invalid(format!("{}: {error}", target.url)))?;
     let (host, port) = host_and_port(&target.url).unwrap_or_default();
     let (secure, address) = (uri.scheme_str() == Some("https"), target.address);
     let tls = if secure {
         let identity = server.cert.as_deref().zip(server.key.as_deref());
-        let config = tls::client_config(server.ca.as_deref(), identity)?;
-        let name = ServerName::try_from(host.clone()).map_err(|_| ConnectError::InvalidServerName(host.clone()))?;
+        let config = tls::client_config(server.ca.as_deref(), identity).map_err(io::Error::other)?;
+        let name = ServerName::try_from(host.clone())
+            .map_err(|_| invalid(format!("{host} is not a valid TLS server name")))?;
         Some((TlsConnector::from(Arc::new(config)), name))
     } else {
         None
@@ -150,8 +121,11 @@ pub(crate) async fn open_channel(server: &PolicyServer, target: &Target) -> Resu
     });
     match timeout(CONNECT_TIMEOUT, endpoint.connect_with_connector(connector)).await {
         Ok(Ok(channel)) => Ok((channel, root_cause)),
-        Ok(Err(source)) => Err(ConnectError::Transport { source, root_cause }),
-        Err(_) => Err(ConnectError::Timeout),
+        Ok(Err(error)) => Err(io::Error::other(root_cause.explain(error_chain(&error)))),
+        Err(_) => {
+            let text = format!("no connection within {} s", CONNECT_TIMEOUT.as_secs());
+            Err(io::Error::new(io::ErrorKind::TimedOut, text))
+        }
     }
 }
 

@@ -69,7 +69,8 @@ pub enum ResourceError {
     },
 }
 
-fn field_error(field: impl Into<String>, reason: impl Into<String>) -> ResourceError {
+/// A field that has an invalid value.
+pub(crate) fn field_error(field: impl Into<String>, reason: impl Into<String>) -> ResourceError {
     ResourceError::Field { field: field.into(), reason: printable(&reason.into()) }
 }
 

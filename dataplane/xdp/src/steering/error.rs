@@ -11,6 +11,15 @@ use vipgate_dataplane::io::frame_layout::FrameLayout;
 /// Failed loading of the program, or failed update of its maps.
 #[derive(Debug, Error)]
 pub enum SteeringError {
+    /// Another XDP program is attached.
+    #[error(
+        "interface {interface}: another XDP program is attached ({name}, id {id}); remove it first: \
+             `ip link set dev {interface} xdp off`"
+    )]
+    Foreign { interface: String, name: String, id: u32 },
+    /// The kernel refused to attach or detach it; the reason has a hint.
+    #[error("interface {interface}: cannot {what}: {reason}")]
+    Refused { interface: String, what: &'static str, reason: String },
     /// The BPF object can't be loaded.
     #[error("cannot load the steering program: {}{}", error_chain(.0), hint(&error_chain(.0)))]
     Load(#[source] EbpfError),

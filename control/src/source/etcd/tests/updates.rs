@@ -143,14 +143,14 @@ async fn keys_and_values_that_are_not_utf8_have_a_reason() {
     let mut listener = TestClient::connect([server.endpoint()]);
     let update = listener.full_update().await;
     let reason = update.changed[0].1.as_ref().unwrap_err();
-    assert!(reason.to_string().contains("value isn't UTF-8 (byte 6)"), "{reason}");
+    assert!(reason.contains("value isn't UTF-8 (byte 6)"), "{reason}");
     server.put("/vipgate/Service/a/value", "kind: Service").await;
     assert_eq!(listener.change().await.changed, ok_texts(&[("/vipgate/Service/a/value", "kind: Service")]));
     server.client().await.put(b"/vipgate/\xfe".to_vec(), "text", None).await.unwrap();
     let update = listener.change().await;
     assert_eq!(*update.changed[0].0, *"/vipgate/\u{fffd}");
     let reason = update.changed[0].1.as_ref().unwrap_err();
-    assert!(reason.to_string().contains("key isn't UTF-8 (byte 9)"), "{reason}");
+    assert!(reason.contains("key isn't UTF-8 (byte 9)"), "{reason}");
     server.client().await.delete(b"/vipgate/\xfe".to_vec(), None).await.unwrap();
     assert_eq!(listener.change().await.removed, ["/vipgate/\u{fffd}".into()]);
 }
@@ -163,7 +163,7 @@ async fn a_manifest_that_does_not_match_its_key_has_a_reason() {
     let mut listener = TestClient::connect([server.endpoint()]);
     let update = listener.full_update().await;
     let reason = update.changed[0].1.as_ref().unwrap_err();
-    assert!(reason.to_string().contains("the key names Service a/one, but the manifest is Service a/two"), "{reason}");
+    assert!(reason.contains("the key names Service a/one, but the manifest is Service a/two"), "{reason}");
     server.put("/vipgate/Service/a/two", manifest).await;
     assert_eq!(listener.change().await.changed, ok_texts(&[("/vipgate/Service/a/two", manifest)]));
 }

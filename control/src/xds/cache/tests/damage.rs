@@ -27,11 +27,11 @@ fn a_damaged_file_is_unchanged_until_the_next_update() {
     bytes[50] ^= 1;
     for (length, expected) in [(0, Damage::NoHeader("policy cache")), (bytes.len() - 1, Damage::WrongFingerprint)] {
         fs::write(&path, &bytes[..length]).unwrap();
-        assert_eq!(load(&path), CacheContents::Damaged(expected.into()));
+        assert_eq!(load(&path), CacheContents::Damaged(expected));
     }
     fs::write(&path, &bytes).unwrap();
     let (cache, contents) = open(&path);
-    assert_eq!(contents, CacheContents::Damaged(Damage::WrongFingerprint.into()));
+    assert_eq!(contents, CacheContents::Damaged(Damage::WrongFingerprint));
     assert_eq!(fs::read(&path).unwrap(), bytes);
     store(&cache, &two_states()[0]);
     drop(cache);
