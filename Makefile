@@ -99,11 +99,12 @@ $(CLOUD_CLIENTS)/installed: $(CLIENT_REQUIREMENTS)
 cloud-contract: deps cloud-clients ## write down anew what the clients of cloud providers send
 	VIPGATE_GOLDEN=write $(TEST) --test providers -- contract::
 
-# Random worlds of the model of resharding.
+# Random worlds of the models of resharding, whose gateways have real engines, and of public addresses.
+RESHARDING_WORLDS ?= 40000
 MODEL_WORLDS ?= 1000000
 
-model: deps ## check MODEL_WORLDS=1000000 random worlds of the models of resharding and of public addresses, twelve minutes
-	VIPGATE_MODEL_WORLDS=$(MODEL_WORLDS) $(TEST) --lib -p vipgate-membership -- --nocapture no_port_is_given_out_twice
+model: deps ## check RESHARDING_WORLDS=40000 random worlds of resharding and MODEL_WORLDS=1000000 of public addresses, twelve minutes
+	VIPGATE_MODEL_WORLDS=$(RESHARDING_WORLDS) VIPGATE_MODEL_DEPTH=6 $(TEST) --lib -p vipgate-membership -- --nocapture resharding_model
 	VIPGATE_MODEL_WORLDS=$(MODEL_WORLDS) $(TEST) --lib -p vipgate-cloud -- --nocapture nothing_is_taken_from_anybody
 
 # Numbers of random worlds, and of seeds of packets, that the oracles try from.

@@ -52,7 +52,7 @@ pub use self::identity::{Fingerprint, Identities, Identity, IdentityError};
 use self::mesh::SharedState;
 use self::replication::send_loop::{SendCommand, SendLoop};
 use self::status::StatusPublisher;
-pub use self::status::{PeerStatus, PeersStatus, ReplicationStatus};
+pub use self::status::{PeerStatus, PeersStatus};
 #[cfg(test)]
 pub(crate) use self::tests::session_record;
 pub use self::tunnel_key::{TagKeys, TunnelEnd, TunnelKey, TunnelSecret};
@@ -60,8 +60,8 @@ pub use self::view::{PeerMember, PeerView};
 use self::workers::ApplyLocks;
 pub use self::workers::{ReplicationWaker, Workers};
 use crate::membership;
-pub use crate::membership::replication::Release;
 use crate::membership::replication::sync_rounds::SyncRounds;
+pub use crate::membership::replication::{Release, ReplicationStatus};
 use crate::membership::succession::{Claim, KnownSuccessor};
 
 /// Lowest and highest supported protocol version. The version of the previous release is always included.
@@ -220,6 +220,11 @@ impl Peers {
         // Before any link comes up.
         self.send_command(SendCommand::SetPeers(others.collect(), view.number));
         self.shared.apply_view(view);
+    }
+
+    /// This process takes its predecessor's place: nothing counts as acknowledged that it hasn't sent itself.
+    pub fn take_place(&self) {
+        self.send_command(SendCommand::TakePlace);
     }
 
     /// Starts a full sync to a peer, since the assignment of replica targets has changed.

@@ -50,6 +50,7 @@ use self::budget::Budget;
 use self::cloud::CloudState;
 use self::identity::RejectionLog;
 use self::kubernetes::KubernetesState;
+use self::leader::{EtcdLease, Leadership};
 use self::listen::Certificates;
 use self::meter::MeterLayer;
 use self::pod_token::{PodTokenLayer, TokenVerifier};
@@ -123,12 +124,11 @@ fn ingester(config: &PolicydConfig, source: String, has_ipam: bool) -> Result<So
 
 /// Where the record of addresses of pools is.
 fn address_record(config: &PolicydConfig) -> Result<(RecordMode, Option<RecordStorage>), CommandError> {
-    let storage = match (&config.source, &config.state) {
-        (PolicydSource::Kubernetes(_), _) => return Ok((RecordMode::OfPools, None)),
-        (PolicydSource::Etcd(etcd), _) => RecordStorage::etcd(etcd),
-        (PolicydSource::Files(_), None) => RecordStorage::Memory,
-        (PolicydSource::Files(_), Some(directory)) => {
-            let opened = RecordStorage::file(directory.join("addresses"));
+    let storage = match &config.source {
+        PolicydSource::Kubernetes(_) => return Ok((RecordMode::OfPools, None)),
+        PolicydSource::Etcd(etcd) => RecordStorage::etcd(etcd),
+        PolicydSource::Files(_) => {
+            let opened = RecordStorage::file(config.state.join("addresses"));
             opened.map_err(|error| CommandError::input(error).context("state"))?
         }
     };
@@ -158,11 +158,13 @@ async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
     let (publish, published) = watch::channel(None);
     let (command_sender, commands) = mpsc::channel(1);
     let listen = config.listen.to_string();
-    let state = server_state(config, intake.status(), kubernetes, certificates, command_sender, published);
+    let tasks = Tasks::default();
+    let leadership = leadership(&config.source, kubernetes.as_ref(), &tasks);
+    let (status, accept_empty) = (intake.status(), command_sender);
+    let state = server_state(config, status, (kubernetes, leadership), certificates, accept_empty, published);
     let signal_error = |error| CommandError::runtime(error).context("cannot install signal handlers");
     let mut terminate = signal(SignalKind::terminate()).map_err(signal_error)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(signal_error)?;
-    let tasks = Tasks::default();
 
     serve_gateways(&state, listener, verifier, &tasks);
     let [_, metrics_connections] = state.listeners.clone();
@@ -190,25 +192,30 @@ async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
     outcome
 }
 
+/// Until when this server leads, if it shares its source with others: then it takes part in their election.
+fn leadership(
+    source: &PolicydSource,
+    kubernetes: Option<&KubernetesState>,
+    tasks: &Tasks,
+) -> Option<watch::Receiver<Leadership>> {
+    let PolicydSource::Etcd(etcd) = source else { return kubernetes.map(KubernetesState::leadership) };
+    let (sender, leadership) = watch::channel(None);
+    // Writes name what they follow from, so none has to end before another server leads.
+    tasks.spawn("leader election", leader::run(EtcdLease::new(etcd), sender, None, tasks.clone()));
+    Some(leadership)
+}
+
 /// The shared state of a server, whose membership service runs from here on.
 fn server_state(
     config: PolicydConfig,
     source: Arc<SourceStatus>,
-    kubernetes: Option<KubernetesState>,
+    (kubernetes, leadership): (Option<KubernetesState>, Option<watch::Receiver<Leadership>>),
     certificates: Option<Arc<Certificates>>,
     accept_empty: mpsc::Sender<AcceptEmptyCommand>,
     published: watch::Receiver<Option<Arc<Publication>>>,
 ) -> Arc<ServerState> {
     let stats = Arc::default();
-    let leadership = kubernetes.as_ref().map(KubernetesState::leadership);
-    let membership = membership::open(
-        &config.source,
-        leadership,
-        config.leases,
-        config.membership,
-        published.clone(),
-        Arc::clone(&stats),
-    );
+    let membership = membership::open(&config, leadership, published.clone(), Arc::clone(&stats));
     Arc::new(ServerState {
         source,
         accept_empty,

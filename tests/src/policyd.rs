@@ -65,6 +65,9 @@ impl Policyd {
         if !extra.lines().any(|line| line.starts_with("source:")) {
             writeln!(text, "source: {{files: [{}/policy]}}", folder.display()).unwrap();
         }
+        if !extra.lines().any(|line| line.starts_with("state:")) {
+            writeln!(text, "state: {}/{name}-state", folder.display()).unwrap();
+        }
         let (config, log) = (folder.join(format!("{name}.yaml")), folder.join(format!("{name}.log")));
         fs::write(&config, text).unwrap();
         let program = binary().display().to_string();

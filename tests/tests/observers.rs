@@ -111,8 +111,9 @@ impl Policyd {
             .unwrap();
         let text = format!(
             "listen: \"{listen}\"\nmetrics: {{listen: \"{metrics}\"}}\nlog: {{format: json}}\n\
-             source: {{files: [{}]}}\n",
-            policy.display()
+             source: {{files: [{}]}}\nstate: {}\n",
+            policy.display(),
+            folder.path().join("state").display()
         );
         fs::write(&config, text).unwrap();
         let process = Command::new(binary()).args(["policyd", "--config"]).arg(config).stderr(stderr).spawn().unwrap();

@@ -4,10 +4,10 @@
 //! A lease runs from when its heartbeat was sent, the heartbeat timeout from when it was received, and the lease is
 //! shorter: so a gateway whose heartbeats stop loses its lease before it is deactivated.
 //!
-//! Recovery without a store: a restarted server learns the last view from the gateways. It changes nothing until all
-//! known gateways have reported, or two TTLs have passed. It grants leases after recovery, or after one TTL: then all
-//! leases of the previous server have expired and can't contradict new ones. Only a store can tell which gateways left
-//! the policy meanwhile, and under which view the previous server granted leases if a gateway knows a later one.
+//! One server decides, in a term of its own (`term`), by the record that the server before has left. It changes nothing
+//! until all known gateways have reported, or two TTLs have passed, and grants leases after that, or after one TTL: then
+//! all leases under views that the record may not tell of have expired. A server that has followed the record while
+//! another one decided knows that it is the last one, and grants leases at once.
 
 mod decide;
 mod drain;
@@ -15,6 +15,7 @@ mod drain;
 mod model;
 mod record;
 mod removal;
+mod term;
 #[cfg(test)]
 mod tests;
 
@@ -24,11 +25,9 @@ use std::time::{Duration, Instant};
 
 pub use self::drain::{ShardGroup, UnavailableLimit};
 pub use self::record::MemberRecord;
+use self::term::Term;
+pub use self::term::{MAX_REPORTED_NUMBER, Record};
 use crate::{DrainBlock, Heartbeat, Member, MembershipView};
-
-/// Limit of view numbers that are accepted from gateways, half of what a view may have: whatever a gateway claims,
-/// there are always higher numbers left.
-pub const MAX_REPORTED_NUMBER: u64 = 1 << 61;
 
 /// Outcome of a heartbeat that wasn't rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,21 +75,11 @@ pub struct MembershipState {
     records: BTreeMap<Arc<str>, MemberRecord>,
     /// When the first heartbeat was received.
     started_at: Option<Instant>,
-    /// Whether recovery is complete: the previous server's last view is known.
+    /// Whether recovery is complete: the previous server's last view is known, or of no use any more.
     recovered: bool,
-    /// Whether the view is from a store: then no gateway can know a later one.
-    stored: bool,
-    /// Lower limit of the next view number: a gateway or the store has this one.
-    number_floor: u64,
-    /// When the view was adopted from a gateway or the store: the timeout of gateways without a heartbeat runs from
-    /// here.
-    adopted_at: Option<Instant>,
-    /// Leases granted under another view may be valid until then.
-    grants_from: Option<Instant>,
+    term: Term,
     /// Heartbeat timeouts run from here at the earliest: the server itself was unable to receive before.
     timeouts_reset_at: Option<Instant>,
-    /// Whether any lease was granted.
-    granted: bool,
     /// When the policy was first known not to name a gateway of the view any more.
     removed_at: BTreeMap<Arc<str>, Instant>,
     /// The groups of gateways that can own a shard.
@@ -111,12 +100,8 @@ impl MembershipState {
             records: BTreeMap::new(),
             started_at: None,
             recovered: false,
-            stored: false,
-            number_floor: 0,
-            adopted_at: None,
-            grants_from: None,
+            term: Term::default(),
             timeouts_reset_at: None,
-            granted: false,
             removed_at: BTreeMap::new(),
             shard_groups: Arc::default(),
             max_unavailable: None,
@@ -149,47 +134,6 @@ impl MembershipState {
         self.policy = Some(names.into_iter().collect());
     }
 
-    /// Adopts the view in the store; `None` if it has none.
-    pub fn load(&mut self, now: Instant, view: Option<Arc<MembershipView>>) {
-        let stored = view.unwrap_or_default();
-        if stored.number < self.view.number {
-            // The store has lost data. A view that was published can't be withdrawn; the next one gets a higher number.
-            self.number_floor = self.number_floor.max(self.view.number);
-            return;
-        }
-        self.stored = stored.number > 0;
-        if stored != self.view {
-            self.view = stored;
-            self.adopted_at = Some(now);
-        }
-    }
-
-    /// Forgets all heartbeats, and keeps view and policy: another server has received heartbeats until now. Its leases may
-    /// be valid for a TTL, and gateways have as long to send a heartbeat to this one.
-    pub fn restart(&mut self, now: Instant) {
-        let ttl = self.ttl;
-        let last = std::mem::replace(self, Self::new(ttl));
-        self.policy = last.policy;
-        self.shard_groups = last.shard_groups;
-        self.max_unavailable = last.max_unavailable;
-        self.view = last.view;
-        self.stored = last.stored;
-        self.number_floor = last.number_floor;
-        self.adopted_at = Some(now);
-    }
-
-    /// Applies a heartbeat that another server has acknowledged.
-    pub fn observe(&mut self, now: Instant, heartbeat: &Heartbeat) {
-        self.started_at.get_or_insert(now);
-        if !self.is_member(&heartbeat.gateway) {
-            return;
-        }
-        match self.records.get_mut(&heartbeat.gateway).filter(|record| record.incarnation == heartbeat.incarnation) {
-            Some(record) => record.renew(heartbeat, now),
-            None => drop(self.records.insert(heartbeat.gateway.clone(), MemberRecord::from_heartbeat(heartbeat, now))),
-        }
-    }
-
     /// Applies a heartbeat.
     ///
     /// # Errors
@@ -200,11 +144,9 @@ impl MembershipState {
             return Err(Rejection::InvalidSecret { gateway: gateway.clone(), incarnation: heartbeat.incarnation });
         }
         self.started_at.get_or_insert(now);
-        // Views reported by gateways that the policy doesn't name are ignored.
-        if let Some(reported) = &heartbeat.view
-            && (self.policy.is_none() || self.is_in_policy(gateway))
-        {
-            self.learn_view(now, reported);
+        // What gateways report that neither the policy nor the view names is ignored.
+        if self.policy.is_none() || self.is_in_policy(gateway) || self.is_leaving(gateway, now) {
+            self.learn_number(now, heartbeat.known_view);
         }
         if !self.is_in_policy(gateway) {
             return Ok(self.renew_removed(heartbeat, now));
@@ -223,8 +165,8 @@ impl MembershipState {
         Ok(HeartbeatOutcome::Accepted)
     }
 
-    /// Whether a heartbeat has another secret than the process that it claims to be. A view that another gateway has
-    /// reported doesn't count: it must not lock out a process that shows a secret of this incarnation.
+    /// Whether a heartbeat has another secret than the process that it claims to be. A view doesn't count: one that somebody
+    /// has mended must not lock out a process that shows a secret of this incarnation.
     fn has_invalid_secret(&self, heartbeat: &Heartbeat) -> bool {
         let record = self.records.get(&heartbeat.gateway).filter(|it| it.incarnation == heartbeat.incarnation);
         record.is_some_and(|record| record.commitment != heartbeat.commitment)
@@ -260,7 +202,7 @@ impl MembershipState {
     }
 
     /// The duration of the lease for an accepted heartbeat, from when that was sent; `None` if there is no lease.
-    pub fn grant(&mut self, now: Instant, name: &str, incarnation: u64) -> Option<Duration> {
+    pub fn grant(&self, now: Instant, name: &str, incarnation: u64) -> Option<Duration> {
         let is_active =
             self.view.member(name).is_some_and(|member| member.serving && member.incarnation == incarnation);
         let has_record = self.records.get(name).is_some_and(|record| record.incarnation == incarnation);
@@ -268,30 +210,12 @@ impl MembershipState {
         if !(is_active && has_record && may_be_active && self.may_grant(now)) {
             return None;
         }
-        self.granted = true;
         Some(lease_duration(self.ttl))
-    }
-
-    /// Learns a view that a gateway got from another server.
-    fn learn_view(&mut self, now: Instant, reported: &Arc<MembershipView>) {
-        if reported.number < self.view.number || *reported == self.view || reported.number >= MAX_REPORTED_NUMBER {
-            return;
-        }
-        if self.recovered || self.stored || reported.number == self.view.number {
-            // Too late to adopt it: nobody can have a lease under it. But its number is used.
-            self.number_floor = self.number_floor.max(reported.number);
-            return;
-        }
-        self.view = reported.clone();
-        self.adopted_at = Some(now);
-        if self.granted {
-            self.grants_from = Some(now + self.ttl);
-        }
     }
 
     fn may_grant(&self, now: Instant) -> bool {
         let old_leases_expired = self.started_at.is_some_and(|started| now >= started + self.ttl);
-        (self.recovered || self.stored || old_leases_expired) && self.grants_from.is_none_or(|from| now >= from)
+        (self.recovered || self.term.is_followed() || old_leases_expired) && !self.is_outdated()
     }
 
     /// Whether the policy names a gateway; while there is no policy, whether the view does.
@@ -300,10 +224,6 @@ impl MembershipState {
             Some(names) => names.contains(name),
             None => self.view.member(name).is_some(),
         }
-    }
-
-    fn is_member(&self, name: &str) -> bool {
-        self.is_in_policy(name) || self.view.member(name).is_some()
     }
 }
 

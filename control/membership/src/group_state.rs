@@ -17,7 +17,7 @@ use vipgate_dataplane::policy::members::{Authentication, MemberSpec, MembersSpec
 use vipgate_policy::compiler;
 
 use self::releases::{AwaitedRelease, PolicyReleases};
-use super::replication::Release;
+use super::replication::{Release, ReplicationStatus};
 use super::status::{Authority, MembershipStatus};
 use super::succession::Claim;
 use super::{DesiredState, DrainBlock, DrainBlockReason, Member, MembershipView};
@@ -29,8 +29,8 @@ const SYNC_TIMEOUT: Duration = Duration::from_secs(1);
 /// The source of membership.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MembershipSource {
-    /// None: all gateways are always active.
-    Static,
+    /// The gateways of the policy: a fixed view.
+    Fixed,
     /// The policy server, if it is a membership authority.
     Server,
 }
@@ -61,6 +61,24 @@ pub struct PeerState {
     pub released: Option<Release>,
     /// The version of the policy in this gateway's last release that it has acknowledged.
     pub acknowledged_policy: Option<Arc<str>>,
+    /// Whether its last full sync to this gateway was by another policy.
+    pub has_other_policy: bool,
+}
+
+impl PeerState {
+    /// The state of a peer with this replication status.
+    pub fn of(linked: bool, replication: &ReplicationStatus) -> Self {
+        Self {
+            linked,
+            last_echo: None,
+            echo_sent_at: None,
+            sync_view: replication.in_sync_from.then_some(replication.sync_view),
+            in_sync_to: replication.in_sync_to,
+            released: replication.peer_released.clone(),
+            acknowledged_policy: replication.released.as_ref().map(|release| release.policy.clone()),
+            has_other_policy: replication.has_other_policy,
+        }
+    }
 }
 
 /// By what right this process has its gateway's place in the view.
@@ -114,7 +132,7 @@ pub struct GroupState {
 impl GroupState {
     /// The state before the first policy and the first view.
     pub fn new(name: Arc<str>, endpoint: Option<SocketAddr>, source: MembershipSource) -> Self {
-        let authority = if source == MembershipSource::Static { Authority::None } else { Authority::Unknown };
+        let authority = if source == MembershipSource::Fixed { Authority::Fixed } else { Authority::Unknown };
         Self {
             name,
             claim: None,
@@ -235,6 +253,17 @@ impl GroupState {
         };
     }
 
+    /// Whether this process has its predecessor's place, which no view has given it.
+    pub fn has_taken_place(&self) -> bool {
+        self.entitlement != Entitlement::Assigned
+    }
+
+    /// The peers whose last full sync was by another policy.
+    pub fn peers_ahead(&self) -> impl Iterator<Item = &Arc<str>> {
+        let is_ahead = |peer: &&Arc<str>| self.links.get(*peer).is_some_and(|it| it.has_other_policy);
+        self.peers().filter(is_ahead)
+    }
+
     /// Sets the state of all peers.
     pub fn set_links(&mut self, links: BTreeMap<Arc<str>, PeerState>) {
         for (name, peer) in &links {
@@ -267,7 +296,7 @@ impl GroupState {
 
     /// Whether there is a membership authority, or may be.
     fn has_authority(&self) -> bool {
-        self.source == MembershipSource::Server && self.authority != Authority::None
+        self.source == MembershipSource::Server && self.authority != Authority::Fixed
     }
 
     /// Whether a lease is required: other gateways could own this gateway's shards.
@@ -282,7 +311,7 @@ impl GroupState {
         if self.policy.is_empty() {
             return MembersSpec::default();
         }
-        let gateways = if self.needs_lease() { self.members_of_view(now, tick) } else { self.static_members() };
+        let gateways = if self.needs_lease() { self.members_of_view(now, tick) } else { self.fixed_members() };
         MembersSpec {
             this: Some(self.name.clone()),
             gateways,
@@ -296,8 +325,8 @@ impl GroupState {
         self.active_change.map_or(0, |(number, _)| number)
     }
 
-    /// The members without an authority, or of a single gateway: all are active.
-    fn static_members(&self) -> Vec<MemberSpec> {
+    /// The members of a fixed view, or of a single gateway: all are active.
+    fn fixed_members(&self) -> Vec<MemberSpec> {
         let port = self.endpoint.map_or(0, |endpoint| endpoint.port());
         let member = |peer: &compiler::Peer| MemberSpec {
             name: peer.name.clone(),
@@ -451,7 +480,7 @@ impl GroupState {
         let is_in_place = match self.authority {
             Authority::Unknown => false,
             Authority::Unreachable => has_lease || !self.is_active(),
-            Authority::None | Authority::Reachable => true,
+            Authority::Fixed | Authority::Reachable => true,
         };
         is_in_place || !self.needs_lease()
     }
@@ -464,7 +493,7 @@ impl GroupState {
         let counts = match self.authority {
             Authority::Unreachable => true,
             Authority::Reachable => self.entitlement != Entitlement::Assigned,
-            Authority::Unknown | Authority::None => false,
+            Authority::Unknown | Authority::Fixed => false,
         };
         if !counts || !self.is_granted || !self.is_active_member(&self.name) || !self.is_entitled() {
             return None;

@@ -1,11 +1,16 @@
-//! Session replication from one gateway to another, as state machines without clock and I/O: `send_state` decides what
-//! is sent and when a full sync is necessary, `receive_state` what received frames mean, `sync_rounds` which number
-//! listed sessions get. Module `peer` encodes their frames and runs them over links.
+//! Session replication between gateways, as state machines without clock and I/O: `sender` serves all peers and
+//! `receiver` one link; `send_state` decides what one peer is sent and when a full sync is necessary, `receive_state`
+//! what received frames mean, `sync_rounds` which number listed sessions get. Module `peer` encodes their frames and
+//! runs them over links.
 
 #[cfg(test)]
 mod fixtures;
 pub mod receive_state;
+pub mod receiver;
+mod retry;
 pub mod send_state;
+pub mod sender;
+pub mod status;
 pub mod sync_rounds;
 
 use std::sync::Arc;
@@ -13,6 +18,10 @@ use std::time::Duration;
 
 use thiserror::Error;
 use vipgate_dataplane::session::record::ReplicationRecord;
+
+pub use self::receiver::Receiver;
+pub use self::sender::Sender;
+pub use self::status::ReplicationStatus;
 
 /// Maximum number of unacknowledged frames per link. Bounds the receiver's queue, and the delay of heartbeats.
 pub const WINDOW: usize = 16;

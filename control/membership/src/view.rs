@@ -142,8 +142,8 @@ pub struct Heartbeat {
     pub policy_version: Option<Arc<str>>,
     /// Number of its active sessions.
     pub sessions: u64,
-    /// The last view that it got, in the first heartbeat of a stream.
-    pub view: Option<Arc<MembershipView>>,
+    /// The highest view number that it knows to be used.
+    pub known_view: u64,
 }
 
 impl Heartbeat {
@@ -165,7 +165,7 @@ impl Heartbeat {
             unable: None,
             policy_version: None,
             sessions: 0,
-            view: None,
+            known_view: seen_view,
         }
     }
 }

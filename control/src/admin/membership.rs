@@ -102,8 +102,12 @@ pub struct Link {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Group {
     /// State of the membership authority: server (reachable), lost (unreachable now), unknown (not reached yet), none
-    /// (the policy server has no membership service).
+    /// (the view is fixed).
     pub decides: String,
+    /// Why nobody decides: view_fixed (there is no policy server, or it offers no views, so the gateways of the policy are
+    /// the view); empty: somebody does, or may.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub reason: String,
     /// Number of the current view; 0: none.
     pub view: u64,
     pub members: u64,
@@ -181,6 +185,7 @@ pub(super) fn membership(state: &GatewayState) -> Group {
     };
     Group {
         decides: authority(group.authority).to_owned(),
+        reason: if is_fixed(group.authority) { VIEW_FIXED.to_owned() } else { String::new() },
         view: group.view.number,
         members: group.spec.gateways.len().max(1) as u64,
         members_serving: group.active_count() as u64,
@@ -200,9 +205,16 @@ pub(super) fn membership(state: &GatewayState) -> Group {
     }
 }
 
+/// The reason in the status for a view that nobody decides.
+const VIEW_FIXED: &str = "view_fixed";
+
+fn is_fixed(authority: Option<Authority>) -> bool {
+    authority.is_none_or(|it| it == Authority::Fixed)
+}
+
 fn authority(authority: Option<Authority>) -> &'static str {
     match authority {
-        None | Some(Authority::None) => "none",
+        None | Some(Authority::Fixed) => "none",
         Some(Authority::Unknown) => "unknown",
         Some(Authority::Unreachable) => "lost",
         Some(Authority::Reachable) => "server",
@@ -367,8 +379,8 @@ fn check_failover(state: &GatewayState) -> Result<(), RequestError> {
         None => refused(
             "no policy server manages membership (`policy.server` in gateway.yaml): every gateway is always active",
         ),
-        Some(Authority::None) => {
-            refused("its policy server doesn't manage membership, so every gateway is always active")
+        Some(Authority::Fixed) => {
+            refused("view_fixed: its policy server doesn't manage membership, so every gateway is always active")
         }
         Some(Authority::Unknown | Authority::Unreachable | Authority::Reachable) => Ok(()),
     }

@@ -180,7 +180,7 @@ fn authority(group: &Group) -> &'static str {
         "server" => "policy server",
         "lost" => "policy server, UNREACHABLE",
         "unknown" => "policy server, NOT REACHED yet",
-        _ => "none: every gateway is active, without failover",
+        _ => "none (view_fixed): every gateway is active, without failover",
     }
 }
 

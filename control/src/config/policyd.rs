@@ -65,10 +65,12 @@ pub struct PolicydConfig {
     pub node_agents: Option<NodeAgentsConfig>,
     /// Public addresses of cloud providers, for AddressPools with a `provider`. Default: none is attached.
     pub cloud: Option<CloudConfig>,
-    /// With `source.files`: directory of what must outlive the process, which is the record of addresses of AddressPools
-    /// (`addresses`). Each server has its own. Default: none, and a restart begins a new record.
-    #[schemars(with = "Option<FilePath>")]
-    pub state: Option<PathBuf>,
+    /// With `source.files`: directory of what must outlive the process, which is the record of terms and views
+    /// (`membership`), and that of addresses of AddressPools (`addresses`). Each server has its own. Default:
+    /// `/var/lib/vipgate/policyd`.
+    #[serde(default = "default_state")]
+    #[schemars(with = "FilePath")]
+    pub state: PathBuf,
     /// Limits of connections and of memory for clients.
     #[serde(default)]
     pub limits: PolicydLimits,
@@ -184,8 +186,8 @@ impl Default for PolicydLimits {
 #[serde(deny_unknown_fields)]
 pub struct Leases {
     /// Time to live of a lease without heartbeats; then the gateway is considered dead and its backups take over. The
-    /// heartbeat interval is a quarter of it. From 100ms to 60s; longer than a few round trips, and with etcd than a
-    /// few writes. Default: `600ms`.
+    /// heartbeat interval is a quarter of it. From 100ms to 60s; longer than a few round trips. Default:
+    /// `600ms`.
     #[serde(default = "default_ttl", with = "duration")]
     #[schemars(with = "DurationText")]
     pub ttl: Duration,
@@ -262,6 +264,10 @@ impl Etcd {
     pub fn record_key(&self) -> String {
         format!("{}addresses", self.membership_prefix())
     }
+}
+
+fn default_state() -> PathBuf {
+    "/var/lib/vipgate/policyd".into()
 }
 
 fn default_namespace_share() -> Share {

@@ -302,9 +302,9 @@ fn policyd_yaml_has_defaults_and_validation() {
         ("/vipgate-members/".into(), "/vipgate-members/addresses".into())
     );
     let text = "source: {files: [a]}\nstate: /var/lib/x";
-    assert_eq!(PolicydConfig::parse("d.yaml", text).unwrap().state.as_deref(), Some(Path::new("/var/lib/x")));
+    assert_eq!(PolicydConfig::parse("d.yaml", text).unwrap().state, Path::new("/var/lib/x"));
     assert!(schema_accepts(Published::PolicydYaml, text));
-    assert_eq!(config.state, None);
+    assert_eq!(config.state, Path::new("/var/lib/vipgate/policyd"));
     for (text, expected) in [
         ("source: {files: []}", "d.yaml:1: source.files: at least one"),
         ("listen: \"127.0.0.1:1\"", "d.yaml:1: source: is missing"),

@@ -82,10 +82,12 @@ impl GatewayGroup {
         let config = format!(
             "listen: \"{POLICYD}\"\n\
              source: {{files: [{}]}}\n\
+             state: {}\n\
              metrics: {{listen: \"127.0.0.1:9470\"}}\n\
              log: {{format: json}}\n\
              {}",
             manifests.display(),
+            self.directory.path().join("policyd-state").display(),
             self.config.policyd,
         );
         let policyd = Daemon::start(&self.network.management, "policyd", &config, self.directory.path())?;

@@ -160,7 +160,7 @@ fn view() -> proto::View {
 #[allow(clippy::needless_update, reason = "new fields of messages get defaults")]
 fn members() {
     use proto::heartbeat::DesiredState;
-    let heartbeat = |gateway: &str, process, desired_state: DesiredState, seen_view, view| {
+    let heartbeat = |gateway: &str, process, desired_state: DesiredState, seen_view, known_view| {
         let heartbeat = proto::Heartbeat {
             gateway: gateway.to_owned(),
             incarnation: secret(process).incarnation(),
@@ -174,7 +174,7 @@ fn members() {
             peer_port: 4790,
             overlay_address: "10.2.0.11".to_owned(),
             overlay_port: 8472,
-            view,
+            known_view,
             ..proto::Heartbeat::default()
         };
         [vec![6], heartbeat.encode_length_delimited_to_vec()].concat()
@@ -188,9 +188,9 @@ fn members() {
         view: Some(view()),
         ..proto::MembershipUpdate::default()
     };
-    let joins = heartbeat("a", 1, DesiredState::Joining, 0, Some(view()));
+    let joins = heartbeat("a", 1, DesiredState::Joining, 0, 5);
     // The highest number that a member may report: the next view needs a higher one.
-    let last = proto::View { number: (1 << 62) - 1, ..view() };
+    let last = (1 << 61) - 1;
     let seeds = vec![
         (
             "life",
@@ -198,19 +198,18 @@ fn members() {
                 policy.clone(),
                 joins.clone(),
                 vec![0xf8, 0xf8],
-                heartbeat("a", 1, DesiredState::Ready, 6, None),
-                heartbeat("b", 2, DesiredState::Ready, 6, None),
+                heartbeat("a", 1, DesiredState::Ready, 1_000_001, 1_000_001),
+                heartbeat("b", 2, DesiredState::Ready, 1_000_001, 1_000_001),
                 vec![0x20],
-                heartbeat("a", 1, DesiredState::Draining, 7, None),
-                heartbeat("b", 9, DesiredState::Ready, 7, None),
+                heartbeat("a", 1, DesiredState::Draining, 1_000_002, 1_000_002),
+                heartbeat("b", 9, DesiredState::Ready, 1_000_002, 1_000_002),
             ]
             .concat(),
         ),
         ("store", [policy.clone(), [vec![4], stored].concat(), joins.clone()].concat()),
         (
             "last-number",
-            [policy.clone(), joins.clone(), vec![0xf8, 0xf8], heartbeat("b", 3, DesiredState::Ready, 0, Some(last))]
-                .concat(),
+            [policy.clone(), joins.clone(), vec![0xf8, 0xf8], heartbeat("b", 3, DesiredState::Ready, 0, last)].concat(),
         ),
         ("notice", [policy, vec![5], update.encode_length_delimited_to_vec(), joins, vec![2, 3]].concat()),
     ];

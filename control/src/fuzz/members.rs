@@ -1,11 +1,11 @@
-//! Fuzzing of membership: heartbeats, view updates and stored views, applied to the server's membership state.
+//! Fuzzing of membership: heartbeats, view updates and records, applied to the server's membership state.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::next;
-use crate::membership::authority::{MAX_REPORTED_NUMBER, MembershipState};
+use crate::membership::authority::{MAX_REPORTED_NUMBER, MembershipState, Record};
 use crate::membership::replication::policy_release_timeout;
 use crate::membership::{Heartbeat, MembershipView};
 use crate::xds::proto;
@@ -16,8 +16,8 @@ const NAMES: [&str; 4] = ["a", "b", "c", "gw-1"];
 /// Maximum number of steps of one input.
 const MAX_STEPS: usize = 64;
 
-/// Executes the input as a sequence of steps, each with a leading kind byte: time passes, the policy changes, a stored
-/// view is loaded, or a message arrives.
+/// Executes the input as a sequence of steps, each with a leading kind byte: time passes, the policy changes, a term
+/// begins, or a message arrives.
 pub fn members(mut data: &[u8]) {
     let start = Instant::now();
     let mut now = start;
@@ -35,11 +35,16 @@ pub fn members(mut data: &[u8]) {
             3 => state.reset_timeouts(now),
             4 => {
                 let Some(message) = next::<proto::View>(&mut data) else { break };
-                // A store only contains views that servers have written, each number once.
+                // A record only contains views that servers have written, each number once.
                 let is_next =
                     |view: &MembershipView| (state.view().number + 1..MAX_REPORTED_NUMBER).contains(&view.number);
                 let Some(view) = valid_view(message).filter(is_next) else { continue };
-                state.load(now, Some(Arc::new(view)));
+                let record = Record { term: u64::from(kind / 8), view: Arc::new(view) };
+                if kind & 8 == 0 {
+                    state.begin_term(&record.next_term());
+                } else {
+                    state.follow(&record);
+                }
             }
             5 => {
                 let Some(update) = next::<proto::MembershipUpdate>(&mut data) else { break };
@@ -47,9 +52,14 @@ pub fn members(mut data: &[u8]) {
             }
             _ => {
                 let Some(message) = next::<proto::Heartbeat>(&mut data) else { break };
-                let sequence = message.sequence;
-                let Ok(heartbeat) = Heartbeat::try_from(message) else { continue };
-                apply_heartbeat(&mut state, now, &heartbeat, sequence);
+                let Ok(heartbeat) = Heartbeat::try_from(message.clone()) else { continue };
+                let secrets = proto::Heartbeat {
+                    secret: message.secret,
+                    predecessor: message.predecessor,
+                    ..proto::Heartbeat::of(&heartbeat, message.sequence)
+                };
+                assert_eq!(Heartbeat::try_from(secrets).as_ref(), Ok(&heartbeat), "round trip of a heartbeat");
+                apply_heartbeat(&mut state, now, &heartbeat);
             }
         }
         state.decide(now);
@@ -59,11 +69,8 @@ pub fn members(mut data: &[u8]) {
     assert!(state.next_deadline().is_none_or(|due| due <= now + policy_release_timeout(TTL)), "{state:?}");
 }
 
-/// Applies a heartbeat, and asserts its round trip and that a lease is only granted to an active gateway's process.
-fn apply_heartbeat(state: &mut MembershipState, now: Instant, heartbeat: &Heartbeat, sequence: u64) {
-    // Servers store no secrets, neither the process's own nor its predecessor's.
-    let stored = Heartbeat { predecessor: None, ..heartbeat.clone() };
-    assert_eq!(proto::Heartbeat::of(heartbeat, sequence).into_stored(), Ok(stored), "round trip of a heartbeat");
+/// Applies a heartbeat, and asserts that a lease is only granted to an active gateway's process.
+fn apply_heartbeat(state: &mut MembershipState, now: Instant, heartbeat: &Heartbeat) {
     let _ = state.heartbeat(now, heartbeat);
     state.decide(now);
     if let Some(lease) = state.grant(now, &heartbeat.gateway, heartbeat.incarnation) {

@@ -196,8 +196,6 @@ impl ControlLoop {
     /// Updates the status of interfaces and next hops, and the desired state in the group.
     fn handle_tracking_change(&mut self) -> ControlFlow<End> {
         self.update_tracking();
-        // Also while a job is running: another gateway has to become active in its place.
-        self.membership.group.publish_desired_state();
         self.membership.is_due = true;
         match self.state.tracking.load().restart_reason() {
             Some(reason) => ControlFlow::Break(Err(CommandError::runtime(reason))),

@@ -1,21 +1,18 @@
-//! The group of gateways: membership view, peer links and lease, and the membership that follows for the engine.
-//! `Group` collects the inputs; `membership::group_state` decides.
+//! The group of gateways: membership client, peer links and lease. What follows from them is decided by
+//! `membership::member`: here its inputs come in, and its effects go out.
 
 mod refused_drain;
 mod tunnel_authentication;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use vipgate_dataplane::flow::ids::GatewayId;
-use vipgate_dataplane::policy::compiled::Policy;
 use vipgate_dataplane::policy::members::MembersSpec;
 use vipgate_dataplane::policy::spec::{ShardMapSpec, VipSpec};
 use vipgate_dataplane::replication::apply::worker_of;
-use vipgate_dataplane::replication::lease::MAX_LEASE_MS;
 use vipgate_dataplane::replication::sender::ReplicationSender;
 use vipgate_dataplane::session::record::ReplicationRecord;
 use vipgate_dataplane::worker::command::Command;
@@ -26,11 +23,13 @@ use self::tunnel_authentication::TunnelAuthentication;
 use crate::clock;
 use crate::config::{Config, PolicySource};
 use crate::gateway::succession::{LeftMembership, TunnelSecrets, Writer};
-use crate::heartbeat::{ClientHandle, ReportedState};
-use crate::membership::group_state::{GroupState, MembershipSource};
+use crate::heartbeat::ClientHandle;
+use crate::membership::group_state::MembershipSource;
+use crate::membership::member::{self, Effect, Identity, Input, Member, Observation, PolicyState, Snapshot};
 use crate::membership::status::MembershipStatus;
 use crate::membership::succession::Claim;
-use crate::peer::{self, PeerEvent, Peers, PeersStatus, Release, Workers};
+use crate::membership::{DrainBlock, MembershipView};
+use crate::peer::{self, PeerEvent, PeerStatus, Peers, PeersStatus, Workers};
 use crate::state::GatewayState;
 use crate::state::group::{GroupStatus, RefusedDrains};
 use crate::state::lease::{GroupLease, LeaseStatus};
@@ -40,7 +39,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Membership of this gateway in the group, its lease and its peer links.
 pub(super) struct Group {
-    state: GroupState,
+    name: Arc<str>,
+    member: Member,
     tunnels: TunnelAuthentication,
     lease: Arc<GroupLease>,
     /// The membership client, with `policy.server`.
@@ -49,19 +49,6 @@ pub(super) struct Group {
     links: Option<PeerLinks>,
     /// Leaves the membership to the next process.
     writer: Option<Writer>,
-    /// The view that was published but isn't used by all workers yet, and whether replica targets need a full sync
-    /// after it.
-    pending: Option<(u64, bool)>,
-    /// The version of the policy that was published.
-    policy_version: Arc<str>,
-    /// The view that all workers use.
-    applied: u64,
-    /// The version of the policy that all workers use.
-    applied_policy: Arc<str>,
-    /// What peers have been sent as released.
-    releases: BTreeMap<Arc<str>, Release>,
-    /// The view of the last change of active members that was published.
-    active_since: u64,
     refused_drains: RefusedDrains,
     /// Whether the lease was valid when its status was last logged.
     lease_valid: bool,
@@ -79,38 +66,19 @@ pub(super) struct PeerLinks {
     pub(super) peers: Peers,
     pub(super) events: mpsc::Receiver<PeerEvent>,
     pub(super) status: watch::Receiver<Arc<PeersStatus>>,
-    /// The view that the links use.
-    pub(super) view: Arc<peer::PeerView>,
 }
 
-/// The membership at startup, before the policy server has responded. With a membership authority, no gateway is
-/// active.
+/// The membership at startup, before the policy server has responded.
 pub(super) fn initial_members(config: &Config, peers: &[compiler::Peer]) -> MembersSpec {
-    let tunnels = TunnelAuthentication::new(None);
-    let mut state = initial_state(config);
-    state.set_policy(peers, &"".into(), Instant::now());
-    members(&mut state, &tunnels, Instant::now())
+    member::initial_members(&identity(config, None), peers, Instant::now(), clock::now())
 }
 
-fn initial_state(config: &Config) -> GroupState {
+fn identity(config: &Config, claim: Option<Claim>) -> Identity {
     let source = match config.policy {
         PolicySource::Server(_) => MembershipSource::Server,
-        PolicySource::Files(_) => MembershipSource::Static,
+        PolicySource::Files(_) => MembershipSource::Fixed,
     };
-    GroupState::new(config.name.as_str().into(), config.peer_tunnel_endpoint(), source)
-}
-
-/// The membership for the engine, with the authentication of tunnels.
-fn members(state: &mut GroupState, tunnels: &TunnelAuthentication, now: Instant) -> MembersSpec {
-    let mut spec = state.spec(now, clock::now());
-    let has_view = state.needs_lease();
-    for member in &mut spec.gateways {
-        // Without an authority there are no keys.
-        if has_view && Some(&member.name) != spec.this.as_ref() {
-            member.authentication = tunnels.for_peer(&member.name, now);
-        }
-    }
-    spec
+    Identity { name: config.name.as_str().into(), endpoint: config.peer_tunnel_endpoint(), source, claim }
 }
 
 /// The workers as used by the peer links for replication.
@@ -147,46 +115,66 @@ impl Workers for ReplicationWorkers {
     }
 }
 
+/// Effects that the control loop has to do.
+#[derive(Default)]
+struct Outcome {
+    publish: Option<MembersSpec>,
+    refused_drain: Option<DrainBlock>,
+}
+
+impl PeerLinks {
+    fn perform(&self, effect: Effect) {
+        match effect {
+            Effect::TakePlace => self.peers.take_place(),
+            Effect::RequestSync(peer) => self.peers.request_sync(&peer),
+            Effect::UseView(view) => self.peers.set_view(&Arc::new(peer::PeerView::of(&view))),
+            Effect::Resync(peer) => self.peers.resync(&peer),
+            Effect::Release(peer, release) => self.peers.release(&peer, release),
+            Effect::Leave { .. }
+            | Effect::RequireLease(_)
+            | Effect::ExtendLease(_)
+            | Effect::DrainRefused(_)
+            | Effect::Publish(_)
+            | Effect::Report(_) => {}
+        }
+    }
+}
+
 impl Group {
-    /// A group without a membership view yet.
+    /// A group without a membership view yet; the first snapshot has this membership.
     pub(super) fn new(
         config: &Config,
+        published: MembersSpec,
         lease: Arc<GroupLease>,
-        client: Option<(ClientHandle, JoinHandle<()>)>,
-        links: Option<PeerLinks>,
-        process: Option<Process>,
+        connections: Option<(ClientHandle, JoinHandle<()>, Option<PeerLinks>, Process)>,
     ) -> Self {
-        let (client, client_task) = client.unzip();
-        let (mut state, mut writer, mut secrets) = (initial_state(config), None, None);
-        if let Some(process) = process {
-            state.set_claim(process.claim);
-            (writer, secrets) = (process.writer, Some(process.tunnel_secrets));
-        }
-        let (own, inherited) = secrets.map_or((None, None), |secrets| (Some(secrets.own), secrets.inherited));
-        Self {
-            state,
-            tunnels: TunnelAuthentication::new(own).with_inherited(inherited),
+        let mut group = Self {
+            name: config.name.as_str().into(),
+            member: Member::new(&identity(config, None), published.clone()),
+            tunnels: TunnelAuthentication::new(None),
             lease,
-            client,
-            client_task,
-            links,
-            writer,
-            pending: None,
-            policy_version: "".into(),
-            applied: 0,
-            applied_policy: "".into(),
-            releases: BTreeMap::new(),
-            active_since: 0,
+            client: None,
+            client_task: None,
+            links: None,
+            writer: None,
             refused_drains: RefusedDrains::default(),
             lease_valid: true,
+        };
+        if let Some((client, task, links, Process { claim, tunnel_secrets, writer })) = connections {
+            group.member = Member::new(&identity(config, Some(claim)), published);
+            group.tunnels =
+                TunnelAuthentication::new(Some(tunnel_secrets.own)).with_inherited(tunnel_secrets.inherited);
+            (group.client, group.client_task, group.links) = (Some(client), Some(task), links);
+            group.writer = writer;
         }
+        group
     }
 
     /// Waits until an input has changed or a deadline has passed. Cancel-safe.
     pub(super) async fn changed(&mut self) {
-        let due = match (self.pending, self.next_deadline(Instant::now())) {
-            (Some(_), _) => Some(POLL_INTERVAL),
-            (None, due) => due.map(|due| due.saturating_duration_since(Instant::now())),
+        let due = match (self.member.is_pending(), self.next_deadline(Instant::now())) {
+            (true, _) => Some(POLL_INTERVAL),
+            (false, due) => due.map(|due| due.saturating_duration_since(Instant::now())),
         };
         let deadline = async {
             match due {
@@ -233,13 +221,13 @@ impl Group {
 
     /// The next deadline at which the membership may change without new input.
     fn next_deadline(&self, now: Instant) -> Option<Instant> {
-        let keys = self.tunnels.deadlines().filter(|deadline| *deadline > now && self.state.needs_lease());
-        self.state.next_deadline(now).into_iter().chain(keys).min()
+        let keys = self.tunnels.deadlines().filter(|deadline| *deadline > now && self.member.state().needs_lease());
+        self.member.next_deadline(now).into_iter().chain(keys).min()
     }
 
     fn handle_event(&mut self, event: PeerEvent) {
         match event {
-            PeerEvent::Released { gateway, release } => self.state.mark_released(gateway, &release),
+            PeerEvent::Released { gateway, release } => drop(self.input(Input::Released { gateway, release })),
             PeerEvent::RelayedView { gateway, view } => {
                 let number = view.number;
                 if self.client.as_ref().is_some_and(|client| client.apply_relayed_view(view)) {
@@ -256,175 +244,114 @@ impl Group {
         }
     }
 
-    /// Sets the policy in force, and its gateways.
-    pub(super) fn set_policy(&mut self, gateways: &[compiler::Peer], policy: &Policy) {
-        if *self.policy_version != *policy.version() {
-            self.policy_version = policy.version().into();
-        }
-        let now = Instant::now();
-        self.state.set_policy(gateways, &self.policy_version, now);
-        self.state.set_awaits_policy_release(policy.awaits_policy_release(), now);
-    }
-
     /// Starts or ends draining.
     pub(super) fn set_draining(&mut self, draining: bool) {
-        self.state.set_draining(draining);
+        self.input(Input::Draining(draining));
         self.refused_drains.last = None;
-    }
-
-    /// Gives up a drain that the policy server refuses, since some of these VIPs would have no active gateway.
-    pub(super) fn give_up_refused_drain(&mut self, placement: impl FnOnce() -> (Vec<ShardMapSpec>, Vec<VipSpec>)) {
-        let Some(block) = self.state.give_up_refused_drain() else { return };
-        let (shard_maps, vips) = placement();
-        let placed = Placed { vips: &vips, shard_maps: &shard_maps, endpoints: &[] };
-        let reason = refused_drain::reason(&block, self.state.name(), self.state.view(), placed);
-        tracing::warn!(event = "drain_refused", reason, "the drain is refused, this gateway stays active: {reason}");
-        self.refused_drains.count += 1;
-        self.refused_drains.last = Some(reason.into());
     }
 
     /// Sets the fault that makes this gateway unable to forward; `None`: able.
     pub(super) fn set_unable(&mut self, reason: Option<Arc<str>>) {
-        self.state.set_unable(reason);
+        self.input(Input::Unable(reason));
     }
 
-    /// Processes all inputs; returns the membership to publish to the engine.
-    pub(super) fn update(&mut self, now: Instant) -> MembersSpec {
-        if let Some(client) = &mut self.client {
-            let status: MembershipStatus = client.status.borrow_and_update().clone();
-            if let Some(links) = &self.links {
-                // Before the first lease it is unknown.
-                let longest = Duration::from_millis(MAX_LEASE_MS.into());
-                links.peers.set_lease_duration(if status.is_ttl_confirmed { status.ttl } else { longest });
-                // First, since from here on the TTL of leases under earlier views runs.
-                links.peers.set_promised_view(&Arc::new(peer::PeerView::of(&status.view)));
-            }
-            self.state.set_status(&status, now);
-            self.tunnels.update(self.state.name(), &status.view, now, status.ttl);
-        }
-        if let Some(links) = &mut self.links {
-            let status = links.status.borrow_and_update().clone();
-            self.state.set_links(status.peers.iter().map(|(name, peer)| (name.clone(), peer.into())).collect());
-            for gateway in self.state.sync_targets(now) {
-                links.peers.request_sync(&gateway);
-            }
-        }
-        self.leave_membership();
-        if self.pending.is_none() && self.applied > 0 {
-            // A peer has applied a policy since.
-            self.send_releases();
-        }
-        self.lease.set_required(self.state.needs_lease());
-        if let Some(until) = self.state.lease_from_peers() {
-            self.lease.extend_by_peers(until);
-        }
-        members(&mut self.state, &self.tunnels, now)
+    /// A snapshot was published to the workers.
+    pub(super) fn published(&mut self, snapshot: Snapshot, replication_epoch: u64) {
+        self.input(Input::Published { snapshot, replication_epoch });
     }
 
-    /// Leaves the latest membership to the next process, once it is known how long leases last.
-    fn leave_membership(&self) {
-        let (Some(writer), Some(client)) = (&self.writer, &self.client) else { return };
-        let (view, ttl, is_ttl_confirmed) = {
-            let status = client.status.borrow();
-            (status.view.clone(), status.ttl, status.is_ttl_confirmed)
-        };
-        if view.number == 0 || !is_ttl_confirmed {
-            return;
+    /// Observes what holds now, while no job is running; returns the membership to publish to the workers, if it is
+    /// another one.
+    pub(super) fn observe(
+        &mut self,
+        policy: PolicyState,
+        is_converged: bool,
+        placement: impl FnOnce() -> (Vec<ShardMapSpec>, Vec<VipSpec>),
+    ) -> Option<MembersSpec> {
+        let status = self.client.as_mut().map(|client| client.status.borrow_and_update().clone());
+        if let Some(status) = &status {
+            self.promise_under(status);
+            self.tunnels.update(&self.name, &status.view, Instant::now(), status.ttl);
         }
+        let peer_state = |(name, peer): (&Arc<str>, &PeerStatus)| (name.clone(), peer.into());
+        let links = self.links.as_mut();
+        let peers = links.map(|links| links.status.borrow_and_update().peers.iter().map(peer_state).collect());
+        let now = Instant::now();
+        let observation =
+            Observation { tick: clock::now(), policy, status, peers, tunnels: self.tunnels.all(now), is_converged };
+        let outcome = self.input_at(now, Input::Observed(Box::new(observation)));
+        if let Some(block) = outcome.refused_drain {
+            self.log_refused_drain(&block, placement());
+        }
+        outcome.publish
+    }
+
+    /// Peers get promises under the latest view from here on. Before the member knows it, since from then on the TTL of
+    /// leases under earlier views runs.
+    fn promise_under(&self, status: &MembershipStatus) {
+        if let Some(links) = &self.links {
+            links.peers.set_lease_duration(status.longest_lease());
+            links.peers.set_promised_view(&Arc::new(peer::PeerView::of(&status.view)));
+        }
+    }
+
+    fn input(&mut self, input: Input) -> Outcome {
+        self.input_at(Instant::now(), input)
+    }
+
+    fn input_at(&mut self, now: Instant, input: Input) -> Outcome {
+        let mut outcome = Outcome::default();
+        for effect in self.member.input(now, input) {
+            match effect {
+                Effect::Leave { view, ttl } => self.leave_membership(view, ttl),
+                Effect::RequireLease(required) => self.lease.set_required(required),
+                Effect::ExtendLease(until) => self.lease.extend_by_peers(until),
+                Effect::DrainRefused(block) => outcome.refused_drain = Some(block),
+                Effect::Publish(spec) => outcome.publish = Some(spec),
+                Effect::Report(reported) => {
+                    if let Some(client) = &self.client {
+                        client.reported.send_if_modified(|current| current.update(reported));
+                    }
+                }
+                Effect::TakePlace
+                | Effect::RequestSync(_)
+                | Effect::UseView(_)
+                | Effect::Resync(_)
+                | Effect::Release(..) => {
+                    if let Some(links) = &self.links {
+                        links.perform(effect);
+                    }
+                }
+            }
+        }
+        outcome
+    }
+
+    /// Leaves the latest membership to the next process.
+    fn leave_membership(&self, view: Arc<MembershipView>, ttl: Duration) {
+        let Some(writer) = &self.writer else { return };
         let links = self.links.as_ref().map(|links| links.status.borrow().clone()).unwrap_or_default();
         let successors = links.peers.iter().filter_map(|(name, peer)| Some((name.clone(), peer.successor?)));
         writer.leave(LeftMembership { view, ttl, successors: successors.collect() });
     }
 
-    /// Records that the current view was published to the workers. `needs_sync`: replica targets need a full sync.
-    pub(super) fn mark_pending(&mut self, needs_sync: bool) {
-        let was_pending = self.pending.is_some_and(|(_, needs_sync)| needs_sync);
-        // A peer that was inactive in a view that this gateway missed may have lost its standby sessions.
-        let since = self.state.active_since();
-        let needs_sync = needs_sync || was_pending || std::mem::replace(&mut self.active_since, since) != since;
-        self.pending = Some((self.state.view().number, needs_sync));
-    }
-
-    /// All workers use the published view: passes it to the links, releases shards to the peers and starts full syncs.
-    pub(super) fn mark_applied(&mut self) {
-        let Some((number, needs_sync)) = self.pending.take() else { return };
-        self.applied = number;
-        let has_new_policy = self.applied_policy != self.policy_version;
-        if has_new_policy {
-            self.applied_policy.clone_from(&self.policy_version);
-        }
-        if let Some(links) = &mut self.links {
-            // Not earlier: workers handle what arrives over the links by the view that they use.
-            let view = Arc::new(peer::PeerView::of(self.state.view()));
-            if *view != *links.view {
-                links.peers.set_view(&view);
-                links.view = view;
-            }
-            if needs_sync {
-                self.state.peers().for_each(|peer| links.peers.resync(peer));
-            }
-            if has_new_policy {
-                // Peers that were ahead: by the policy from before, this gateway may have removed what they count on here.
-                let status = links.status.borrow().clone();
-                let is_ahead =
-                    |peer: &&Arc<str>| status.peers.get(*peer).is_some_and(|it| it.replication.has_other_policy);
-                self.state.peers().filter(is_ahead).for_each(|peer| links.peers.request_sync(peer));
-            }
-        }
-        self.send_releases();
-    }
-
-    /// Sends peers what this gateway has released, as far as they don't have it: behind what they have to get first.
-    fn send_releases(&mut self) {
-        let Some(links) = &self.links else { return };
-        let is_peer = |name: &Arc<str>| self.state.view().member(name).is_some();
-        self.releases.retain(|name, _| is_peer(name));
-        for peer in self.state.peers() {
-            let release = self.state.release_for(peer, self.applied);
-            if self.releases.get(peer) != Some(&release) {
-                links.peers.release(peer, release.clone());
-                self.releases.insert(peer.clone(), release);
-            }
-        }
-    }
-
-    /// Whether there is a new view that doesn't change the published membership.
-    pub(super) fn has_unapplied_view(&self) -> bool {
-        self.pending.is_none() && self.applied != self.state.view().number
+    /// A drain is given up that the policy server refuses, since some of these VIPs would have no active gateway.
+    fn log_refused_drain(&mut self, block: &DrainBlock, (shard_maps, vips): (Vec<ShardMapSpec>, Vec<VipSpec>)) {
+        let placed = Placed { vips: &vips, shard_maps: &shard_maps, endpoints: &[] };
+        let reason = refused_drain::reason(block, &self.name, self.member.state().view(), placed);
+        tracing::warn!(event = "drain_refused", reason, "the drain is refused, this gateway stays active: {reason}");
+        self.refused_drains.count += 1;
+        self.refused_drains.last = Some(reason.into());
     }
 
     /// Whether it is unknown yet if there is a membership authority.
     pub(super) fn is_authority_unknown(&self) -> bool {
-        self.state.is_authority_unknown()
+        self.member.is_authority_unknown()
     }
 
     /// Whether this gateway forwards packets.
     pub(super) fn forwards(&self) -> bool {
-        self.state.forwards(self.lease.status() != LeaseStatus::Expired)
-    }
-
-    /// Whether not all workers use the published view yet.
-    pub(super) fn is_pending(&self) -> bool {
-        self.pending.is_some()
-    }
-
-    /// Passes the desired state of this gateway to the membership client, which sends it in heartbeats.
-    pub(super) fn publish_desired_state(&self) {
-        let Some(client) = &self.client else { return };
-        let desired = ReportedState {
-            desired_state: self.state.desired_state(Instant::now()),
-            seen_view: self.applied,
-            unable: self.state.unable().cloned(),
-            policy_version: Some(self.applied_policy.clone()).filter(|version| !version.is_empty()),
-            sessions: client.reported.borrow().sessions,
-        };
-        client.reported.send_if_modified(|current| {
-            // A changed policy alone is no reason for a heartbeat of its own: the next one has it.
-            current.policy_version.clone_from(&desired.policy_version);
-            let is_new = *current != desired;
-            *current = desired;
-            is_new
-        });
+        self.member.forwards(self.lease.status() != LeaseStatus::Expired)
     }
 
     /// The number of active sessions for the next heartbeats.
@@ -437,15 +364,16 @@ impl Group {
     }
 
     /// The current status.
-    pub(super) fn status(&self, spec: &MembersSpec) -> GroupStatus {
+    pub(super) fn status(&self) -> GroupStatus {
+        let state = self.member.state();
         GroupStatus {
             authority: self.client.as_ref().map(|client| client.status.borrow().authority),
-            view: self.state.view().clone(),
+            view: state.view().clone(),
             links: self.links.as_ref().map(|links| links.status.borrow().clone()).unwrap_or_default(),
-            draining: self.state.is_draining(),
-            drain_block: self.state.drain_block().cloned(),
+            draining: state.is_draining(),
+            drain_block: state.drain_block().cloned(),
             refused_drains: self.refused_drains.clone(),
-            spec: spec.clone(),
+            spec: self.member.published_members().clone(),
             lease: Some(self.lease.clone()),
         }
     }
@@ -453,14 +381,14 @@ impl Group {
     /// Logs when the lease expires and when it is renewed. A lease that was never granted doesn't count as expired.
     pub(super) fn log_lease_changes(&mut self) {
         self.lease.expire();
-        let (valid, view) = (self.lease.status() != LeaseStatus::Expired, self.state.view().number);
+        let (valid, view) = (self.lease.status() != LeaseStatus::Expired, self.member.state().view().number);
         if valid == self.lease_valid || (!valid && !self.lease.was_granted()) {
             return;
         }
         self.lease_valid = valid;
         if valid {
             tracing::info!(event = "lease_renewed", view, "the lease is renewed, or no longer required");
-        } else if self.state.is_active() {
+        } else if self.member.state().is_active() {
             tracing::warn!(
                 event = "lease_expired",
                 view,

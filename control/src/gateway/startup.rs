@@ -158,7 +158,7 @@ impl Startup {
         let resolver = Resolver::open(&self.network, ResolverLimits::default()).await.map_err(CommandError::runtime)?;
         state::set_policy(&self.state, &initial.update, policy, generation);
         let commands = state::set_engine(&self.state, &self.interfaces, workers.parts);
-        let group = match group::join(&config, &self.state, workers.shared, &workers.store, &self.tasks) {
+        let group = match group::join(&config, &self.state, members, workers.shared, &workers.store, &self.tasks) {
             Ok(group) => group,
             Err(error) => {
                 resolver.close().await;
@@ -175,7 +175,7 @@ impl Startup {
         Ok(ControlLoop {
             tracking: self.interfaces.track(&config, &self.network),
             network_changes: control::follow_network(self.network, &self.tasks),
-            membership: Membership::new(group, members),
+            membership: Membership::new(group),
             housekeeping: Housekeeping::new(state.clone(), self.tasks.clone()),
             reconciler: ReconcilerTask::new(reconciler),
             subscription: self.source.subscription,

@@ -22,7 +22,7 @@ use crate::membership;
 use crate::membership::group_state::ReceivedEcho;
 use crate::membership::replication::WINDOW;
 use crate::membership::succession::Claim;
-use crate::peer::replication::receiver::{RETRY_DELAY, RecordReceiver};
+use crate::peer::replication::receiver::RecordReceiver;
 use crate::peer::replication::send_loop::{LinkHandle, SendCommand};
 use crate::xds::membership_message::check_number;
 use crate::xds::proto;
@@ -128,14 +128,12 @@ impl<S: LinkStream> Link<S> {
             events: shared.events.clone(),
             view: shared.view.subscribe(),
             outgoing: urgent.clone(),
-            // Another one at each end, so that rounds in both directions that have met don't meet again.
-            retry_delay: if shared.config.name < peer { RETRY_DELAY } else { RETRY_DELAY * 3 / 2 },
+            is_first: shared.config.name < peer,
         };
         let now = (shared.config.clock)();
         shared.status.update(&peer, |peer| {
             (peer.linked, peer.since, peer.version) = (true, Some(now), version);
-            (peer.replication.in_sync_from, peer.replication.in_sync_to) = (false, false);
-            (peer.replication.synced_frame, peer.replication.applied) = (None, 0);
+            peer.replication.link_up();
         });
         let link = LinkHandle { id, incarnation, bulk, urgent: urgent.clone(), stop };
         shared.send_command(SendCommand::LinkUp { peer: peer.clone(), link }).await;

@@ -227,7 +227,7 @@ impl SharedState {
             let now = (self.config.clock)();
             self.status.update(&peer, |peer| {
                 (peer.linked, peer.since) = (false, Some(now));
-                (peer.replication.in_sync_from, peer.replication.in_sync_to) = (false, false);
+                peer.replication.link_down();
             });
         }
         ConnectionEnd { peer: Some(peer), was_linked: true, reason }

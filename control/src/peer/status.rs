@@ -9,7 +9,7 @@ use vipgate_dataplane::flow::time::Tick;
 
 use super::frame::LinkError;
 use crate::membership::group_state::{PeerState, ReceivedEcho};
-use crate::membership::replication::Release;
+use crate::membership::replication::ReplicationStatus;
 use crate::membership::succession::KnownSuccessor;
 
 /// Status of all peers in the view.
@@ -52,49 +52,9 @@ pub struct PeerStatus {
 
 impl From<&PeerStatus> for PeerState {
     fn from(status: &PeerStatus) -> Self {
-        Self {
-            linked: status.linked,
-            last_echo: status.last_echo,
-            echo_sent_at: status.echo_sent_at,
-            sync_view: status.replication.in_sync_from.then_some(status.replication.sync_view),
-            in_sync_to: status.replication.in_sync_to,
-            released: status.replication.peer_released.clone(),
-            acknowledged_policy: status.replication.released.as_ref().map(|release| release.policy.clone()),
-        }
+        let (last_echo, echo_sent_at) = (status.last_echo, status.echo_sent_at);
+        Self { last_echo, echo_sent_at, ..Self::of(status.linked, &status.replication) }
     }
-}
-
-/// Status of session replication with one peer.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ReplicationStatus {
-    /// Receiving: a full sync has ended since the link came up.
-    pub in_sync_from: bool,
-    /// The peer's view at the start of that sync; 0: none yet.
-    pub sync_view: u64,
-    /// Sending: the peer has acknowledged a full sync since the last time that records could be missing.
-    pub in_sync_to: bool,
-    /// The replication epoch of the last full sync that the peer has completely acknowledged; 0: none.
-    pub acknowledged_epoch: u64,
-    /// Sending: the last frame of that sync, while `in_sync_to` holds.
-    pub synced_frame: Option<u64>,
-    /// Receiving: the last frame that is applied.
-    pub applied: u64,
-    /// Receiving: the last full sync was by another policy than this gateway's, so it has removed nothing.
-    pub has_other_policy: bool,
-    /// Records sent, including those of full syncs.
-    pub sent: u64,
-    /// Records received and applied.
-    pub received: u64,
-    /// Standby sessions removed because a sync round didn't list them.
-    pub purged: u64,
-    /// Bytes queued for sending.
-    pub queued_bytes: usize,
-    /// Number of full syncs started.
-    pub resyncs: u64,
-    /// The last release of moved shards by this gateway that the peer has acknowledged.
-    pub released: Option<Release>,
-    /// What the peer has released last, and the highest view.
-    pub peer_released: Option<Release>,
 }
 
 /// Publishes the status; used by all parts of the links.
@@ -121,18 +81,6 @@ impl StatusPublisher {
         });
     }
 
-    /// The epoch of the last full sync that a peer has acknowledged.
-    pub(super) fn acknowledged_epoch(&self, name: &str) -> u64 {
-        acknowledged_epoch(&self.0.borrow(), name)
-    }
-
-    /// Whether a peer has acknowledged a full sync that ended with this frame or an earlier one, with no records missing
-    /// since.
-    pub(super) fn is_synced_by(&self, name: &str, frame: u64) -> bool {
-        let synced = self.0.borrow().peers.get(name).and_then(|peer| peer.replication.synced_frame);
-        synced.is_some_and(|end| end <= frame)
-    }
-
     /// The last frame of a peer that is applied.
     pub(super) fn applied(&self, name: &str) -> u64 {
         self.0.borrow().peers.get(name).map_or(0, |peer| peer.replication.applied)
@@ -146,10 +94,16 @@ impl StatusPublisher {
 
     /// Updates the status of a peer, and notifies receivers of a change. Ignores gateways that aren't in the view.
     pub(super) fn update(&self, name: &str, change: impl FnOnce(&mut PeerStatus)) {
+        self.change(name, change);
+    }
+
+    /// The same; returns the result, `None` of a gateway that isn't in the view.
+    pub(super) fn change<T>(&self, name: &str, change: impl FnOnce(&mut PeerStatus) -> T) -> Option<T> {
+        let mut result = None;
         self.0.send_if_modified(|status| {
             let Some(current) = status.peers.get(name) else { return false };
             let mut updated = current.clone();
-            change(&mut updated);
+            result = Some(change(&mut updated));
             if updated == *current {
                 return false;
             }
@@ -158,6 +112,7 @@ impl StatusPublisher {
             }
             true
         });
+        result
     }
 
     /// Counts a rejected connection of an unauthenticated peer.

@@ -12,7 +12,7 @@ use vipgate_common::Tasks;
 use self::writer::KubeWriter;
 use super::cloud::CloudState;
 use super::ipam::{self, IpamState};
-use super::leader::{self, Leadership, leads_for};
+use super::leader::{self, KubernetesLease, Leadership, leads_for};
 use super::membership::MembershipHandle;
 use super::object_state::{Compilation, ObjectState};
 use super::object_status::InputSources;
@@ -72,7 +72,8 @@ impl KubernetesState {
         let writers = tasks.spawn("writers of objects", async move {
             tokio::join!(addresses, status, events);
         });
-        let election = leader::run(self.source.clone(), self.leadership.clone(), writers, tasks.clone());
+        let lease = KubernetesLease::new(&self.source);
+        let election = leader::run(lease, self.leadership.clone(), Some(writers), tasks.clone());
         tasks.spawn("leader election", election);
     }
 

@@ -1,36 +1,28 @@
-//! Leader election of policy servers by a Lease (coordination.k8s.io/v1): only the leader writes to the Kubernetes API,
-//! and decides membership.
+//! Leader election of policy servers that share their state: only the leader decides membership, and writes to the
+//! Kubernetes API. They elect it by a Lease (coordination.k8s.io/v1), or by a key of etcd.
 //!
-//! Each write of the Lease is an update with the resource version that it follows from, so that of two candidates one
-//! fails. When the leader dies, another one leads within 5 s; when it stops, at once.
+//! Each write of the lease names the version that it follows from, so that of two candidates one fails. When the leader
+//! dies, another one leads within 5 s; when it stops, at once.
 
 mod election;
+mod etcd_lease;
+mod kubernetes_lease;
 
 use std::fmt::Write;
 use std::fs;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
-use k8s_openapi::jiff::Timestamp;
-use kube::api::PostParams;
-use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
-use vipgate_common::{Backoff, LoggedErrors, Tasks, jittered};
+use vipgate_common::{LoggedErrors, Tasks};
 
-use self::election::{Election, LEASE_DURATION, LeaseState, RENEW_INTERVAL, Step};
-use crate::config::KubernetesSource;
-use crate::source::kubernetes::{RequestError, client, request};
+use self::election::{Election, LeaseState, RENEW_INTERVAL, Step};
+pub(super) use self::etcd_lease::EtcdLease;
+pub(super) use self::kubernetes_lease::{KubernetesLease, namespace};
 
-/// Timeout of a request about the Lease.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 /// How soon a failed renewal is repeated.
 const RETRY_INTERVAL: Duration = Duration::from_millis(250);
-/// The namespace of the pod that the server runs in.
-const NAMESPACE_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
 
 /// Until when this server leads; `None`: it doesn't.
 pub(super) type Leadership = Option<Instant>;
@@ -40,47 +32,59 @@ pub(super) fn leads_for(leadership: Leadership, duration: Duration) -> bool {
     leadership.is_some_and(|until| Instant::now() + duration < until)
 }
 
-/// Takes part in the election until `tasks` stop. `writers` write while this server leads, and end then, too: the Lease
+/// Where the lease is.
+pub(super) trait LeaseStore: Send {
+    /// Its name, for messages.
+    fn name(&self) -> String;
+
+    /// What an operator may check if it can't be read or written.
+    fn hint(&self) -> &'static str;
+
+    /// Reads it; `None`: there is none. The error is for people.
+    fn read(&mut self) -> impl Future<Output = Result<Option<LeaseState>, String>> + Send;
+
+    /// Writes this holder in place of the state that was read or written last, or creates it; an empty one releases it.
+    /// `None`: another candidate was faster.
+    fn write(&mut self, holder: &str) -> impl Future<Output = Result<Option<LeaseState>, String>> + Send;
+}
+
+/// Takes part in the election until `tasks` stop. `writers` write while this server leads, and end then, too: the lease
 /// is given back once nothing is written any more.
 pub(super) async fn run(
-    source: KubernetesSource,
+    store: impl LeaseStore,
     leadership: watch::Sender<Leadership>,
-    writers: JoinHandle<()>,
+    writers: Option<JoinHandle<()>>,
     tasks: Tasks,
 ) {
-    let mut candidate = Candidate::new(source, leadership);
-    candidate.run(&tasks).await;
-    if writers.await.is_err() {
+    let mut candidate = Candidate::new(store, leadership);
+    tokio::select! {
+        () = candidate.run() => {}
+        () = tasks.stopped() => {}
+    }
+    if let Some(writers) = writers
+        && writers.await.is_err()
+    {
         return;
     }
     candidate.release().await;
 }
 
-/// Namespace of the Lease, and of what else servers share.
-pub(super) fn namespace(source: &KubernetesSource) -> String {
-    let own_namespace = || fs::read_to_string(Path::new(NAMESPACE_FILE)).ok().map(|text| text.trim().to_owned());
-    let namespace = source.lease.namespace.clone().or_else(own_namespace).filter(|name| !name.is_empty());
-    namespace.unwrap_or_else(|| "default".to_owned())
-}
-
-struct Candidate {
-    source: KubernetesSource,
-    namespace: String,
+struct Candidate<S> {
+    store: S,
     identity: String,
     election: Election,
     leadership: watch::Sender<Leadership>,
     started: Instant,
-    /// The Lease as it was read or written last.
-    lease: Option<Lease>,
+    /// The lease as it was read or written last.
+    lease: Option<LeaseState>,
     reported: LoggedErrors,
 }
 
-impl Candidate {
-    fn new(source: KubernetesSource, leadership: watch::Sender<Leadership>) -> Self {
+impl<S: LeaseStore> Candidate<S> {
+    fn new(store: S, leadership: watch::Sender<Leadership>) -> Self {
         let identity = identity();
         Self {
-            namespace: namespace(&source),
-            source,
+            store,
             election: Election::new(identity.clone()),
             identity,
             leadership,
@@ -90,37 +94,16 @@ impl Candidate {
         }
     }
 
-    /// Takes part in the election until `tasks` stop. Then it may still hold the Lease: see [`Candidate::release`].
-    async fn run(&mut self, tasks: &Tasks) {
-        let mut backoff = Backoff::default();
+    /// Takes part in the election. When this is cancelled, it may still hold the lease: see [`Candidate::release`].
+    async fn run(&mut self) {
         loop {
-            let round = async {
-                match client(&self.source).await {
-                    Ok(client) => self.campaign(client).await,
-                    Err(error) => self.report(&error.to_string()),
-                }
-                sleep(jittered(backoff.next_delay(), getrandom::u32())).await;
-            };
-            tokio::select! {
-                () = round => {}
-                () = tasks.stopped() => return,
-            }
-        }
-    }
-
-    /// Campaigns with one client until there was no response for a while: its credentials may be others by then.
-    async fn campaign(&mut self, client: Client) {
-        let leases = self.leases(client);
-        let mut last_success = Instant::now();
-        while last_success.elapsed() < 8 * LEASE_DURATION {
-            let delay = match self.round(&leases).await {
+            let delay = match self.round().await {
                 Ok(delay) => {
-                    last_success = Instant::now();
                     self.reported.clear();
                     delay
                 }
                 Err(error) => {
-                    self.report(&error.to_string());
+                    self.report(&error);
                     // Somebody else may have written it.
                     self.lease = None;
                     RETRY_INTERVAL
@@ -132,58 +115,27 @@ impl Candidate {
         }
     }
 
-    /// One round: reads the Lease unless it is held, and writes it if it may be; returns the time until the next one.
-    async fn round(&mut self, leases: &Api<Lease>) -> Result<Duration, RequestError> {
+    /// One round: reads the lease unless it is held, and writes it if it may be; returns the time until the next one.
+    async fn round(&mut self) -> Result<Duration, String> {
         let began = self.started.elapsed();
         if self.lease.is_none() || self.election.leads_until(began).is_none() {
-            self.lease = request(REQUEST_TIMEOUT, leases.get_opt(&self.source.lease.name)).await?;
+            self.lease = self.store.read().await?;
         }
-        let state = self.lease.as_ref().map(state);
-        let written = match self.election.observe(state.as_ref(), self.started.elapsed()) {
+        match self.election.observe(self.lease.as_ref(), self.started.elapsed()) {
             Step::Wait(delay) => return Ok(delay),
-            Step::Create => request(REQUEST_TIMEOUT, leases.create(&PostParams::default(), &self.next(None))).await,
-            Step::Acquire => {
-                let next = self.next(self.lease.as_ref());
-                let name = &self.source.lease.name;
-                request(REQUEST_TIMEOUT, leases.replace(name, &PostParams::default(), &next)).await
-            }
-        };
-        match written {
-            Ok(lease) => {
-                self.lease = Some(lease);
-                self.election.acquired(began);
-                Ok(RENEW_INTERVAL)
-            }
+            Step::Create | Step::Acquire => {}
+        }
+        self.lease = self.store.write(&self.identity).await?;
+        if self.lease.is_none() {
             // Another candidate was faster.
-            Err(error) if error.code() == Some(409) => {
-                self.lease = None;
-                Ok(RETRY_INTERVAL)
-            }
-            Err(error) => Err(error),
+            return Ok(RETRY_INTERVAL);
         }
+        self.election.acquired(began);
+        Ok(RENEW_INTERVAL)
     }
 
-    /// The Lease as this server writes it.
-    fn next(&self, previous: Option<&Lease>) -> Lease {
-        let mut lease = previous.cloned().unwrap_or_default();
-        lease.metadata.name = Some(self.source.lease.name.clone());
-        lease.metadata.namespace = Some(self.namespace.clone());
-        // They are the server's to write.
-        lease.metadata.managed_fields = None;
-        let now = MicroTime(Timestamp::now());
-        let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
-        if spec.holder_identity.as_ref() != Some(&self.identity) {
-            spec.acquire_time = Some(now.clone());
-            spec.lease_transitions = Some(spec.lease_transitions.map_or(0, |count| count.saturating_add(1)));
-        }
-        spec.holder_identity = Some(self.identity.clone());
-        spec.lease_duration_seconds = i32::try_from(LEASE_DURATION.as_secs()).ok();
-        spec.renew_time = Some(now);
-        lease
-    }
-
-    /// Gives the Lease back, so that another server leads at once. To be called when nothing is written any more.
-    async fn release(self) {
+    /// Gives the lease back, so that another server leads at once. To be called when nothing is written any more.
+    async fn release(mut self) {
         let is_held = self.election.leads_until(self.started.elapsed()).is_some();
         self.leadership.send_replace(None);
         if !is_held {
@@ -191,26 +143,16 @@ impl Candidate {
         }
         match self.try_release().await {
             Ok(()) => tracing::info!(event = "leader_released", "another policy server may lead"),
-            Err(error) => tracing::debug!(error, "the Lease was not released"),
+            Err(error) => tracing::debug!(error, "the lease was not released"),
         }
     }
 
-    async fn try_release(&self) -> Result<(), String> {
-        let client = client(&self.source).await.map_err(|error| error.to_string())?;
-        let (leases, name) = (self.leases(client), &self.source.lease.name);
+    async fn try_release(&mut self) -> Result<(), String> {
         // A renewal may have been interrupted: what it has written is not known.
-        let mut lease = request(REQUEST_TIMEOUT, leases.get(name)).await.map_err(|error| error.to_string())?;
-        if state(&lease).holder == self.identity {
-            lease.metadata.managed_fields = None;
-            lease.spec.get_or_insert_with(LeaseSpec::default).holder_identity = Some(String::new());
-            let replaced = request(REQUEST_TIMEOUT, leases.replace(name, &PostParams::default(), &lease)).await;
-            replaced.map_err(|error| error.to_string())?;
+        if self.store.read().await?.is_some_and(|lease| lease.holder == self.identity) {
+            self.store.write("").await?;
         }
         Ok(())
-    }
-
-    fn leases(&self, client: Client) -> Api<Lease> {
-        Api::namespaced(client, &self.namespace)
     }
 
     fn publish(&self) {
@@ -226,25 +168,15 @@ impl Candidate {
 
     fn report(&mut self, error: &str) {
         if self.reported.is_new(error) {
-            let lease = format!("{}/{}", self.namespace, self.source.lease.name);
+            let hint = self.store.hint();
             tracing::warn!(
                 event = "lease_failed",
-                lease,
+                lease = self.store.name(),
                 error,
-                "the Lease can't be read or written, so this server doesn't lead: gateways get no leases, and \
-                 Services no addresses; check the account's rights (`get`, `create` and `update` of leases)"
+                "the lease can't be read or written, so this server doesn't lead: gateways get no leases, and Services \
+                 no addresses; {hint}"
             );
         }
-    }
-}
-
-fn state(lease: &Lease) -> LeaseState {
-    let spec = lease.spec.as_ref();
-    let seconds = spec.and_then(|spec| spec.lease_duration_seconds).and_then(|seconds| u64::try_from(seconds).ok());
-    LeaseState {
-        holder: spec.and_then(|spec| spec.holder_identity.clone()).unwrap_or_default(),
-        version: lease.metadata.resource_version.clone().unwrap_or_default(),
-        duration: seconds.map_or(LEASE_DURATION, Duration::from_secs),
     }
 }
 

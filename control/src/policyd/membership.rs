@@ -2,7 +2,7 @@
 //! the discovery service.
 //!
 //! ```text
-//!   service (one stream per gateway) -> coordinator -> state (decides) -> store (shared by all servers)
+//!   service (one stream per gateway) -> coordinator -> state (decides) -> record (one of all servers)
 //!   discovery service <- view of the coordinator
 //! ```
 
@@ -11,6 +11,9 @@ mod outage;
 mod service;
 mod store;
 
-pub use self::coordinator::{MembershipHandle, open, start};
+#[cfg(test)]
+pub(crate) use self::coordinator::start;
+pub use self::coordinator::{MembershipHandle, open};
 pub use self::service::server;
-pub use self::store::{EtcdStore, MemoryStore};
+#[cfg(test)]
+pub(crate) use self::store::fake::FakeStore;

@@ -22,8 +22,6 @@ use crate::source::etcd::member::EtcdError;
 /// Where a record is stored.
 #[derive(Debug)]
 pub(crate) enum RecordStorage {
-    /// In memory: it ends with the process.
-    Memory,
     File(RecordFile),
     Etcd(Box<EtcdRecord>),
 }
@@ -71,7 +69,6 @@ impl RecordStorage {
     /// Whether the last record is known: nothing may be stored before.
     fn is_loaded(&self) -> bool {
         match self {
-            Self::Memory => true,
             Self::File(file) => file.is_loaded(),
             Self::Etcd(record) => record.is_loaded(),
         }
@@ -79,7 +76,6 @@ impl RecordStorage {
 
     async fn load(&mut self) -> Result<Arc<AddressRecord>, RecordError> {
         Ok(match self {
-            Self::Memory => Arc::default(),
             Self::File(file) => file.load(),
             // A future of a client, which is large.
             Self::Etcd(record) => Box::pin(record.load()).await?,
@@ -90,7 +86,6 @@ impl RecordStorage {
     /// server's.
     async fn save(&mut self, next: &Arc<AddressRecord>) -> Result<Arc<AddressRecord>, RecordError> {
         match self {
-            Self::Memory => {}
             Self::File(file) => file.save(next.clone()).await?,
             Self::Etcd(record) => return Box::pin(record.save(next)).await,
         }
@@ -107,14 +102,12 @@ pub(super) struct Recorder {
     retry_at: Option<Instant>,
     /// Failures that were logged since the last success.
     reported: LoggedErrors,
-    /// Whether the log says that the record is in memory.
-    is_memory_reported: bool,
 }
 
 impl Recorder {
     pub(super) fn new(storage: RecordStorage) -> Self {
         let (backoff, reported) = (Backoff::default(), LoggedErrors::default());
-        Self { storage, backoff, retry_at: None, reported, is_memory_reported: false }
+        Self { storage, backoff, retry_at: None, reported }
     }
 
     /// Whether the stored record is known.
@@ -161,17 +154,6 @@ impl Recorder {
     /// Tries again later.
     pub(super) fn postpone(&mut self) {
         self.retry_at = Some(Instant::now() + jittered(self.backoff.next_delay(), getrandom::u32()));
-    }
-
-    /// Says once that nobody knows after a restart which addresses were chosen, if that is so.
-    pub(super) fn report_memory(&mut self) {
-        if matches!(self.storage, RecordStorage::Memory) && !std::mem::replace(&mut self.is_memory_reported, true) {
-            tracing::warn!(
-                event = "record_in_memory",
-                "policies have addresses of AddressPools, and a restart may give them others: set `state` to a directory \
-                 that outlives the process"
-            );
-        }
     }
 
     fn is_due(&self) -> bool {

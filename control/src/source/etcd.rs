@@ -8,6 +8,7 @@
 mod decode;
 mod key;
 pub(super) mod member;
+pub(crate) mod shared_key;
 #[cfg(test)]
 pub(crate) mod tests;
 

@@ -27,7 +27,6 @@ pub(crate) use self::attempts::Attempts;
 pub(crate) use self::cache_writer::{CacheWriter, Confirmation};
 pub use self::coalesce::COALESCE_INTERVAL;
 use self::connect::CONNECT_TIMEOUT;
-pub use self::connect::error_chain;
 pub(crate) use self::connect::open_channel;
 pub(crate) use self::delta::{DeltaClient, OpenStream, Pending, StreamEnd, Subscriber, describe_status};
 pub(crate) use self::identity::{Identity, authorized};

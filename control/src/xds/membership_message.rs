@@ -192,54 +192,37 @@ impl From<proto::heartbeat::DesiredState> for DesiredState {
     }
 }
 
-/// From a gateway: the commitment is computed from its secret.
+/// The commitment is computed from the secret.
 impl TryFrom<proto::Heartbeat> for Heartbeat {
     type Error = InvalidMessage;
 
-    fn try_from(mut message: proto::Heartbeat) -> Result<Self, InvalidMessage> {
-        let secret = std::mem::take(&mut message.secret);
-        let secret = Secret::from_slice(&secret).ok_or_else(|| InvalidMessage::Secret(message.gateway.clone()))?;
-        message.commitment = secret.commitment().into();
-        let predecessor = Secret::from_slice(&message.predecessor).map(|secret| Box::new(secret.commitment()));
-        let heartbeat = Self { predecessor, ..message.into_stored()? };
-        if heartbeat.tunnel_key.is_none() {
-            return Err(InvalidMessage::TunnelKey(heartbeat.gateway.to_string(), 0));
-        }
-        heartbeat.view.as_deref().map_or(Ok(()), check_number)?;
-        Ok(heartbeat)
-    }
-}
-
-impl proto::Heartbeat {
-    /// From the store of a server: the commitment is trusted.
-    ///
-    /// # Errors
-    /// When it is invalid.
-    pub fn into_stored(self) -> Result<Heartbeat, InvalidMessage> {
-        let Self { gateway, incarnation, desired_state, seen_view, fingerprint, tunnel_key, unable, view, .. } = self;
-        let (peer_address, peer_port, sessions) = (self.peer_address, self.peer_port, self.sessions);
-        let (gateway, unable) = (checked_name(gateway)?, checked_fault(&unable));
-        let policy_version = checked_version(self.policy_version);
+    fn try_from(message: proto::Heartbeat) -> Result<Self, InvalidMessage> {
+        let proto::Heartbeat { gateway, incarnation, desired_state, seen_view, fingerprint, tunnel_key, .. } = message;
+        let secret = Secret::from_slice(&message.secret).ok_or_else(|| InvalidMessage::Secret(gateway.clone()))?;
+        let (gateway, unable) = (checked_name(gateway)?, checked_fault(&message.unable));
         if incarnation == 0 {
             return Err(InvalidMessage::Incarnation(gateway.to_string()));
         }
-        let commitment = checked_commitment(&gateway, incarnation, &self.commitment)?
+        let commitment = checked_commitment(&gateway, incarnation, &secret.commitment())?
             .ok_or_else(|| InvalidMessage::Secret(gateway.to_string()))?;
         let desired_state = proto::heartbeat::DesiredState::try_from(desired_state)
             .map_err(|_| InvalidMessage::DesiredState(gateway.to_string(), desired_state))?
             .into();
         let fingerprint =
             checked_hash(fingerprint).map_err(|bytes| InvalidMessage::Fingerprint(gateway.to_string(), bytes))?;
-        let tunnel_key =
-            checked_hash(tunnel_key).map_err(|bytes| InvalidMessage::TunnelKey(gateway.to_string(), bytes))?;
-        let peer = checked_endpoint(&gateway, &peer_address, peer_port)?;
-        let overlay = checked_endpoint(&gateway, &self.overlay_address, self.overlay_port)?;
-        let view = view.map(MembershipView::try_from).transpose()?.map(Arc::new);
-        Ok(Heartbeat {
+        let tunnel_key = checked_hash(tunnel_key)
+            .and_then(|key| key.ok_or(0).map(Some))
+            .map_err(|bytes| InvalidMessage::TunnelKey(gateway.to_string(), bytes))?;
+        let peer = checked_endpoint(&gateway, &message.peer_address, message.peer_port)?;
+        let overlay = checked_endpoint(&gateway, &message.overlay_address, message.overlay_port)?;
+        if message.known_view >= MAX_NUMBER / 2 {
+            return Err(InvalidMessage::Number(message.known_view));
+        }
+        Ok(Self {
             gateway,
             incarnation,
             commitment,
-            predecessor: None,
+            predecessor: Secret::from_slice(&message.predecessor).map(|secret| Box::new(secret.commitment())),
             desired_state,
             seen_view,
             fingerprint,
@@ -247,13 +230,15 @@ impl proto::Heartbeat {
             tunnel_key,
             overlay,
             unable,
-            policy_version,
-            sessions,
-            view,
+            policy_version: checked_version(message.policy_version),
+            sessions: message.sessions,
+            known_view: message.known_view,
         })
     }
+}
 
-    /// As a message for the store, with this sequence number; without secrets.
+impl proto::Heartbeat {
+    /// As a message with this sequence number, without secrets.
     pub fn of(heartbeat: &Heartbeat, sequence: u64) -> Self {
         let (peer_address, peer_port) = endpoint_fields(heartbeat.peer);
         let (overlay_address, overlay_port) = endpoint_fields(heartbeat.overlay);
@@ -269,9 +254,8 @@ impl proto::Heartbeat {
             unable: heartbeat.unable.as_deref().unwrap_or_default().to_owned(),
             policy_version: heartbeat.policy_version.as_deref().unwrap_or_default().to_owned(),
             sessions: heartbeat.sessions,
-            view: heartbeat.view.as_deref().map(Into::into),
+            known_view: heartbeat.known_view,
             tunnel_key: heartbeat.tunnel_key.map(Vec::from).unwrap_or_default(),
-            commitment: heartbeat.commitment.into(),
             overlay_address,
             overlay_port,
             ..Self::default()

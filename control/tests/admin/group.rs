@@ -183,7 +183,7 @@ fn drain_fails_without_peers_or_membership() {
         &one_of_three(GroupStatus { authority: None, ..group(&["gw-a", "gw-b"]) }),
         "no policy server manages membership",
     );
-    let files = GroupStatus { authority: Some(Authority::None), ..group(&["gw-a", "gw-b"]) };
+    let files = GroupStatus { authority: Some(Authority::Fixed), ..group(&["gw-a", "gw-b"]) };
     fails(&one_of_three(files), "doesn't manage membership");
 }
 

@@ -30,10 +30,11 @@ impl Policyd {
         let [listen, metrics] = free_ports()?;
         let (config, log) = (directory.join("policyd.yaml"), directory.join("policyd.log"));
         let text = format!(
-            "listen: \"{listen}\"\nsource: {{files: [{}]}}\nmetrics: {{listen: \"{metrics}\"}}\nlog: {{format: json}}\n\
+            "listen: \"{listen}\"\nsource: {{files: [{}]}}\nstate: {}/state\nmetrics: {{listen: \"{metrics}\"}}\nlog: {{format: json}}\n\
              limits: {{connections: 65536, connections_per_address: 65536, \
              bytes: {MAX_BYTES}, bytes_per_address: {MAX_BYTES}}}\n",
-            manifests.display()
+            manifests.display(),
+            directory.display()
         );
         fs::write(&config, text)?;
         let [program, config] = [program, &config].map(|path| path.display().to_string());

@@ -12,13 +12,12 @@ const RESOLUTION: Duration = Duration::from_millis(1);
 impl MembershipState {
     /// Replaces the view by the next one if anything changes; compare `view` before and after.
     pub fn decide(&mut self, now: Instant) {
-        if self.number_floor > 0 && self.number_floor >= self.view.number {
-            self.skip_used_numbers();
-        }
-        if !self.recover(now) {
+        self.recovered = self.recovered || self.recovers_at().is_some_and(|at| now >= at);
+        if !self.recovered {
             return;
         }
-        let number = self.view.number + 1;
+        let has_skipped = self.skip_used_numbers(now);
+        let number = if has_skipped { self.view.number } else { self.term.next_number(self.view.number) };
         let mut members = self.view.members.clone();
         self.remove_former(&mut members, now);
         self.add_new(&mut members, number);
@@ -41,7 +40,7 @@ impl MembershipState {
     /// When `decide` must be called again if no event comes before.
     pub fn next_deadline(&self) -> Option<Instant> {
         if !self.recovered {
-            return self.started_at.map(|started| started + self.ttl * 2);
+            return self.recovers_at();
         }
         let last = self
             .view
@@ -51,9 +50,15 @@ impl MembershipState {
         timeouts.chain(self.departures()).min()
     }
 
-    /// Whether recovery is complete: the previous server's last view is known.
-    fn recover(&mut self, now: Instant) -> bool {
-        let Some(started) = self.started_at else { return false };
+    /// When recovery is complete: all gateways have reported, or had time to, and no lease is left that the record doesn't
+    /// tell of. `None`: none has reported yet.
+    fn recovers_at(&self) -> Option<Instant> {
+        let started = self.started_at?;
+        let reported = if self.have_all_reported() { started } else { started + self.ttl * 2 };
+        Some(self.term.leases_expire_at(self.ttl).map_or(reported, |at| at.max(reported)))
+    }
+
+    fn have_all_reported(&self) -> bool {
         let is_known = |name: &Arc<str>| self.records.contains_key(name);
         // An active process may have a lease; only a heartbeat of its own, not of another process with its name, counts
         // as its report.
@@ -61,23 +66,13 @@ impl MembershipState {
             let record = self.records.get(&member.name);
             record.is_some_and(|record| !member.serving || record.incarnation == member.incarnation)
         };
-        let all_have_reported = self.view.members.iter().all(has_reported)
-            && self.policy.as_ref().is_some_and(|names| names.iter().all(is_known));
-        self.recovered = self.recovered || all_have_reported || now >= started + self.ttl * 2;
-        self.recovered
-    }
-
-    /// Raises the view's number above those in use elsewhere: a gateway has a view with a higher number, or another
-    /// view with this one. Epochs and counts rise with it, so that nothing in that other view looks newer.
-    fn skip_used_numbers(&mut self) {
-        let number = self.number_floor + 1;
-        let members = self.view.members.iter().map(|member| Member { epoch: number, ..member.clone() }).collect();
-        self.view = Arc::new(MembershipView { number, serving_changes: number, members });
+        self.view.members.iter().all(has_reported)
+            && self.policy.as_ref().is_some_and(|names| names.iter().all(is_known))
     }
 
     /// The start of a gateway's heartbeat timeout.
     fn last_heartbeat(&self, name: &str) -> Option<Instant> {
-        self.records.get(name).map(|record| record.last_heartbeat).or(self.adopted_at).or(self.started_at)
+        self.records.get(name).map(|record| record.last_heartbeat).or(self.started_at)
     }
 
     pub(super) fn has_timed_out(&self, name: &str, now: Instant) -> bool {
@@ -86,7 +81,7 @@ impl MembershipState {
     }
 
     /// Adds gateways that the policy names.
-    fn add_new(&self, members: &mut Vec<Member>, number: u64) {
+    pub(super) fn add_new(&self, members: &mut Vec<Member>, number: u64) {
         for name in self.policy.iter().flatten() {
             if let Err(index) = members.binary_search_by(|member| member.name.cmp(name)) {
                 members.insert(index, Member::new(name.clone(), number));

@@ -33,11 +33,21 @@ enum Step {
     Impostor(usize, bool),
     /// The gateways in the policy, as a bit set.
     Policy(u8),
-    /// The server dies and is replaced.
-    RestartServer,
-    /// With a store, another server decides from here on: it has followed the view in the store, or knows the first one
-    /// only.
+    /// The server dies and is replaced, with this record.
+    RestartServer(Restored),
+    /// A backup of the record is made.
+    Backup,
+    /// Another server decides from here on: it has followed the record, or not.
     OtherServer(bool),
+}
+
+/// The record that a server finds.
+#[derive(Clone, Copy, Debug)]
+enum Restored {
+    Last,
+    /// That of the last backup.
+    Backup,
+    Nothing,
 }
 
 fn limit() -> impl Strategy<Value = Option<UnavailableLimit>> {
@@ -68,7 +78,9 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(index, is_detected, knows_secret)| Step::Replace(index, is_detected, knows_secret)),
         3 => (gateway(), any::<bool>()).prop_map(|(index, repeats)| Step::Impostor(index, repeats)),
         1 => (1_u8..8).prop_map(Step::Policy),
-        1 => Just(Step::RestartServer),
+        1 => prop_oneof![2 => Just(Restored::Last), 1 => Just(Restored::Backup), 1 => Just(Restored::Nothing)]
+            .prop_map(Step::RestartServer),
+        1 => Just(Step::Backup),
         1 => any::<bool>().prop_map(Step::OtherServer),
     ]
 }
@@ -81,10 +93,10 @@ struct Gateway {
     state: DesiredState,
     has_fault: bool,
     view: Arc<MembershipView>,
-    /// Whether it has reported its view to the current server.
-    has_reported: bool,
-    /// The reported view, which its stream repeats until a heartbeat is accepted.
-    reported_view: Option<Arc<MembershipView>>,
+    /// Whether it has a stream to the current server.
+    is_connected: bool,
+    /// A number above that of its view, if the server has had another one of the same number.
+    used_number: u64,
     /// Until when it knows that it has a lease.
     lease_until: u64,
     /// When its last message arrives: streams preserve the order.
@@ -104,7 +116,7 @@ struct Simulation<'a> {
     state: MembershipState,
     /// A server that doesn't decide: it has decided before, or never.
     other: MembershipState,
-    has_store: bool,
+    backup: Record,
     policy: u8,
     gateways: [Gateway; NAMES.len()],
     /// Messages in flight, by arrival and sequence number.
@@ -112,9 +124,7 @@ struct Simulation<'a> {
     sequence: u64,
     /// Until when a process may hold a lease, whether or not it knows it yet.
     leases: BTreeMap<(usize, u64), u64>,
-    /// Processes to which the current server has granted a lease.
-    granted: BTreeSet<(usize, u64)>,
-    /// Processes that may be deactivated in spite of a lease: they drain, or recovery without a store can't know of it.
+    /// Processes that may be deactivated in spite of a lease: they drain, or a server can't know that they were active.
     exempt: BTreeSet<(usize, u64)>,
     impostors: u64,
 }
@@ -127,7 +137,7 @@ fn commitment(index: usize, incarnation: u64) -> Commitment {
 }
 
 impl<'a> Simulation<'a> {
-    fn new(has_store: bool, coverage: &'a Coverage) -> Self {
+    fn new(coverage: &'a Coverage) -> Self {
         let gateways = NAMES.map(|_| Gateway { incarnation: 1, state: DesiredState::Ready, ..Gateway::default() });
         let mut simulation = Self {
             coverage,
@@ -135,17 +145,17 @@ impl<'a> Simulation<'a> {
             now: 0,
             state: MembershipState::new(Duration::from_millis(TTL)),
             other: MembershipState::new(Duration::from_millis(TTL)),
-            has_store,
+            backup: Record::default(),
             policy: 7,
             gateways,
             messages: BTreeMap::new(),
             sequence: 0,
             leases: BTreeMap::new(),
-            granted: BTreeSet::new(),
             exempt: BTreeSet::new(),
             impostors: 1000,
         };
         simulation.set_policy(7);
+        simulation.state.begin_term(&Record::default().next_term());
         simulation
     }
 
@@ -163,21 +173,6 @@ impl<'a> Simulation<'a> {
     fn exempt_unknown_gateways(&mut self) {
         let unknown = (0..NAMES.len()).filter(|index| self.policy & (1 << index) == 0);
         self.exempt.extend(unknown.map(|index| (index, self.gateways[index].incarnation)));
-    }
-
-    /// Exempts leases granted under another view than the latest: recovery without a store adopts the latest view of
-    /// any gateway, which the last server may have learned late, or never.
-    fn exempt_granted_under_another_view(&mut self, last: &MembershipState) {
-        let is_later = |view: &MembershipView| view.number >= last.view.number && *view != *last.view;
-        let is_in_flight = |message: &Message| matches!(message, Message::View { view, .. } if is_later(view));
-        let was_never_learned =
-            self.gateways.iter().any(|gateway| is_later(&gateway.view)) || self.messages.values().any(is_in_flight);
-        let was_learned_late = last.grants_from.is_some_and(|from| from > self.instant());
-        let granted = std::mem::take(&mut self.granted);
-        if !granted.is_empty() && !self.has_store && (was_never_learned || was_learned_late) {
-            self.exempt.extend(granted);
-            self.coverage.count("granted under another view than the latest");
-        }
     }
 
     fn enqueue(&mut self, arrival: u64, message: Message) {
@@ -217,47 +212,51 @@ impl<'a> Simulation<'a> {
             }
             Step::Policy(policy) => {
                 self.set_policy(policy);
-                if !self.has_store && !self.state.recovered {
+                if !self.state.recovered {
                     self.exempt_unknown_gateways();
                 }
                 self.decide(|_, _| {});
             }
-            Step::OtherServer(_) if !self.has_store => {}
             Step::OtherServer(follows) => self.change_server(follows),
-            Step::RestartServer => {
-                let last = self.state.clone();
-                let (groups, limit) = (last.shard_groups.clone(), last.max_unavailable);
-                self.coverage.count(if self.has_store { "restart with a store" } else { "restart without a store" });
-                self.state = MembershipState::new(Duration::from_millis(TTL));
-                self.state.set_shard_groups(groups);
-                self.state.set_max_unavailable(limit);
-                if self.has_store {
-                    self.state.load(self.instant(), Some(last.view.clone()));
-                }
-                self.set_policy(self.policy);
-                self.exempt_unknown_gateways();
-                self.exempt_granted_under_another_view(&last);
-                self.lose_streams();
-            }
+            Step::Backup => self.backup = self.state.stored_record(),
+            Step::RestartServer(restored) => self.restart_server(restored),
         }
+    }
+
+    fn restart_server(&mut self, restored: Restored) {
+        let last = self.state.stored_record();
+        let (groups, limit) = (self.state.shard_groups.clone(), self.state.max_unavailable);
+        let (record, class) = match restored {
+            Restored::Last => (last, "restart"),
+            Restored::Backup => (self.backup.clone(), "restart with a backup"),
+            Restored::Nothing => (Record::default(), "restart without a record"),
+        };
+        self.coverage.count(class);
+        self.state = MembershipState::new(Duration::from_millis(TTL));
+        self.state.set_shard_groups(groups);
+        self.state.set_max_unavailable(limit);
+        self.state.begin_term(&record.next_term());
+        self.set_policy(self.policy);
+        self.exempt_unknown_gateways();
+        self.lose_streams();
     }
 
     /// The end of all streams to a server: heartbeats on the way are lost, and gateways report again.
     fn lose_streams(&mut self) {
         self.messages.retain(|_, message| matches!(message, Message::View { .. }));
-        self.gateways.iter_mut().for_each(|gateway| gateway.has_reported = false);
+        self.gateways.iter_mut().for_each(|gateway| gateway.is_connected = false);
     }
 
     /// The other server decides from here on.
     fn change_server(&mut self, follows: bool) {
-        let (now, view) = (self.instant(), self.state.view().clone());
+        let record = self.state.stored_record();
         std::mem::swap(&mut self.state, &mut self.other);
+        self.other.leave_term();
         let (groups, limit) = (self.other.shard_groups.clone(), self.other.max_unavailable);
         if follows {
-            self.state.load(now, Some(view.clone()));
+            self.state.follow(&record);
         }
-        self.state.restart(now);
-        self.state.load(now, Some(view));
+        self.state.begin_term(&record.next_term());
         self.state.set_shard_groups(groups);
         self.state.set_max_unavailable(limit);
         self.set_policy(self.policy);
@@ -274,16 +273,13 @@ impl<'a> Simulation<'a> {
 
     fn send_heartbeat(&mut self, index: usize, delay: Option<u16>, reply_delay: Option<u16>) {
         let now = self.now;
-        if !self.gateways[index].has_reported {
+        if !self.gateways[index].is_connected {
             // A new stream: replies on the old one are lost.
             self.messages.retain(|_, message| !matches!(message, Message::View { to, .. } if *to == index));
             let gateway = &self.gateways[index];
             self.leases.insert((index, gateway.incarnation), gateway.lease_until);
         }
         let gateway = &mut self.gateways[index];
-        if !gateway.has_reported {
-            gateway.reported_view = (gateway.view.number > 0).then(|| gateway.view.clone());
-        }
         let heartbeat = Heartbeat {
             gateway: NAMES[index].into(),
             incarnation: gateway.incarnation,
@@ -298,10 +294,10 @@ impl<'a> Simulation<'a> {
             unable: gateway.has_fault.then(|| "a link is down".into()),
             policy_version: None,
             sessions: 0,
-            view: gateway.reported_view.clone(),
+            known_view: gateway.view.number.max(gateway.used_number),
         };
         let Some(delay) = delay else { return self.coverage.count("heartbeat lost") };
-        gateway.has_reported = true;
+        gateway.is_connected = true;
         gateway.heartbeat_arrival = gateway.heartbeat_arrival.max(now + u64::from(delay));
         let arrival = gateway.heartbeat_arrival;
         self.enqueue(arrival, Message::Heartbeat { heartbeat: Box::new(heartbeat), sent: now, reply_delay });
@@ -326,11 +322,11 @@ impl<'a> Simulation<'a> {
             unable: None,
             policy_version: None,
             sessions: 0,
-            view: None,
+            known_view: 0,
         };
         let (now, process) = (self.instant(), (index, self.gateways[index].incarnation));
         let record = self.state.record(NAMES[index]).filter(|record| record.incarnation == process.1);
-        // A server without a store or any heartbeat accepts the first process; only certificates prevent that.
+        // A server without any heartbeat accepts the first process; only certificates prevent that.
         let Some(record) = record else { return };
         let has_timed_out = now.saturating_duration_since(record.last_heartbeat) > Duration::from_millis(TTL);
         let is_alive = !record.stream_closed && !has_timed_out;
@@ -383,6 +379,9 @@ impl<'a> Simulation<'a> {
                     gateway.lease_until = gateway.lease_until.max(lease_until);
                     if view.number > gateway.view.number {
                         gateway.view = view;
+                    } else if view.number == gateway.view.number && view != gateway.view {
+                        gateway.used_number = view.number + 1;
+                        self.coverage.count("another view of the same number");
                     }
                 }
             }
@@ -390,11 +389,6 @@ impl<'a> Simulation<'a> {
                 let index = NAMES.iter().position(|name| *name == &*heartbeat.gateway).unwrap();
                 let mut outcome = Ok(HeartbeatOutcome::UnknownGateway);
                 self.decide(|state, now| outcome = state.heartbeat(now, &heartbeat));
-                if outcome != Ok(HeartbeatOutcome::UnknownGateway)
-                    && self.gateways[index].incarnation == heartbeat.incarnation
-                {
-                    self.gateways[index].reported_view = None;
-                }
                 // Only one process per name is alive here, so a new one is accepted eventually.
                 self.coverage.count(match outcome {
                     Ok(HeartbeatOutcome::Accepted) => "accepted",
@@ -410,11 +404,14 @@ impl<'a> Simulation<'a> {
     fn reply(&mut self, index: usize, heartbeat: &Heartbeat, sent: u64, delay: Option<u16>) {
         let process = (index, heartbeat.incarnation);
         let mut lease_until = 0;
+        if self.state.is_outdated() {
+            assert_eq!(self.state.grant(self.instant(), &heartbeat.gateway, heartbeat.incarnation), None);
+            return self.coverage.count("no reply: the record is outdated");
+        }
         if let Some(lease) = self.state.grant(self.instant(), &heartbeat.gateway, heartbeat.incarnation) {
             let until = sent + lease.as_millis() as u64;
             let latest = self.leases.entry(process).or_default();
             *latest = until.max(*latest);
-            self.granted.insert(process);
             lease_until = until;
             self.exempt.remove(&process);
             self.check_leases();
@@ -450,6 +447,7 @@ impl<'a> Simulation<'a> {
         let now = self.instant();
         event(&mut self.state, now);
         let before = self.state.view().clone();
+        let (was_outdated, used_number) = (self.state.is_outdated(), self.state.term.used_number);
         self.state.decide(now);
         let after = self.state.view().clone();
         self.check_drain_blocks();
@@ -472,7 +470,7 @@ impl<'a> Simulation<'a> {
         }
         for new in after.active_members().filter(|new| before.member(&new.name).is_some_and(|old| !old.serving)) {
             let record = self.state.record(&new.name).unwrap();
-            assert_eq!(record.seen_view, before.number);
+            assert_eq!(record.seen_view, if was_outdated { used_number } else { before.number });
             assert!(record.desired_state == DesiredState::Ready || record.is_unable());
             self.coverage.count("activated");
             if record.is_unable() {
@@ -484,6 +482,10 @@ impl<'a> Simulation<'a> {
                 assert!(others.all(|it| self.state.record(&it.name).is_some_and(MemberRecord::is_unable)));
                 self.coverage.count("activated with a fault");
             }
+        }
+        if was_outdated {
+            // Who was active by the last view, nobody could ask; none is drained.
+            return self.coverage.count("went on after an unknown view");
         }
         self.check_faults(&before, &after);
         self.check_drains(&before, &after);
@@ -609,16 +611,19 @@ fn a_lease_expires_before_its_gateway_is_deactivated_and_view_numbers_only_incre
         "impostor repeats an incarnation",
         "impostor gets a free name",
         "impostor gets nothing",
-        "restart without a store",
-        "restart with a store",
+        "restart",
+        "restart with a backup",
+        "restart without a record",
+        "no reply: the record is outdated",
+        "went on after an unknown view",
         "another server decides",
     ];
     property(
         ProptestConfig::with_cases(600),
-        &(prop::option::of(placement()), prop::collection::vec(step(), 1..250), any::<bool>()),
+        &(prop::option::of(placement()), prop::collection::vec(step(), 1..250)),
         &classes,
-        |(running_with, steps, has_store), coverage| {
-            let mut simulation = Simulation::new(has_store, coverage);
+        |(running_with, steps), coverage| {
+            let mut simulation = Simulation::new(coverage);
             if let Some(placement) = running_with {
                 simulation.step(placement);
                 (0..6).for_each(|_| simulation.heartbeats_of_all());
@@ -635,10 +640,10 @@ fn a_lease_expires_before_its_gateway_is_deactivated_and_view_numbers_only_incre
 #[test]
 fn all_gateways_become_active_without_faults() {
     let coverage = Coverage::default();
-    let mut simulation = Simulation::new(false, &coverage);
+    let mut simulation = Simulation::new(&coverage);
     for round in 0..60 {
         if round == 30 {
-            simulation.step(Step::RestartServer);
+            simulation.step(Step::RestartServer(Restored::Last));
         }
         simulation.heartbeats_of_all();
         assert!(round < 5 || simulation.state.view().active_members().count() == NAMES.len(), "round {round}");

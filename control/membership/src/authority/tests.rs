@@ -3,6 +3,7 @@
 mod drains;
 mod faults;
 mod removal;
+mod terms;
 
 use super::*;
 use crate::{DesiredState, Secret};
@@ -43,15 +44,28 @@ impl Group {
         group
     }
 
-    fn heartbeat_with_view(
+    /// A server that begins to decide by the record of another one.
+    fn by_record(names: &[&str], record: &Record) -> Self {
+        let mut group = Self::new(names);
+        group.state.begin_term(&record.next_term());
+        group
+    }
+
+    /// Heartbeat of a gateway that has applied this view.
+    fn heartbeat_at(
         &mut self,
         name: &str,
         incarnation: u64,
         desired: DesiredState,
         seen_view: u64,
-        view: Option<&Arc<MembershipView>>,
     ) -> Result<HeartbeatOutcome, Rejection> {
-        self.apply(&Heartbeat { view: view.cloned(), ..Heartbeat::minimal(name, incarnation, desired, seen_view) })
+        self.apply(&Heartbeat::minimal(name, incarnation, desired, seen_view))
+    }
+
+    /// Heartbeat of a gateway that knows a higher view number than that of the current view, which it has applied.
+    fn heartbeat_knowing(&mut self, name: &str, known_view: u64) -> Result<HeartbeatOutcome, Rejection> {
+        let seen_view = self.state.view().number;
+        self.apply(&Heartbeat { known_view, ..Heartbeat::minimal(name, 1, DesiredState::Ready, seen_view) })
     }
 
     /// A group in which all of these gateways are active, each with its own secret.
@@ -83,18 +97,6 @@ impl Group {
         desired: DesiredState,
     ) -> Result<HeartbeatOutcome, Rejection> {
         self.apply(&self.secret_heartbeat(name, process, predecessor, desired))
-    }
-
-    fn report_view(
-        &mut self,
-        name: &str,
-        process: u8,
-        view: &Arc<MembershipView>,
-    ) -> Result<HeartbeatOutcome, Rejection> {
-        self.apply(&Heartbeat {
-            view: Some(view.clone()),
-            ..self.secret_heartbeat(name, process, None, DesiredState::Ready)
-        })
     }
 
     fn apply(&mut self, heartbeat: &Heartbeat) -> Result<HeartbeatOutcome, Rejection> {
@@ -132,7 +134,14 @@ impl Group {
         incarnation: u64,
         desired: DesiredState,
     ) -> Result<HeartbeatOutcome, Rejection> {
-        self.heartbeat_with_view(name, incarnation, desired, self.state.view().number, None)
+        self.heartbeat_at(name, incarnation, desired, self.state.view().number)
+    }
+
+    /// Heartbeats of gateways that have applied the current view.
+    fn heartbeats(&mut self, names: &[&str], desired: DesiredState) {
+        for name in names {
+            self.heartbeat(name, 1, desired).unwrap();
+        }
     }
 
     fn advance(&mut self, by: Duration) {
@@ -157,17 +166,17 @@ impl Group {
 fn a_gateway_that_is_ready_under_the_current_view_becomes_active_and_gets_leases() {
     let mut group = Group::new(&["a", "b"]);
     assert_eq!(group.heartbeat("a", 1, DesiredState::Joining), Ok(HeartbeatOutcome::Accepted));
-    assert_eq!(group.state.view().number, 0, "b may report a view");
+    assert_eq!(group.state.view().number, 0, "b may report a later view");
     group.heartbeat("b", 1, DesiredState::Joining).unwrap();
     let number = group.state.view().number;
     assert_eq!(number, 1);
-    group.heartbeat_with_view("a", 1, DesiredState::Ready, number - 1, None).unwrap();
+    group.heartbeat_at("a", 1, DesiredState::Ready, number - 1).unwrap();
     assert!(group.active_members().is_empty(), "it is ready under an earlier view");
     assert!(!group.has_lease("a", 1));
     group.heartbeat("a", 1, DesiredState::Ready).unwrap();
     assert_eq!(group.active_members(), ["a"]);
     assert!(group.has_lease("a", 1) && !group.has_lease("b", 1) && !group.has_lease("a", 2));
-    group.heartbeat_with_view("b", 1, DesiredState::Ready, number, None).unwrap();
+    group.heartbeat_at("b", 1, DesiredState::Ready, number).unwrap();
     assert_eq!(group.active_members(), ["a"], "b hasn't applied the view in which a is active");
 }
 
@@ -340,13 +349,14 @@ fn a_heartbeat_with_an_incarnation_but_without_its_secret_is_rejected() {
 
 #[test]
 fn during_recovery_the_first_process_to_report_takes_no_name_from_an_active_one() {
-    let before = Group::active_with_secrets(&["a", "b"]).state.view().clone();
-    let mut next = Group::new(&["a", "b"]);
+    let record = Group::active_with_secrets(&["a", "b"]).state.stored_record();
+    let before = record.view.clone();
+    let mut next = Group::by_record(&["a", "b"], &record);
     next.heartbeat_with_secret("a", 9, None, DesiredState::Ready).unwrap();
-    next.report_view("b", 1, &before).unwrap();
+    next.heartbeat_with_secret("b", 1, None, DesiredState::Ready).unwrap();
     assert_eq!(*next.state.view(), before, "the active process of a hasn't reported");
     next.advance(ms(100));
-    assert_eq!(next.report_view("a", 1, &before), Ok(HeartbeatOutcome::Accepted));
+    assert_eq!(next.heartbeat_with_secret("a", 1, None, DesiredState::Ready), Ok(HeartbeatOutcome::Accepted));
     assert!(next.has_lease("a", secret(1).incarnation()) && !next.has_lease("a", secret(9).incarnation()));
     assert_eq!(next.heartbeat_with_secret("a", 9, None, DesiredState::Ready), Ok(HeartbeatOutcome::Deferred));
     next.advance(ms(100));
@@ -394,141 +404,29 @@ fn a_gateway_outside_the_policy_gets_no_lease() {
 }
 
 #[test]
-fn recovery_continues_from_the_highest_reported_view() {
-    let mut before = Group::active(&["a", "b", "c"]);
-    let old = before.state.view().clone();
-    before.advance(ms(300));
-    before.heartbeat("a", 1, DesiredState::Ready).unwrap();
-    before.heartbeat("b", 1, DesiredState::Ready).unwrap();
-    before.advance(ms(301));
-    let last = before.state.view().clone();
-    assert_eq!(before.active_members(), ["a", "b"]);
-
-    let mut group = Group::new(&["a", "b", "c"]);
-    group.heartbeat_with_view("a", 1, DesiredState::Ready, old.number, Some(&old)).unwrap();
-    group.heartbeat_with_view("c", 1, DesiredState::Ready, old.number, Some(&old)).unwrap();
-    assert_eq!(*group.state.view(), old);
-    assert!(!group.has_lease("c", 1), "b may report a later view");
-    group.heartbeat_with_view("b", 1, DesiredState::Ready, last.number, Some(&last)).unwrap();
-    assert_eq!(*group.state.view(), last);
-    assert!(!group.has_lease("c", 1) && group.has_lease("a", 1) && group.has_lease("b", 1), "all have reported");
-    group.advance(TTL);
-    assert_eq!(group.active_members(), ["a", "b"]);
-}
-
-#[test]
-fn recovery_lasts_two_ttls_while_gateways_are_missing() {
-    let old = Group::active(&["a", "b"]).state.view().clone();
-    let mut group = Group::new(&["a", "b"]);
-    group.heartbeat_with_view("a", 1, DesiredState::Ready, old.number, Some(&old)).unwrap();
-    assert!(!group.has_lease("a", 1));
-    group.advance(TTL);
-    group.heartbeat("a", 1, DesiredState::Ready).unwrap();
-    assert!(group.has_lease("a", 1), "leases of the previous server have expired");
-    group.advance(ms(599));
-    assert_eq!(*group.state.view(), old);
-    assert_eq!(group.state.next_deadline(), Some(group.now + ms(1)));
-    group.advance(ms(1));
-    assert_eq!(group.active_members(), ["a"]);
-}
-
-#[test]
-fn after_a_late_higher_view_leases_wait_for_those_under_the_lower_one() {
-    let mut before = Group::active(&["a", "b", "c"]);
-    let old = before.state.view().clone();
-    before.heartbeat("c", 1, DesiredState::Draining).unwrap();
-    let last = before.state.view().clone();
-    let mut group = Group::new(&["a", "b", "c"]);
-    group.heartbeat_with_view("c", 1, DesiredState::Ready, old.number, Some(&old)).unwrap();
-    group.advance(TTL);
-    group.heartbeat("c", 1, DesiredState::Ready).unwrap();
-    assert!(group.has_lease("c", 1));
-    group.heartbeat_with_view("a", 1, DesiredState::Ready, last.number, Some(&last)).unwrap();
-    assert!(!group.has_lease("a", 1), "c may have a lease");
-    group.advance(TTL);
-    group.heartbeat("a", 1, DesiredState::Ready).unwrap();
-    assert!(group.has_lease("a", 1));
-}
-
-#[test]
-fn reported_view_numbers_are_not_reused() {
-    let mut group = Group::active(&["a", "b"]);
-    let members = vec![Member { serving: true, ..Member::new("b".into(), 39) }];
-    let higher = Arc::new(MembershipView { number: 40, serving_changes: 12, members });
-    group.heartbeat_with_view("b", 1, DesiredState::Ready, 40, Some(&higher)).unwrap();
-    assert_eq!(group.state.view().number, 41);
-    assert_eq!(group.active_members(), ["a", "b"], "the reported view isn't adopted");
-    assert_eq!(group.member("b").epoch, 41);
-    assert_eq!(group.state.view().serving_changes, 41, "above every other count");
-    let conflicting = Arc::new(MembershipView { number: 41, ..MembershipView::default() });
-    group.heartbeat_with_view("b", 1, DesiredState::Ready, 41, Some(&conflicting)).unwrap();
-    assert_eq!(group.state.view().number, 42);
-}
-
-#[test]
-fn a_store_that_has_lost_its_view_gets_one_with_a_higher_number() {
-    let mut group = Group::active(&["a"]);
-    let number = group.state.view().number;
-    let older = Arc::new(MembershipView { number: 1, ..MembershipView::default() });
-    group.state.load(group.now, Some(older));
-    group.state.decide(group.now);
-    assert_eq!(group.state.view().number, number + 1);
-    assert_eq!(group.active_members(), ["a"]);
-}
-
-#[test]
 fn without_a_policy_the_members_of_the_view_stay_active() {
-    let old = Group::active(&["a"]).state.view().clone();
+    let record = Group::active(&["a"]).state.stored_record();
     let (mut group, state) = (Group::new(&[]), MembershipState::new(TTL));
     group.state = state;
-    group.heartbeat_with_view("a", 1, DesiredState::Ready, old.number, Some(&old)).unwrap();
+    group.state.begin_term(&record.next_term());
+    group.heartbeat("a", 1, DesiredState::Ready).unwrap();
     group.advance(TTL);
     assert_eq!(group.heartbeat("a", 1, DesiredState::Ready), Ok(HeartbeatOutcome::Accepted));
     assert!(group.has_lease("a", 1));
     assert_eq!(group.heartbeat("x", 1, DesiredState::Ready), Ok(HeartbeatOutcome::UnknownGateway));
 }
 
+/// Somebody has changed the record: the commitment of a process is wrong there.
 #[test]
-fn a_reported_view_with_the_highest_number_does_not_exhaust_view_numbers() {
-    for is_recovered in [false, true] {
-        let mut group = if is_recovered { Group::active(&["a", "b"]) } else { Group::new(&["a", "b"]) };
-        let last = Arc::new(MembershipView { number: (1 << 62) - 1, ..MembershipView::default() });
-        group.heartbeat_with_view("a", 1, DesiredState::Ready, 0, Some(&last)).unwrap();
-        group.advance(TTL * 3);
-        group.heartbeat("b", 1, DesiredState::Joining).unwrap();
-        assert!(group.state.view().number < crate::view::MAX_NUMBER, "gateways accept the next view");
-    }
-}
-
-#[test]
-fn views_reported_by_gateways_outside_the_policy_are_ignored() {
-    let mut group = Group::active(&["a", "b"]);
-    let before = group.state.view().clone();
-    let reported = Arc::new(MembershipView { number: before.number + 7, ..MembershipView::clone(&before) });
-    assert_eq!(
-        group.heartbeat_with_view("x", 5, DesiredState::Ready, 0, Some(&reported)),
-        Ok(HeartbeatOutcome::UnknownGateway)
-    );
-    assert_eq!(*group.state.view(), before);
-    // Nor during recovery.
-    let mut next = Group::new(&["a", "b"]);
-    next.heartbeat_with_view("x", 5, DesiredState::Ready, 0, Some(&reported)).unwrap();
-    assert_eq!(next.state.view().number, 0);
-    next.heartbeat_with_view("a", 1, DesiredState::Ready, before.number, Some(&before)).unwrap();
-    assert_eq!(*next.state.view(), before);
-}
-
-/// During recovery, a gateway of the policy reports a view with a wrong commitment of another one's process.
-#[test]
-fn a_reported_view_with_a_wrong_commitment_locks_no_process_out() {
-    let before = Group::active_with_secrets(&["a", "b"]).state.view().clone();
-    let mut forged = MembershipView::clone(&before);
+fn a_record_with_a_wrong_commitment_locks_no_process_out() {
+    let record = Group::active_with_secrets(&["a", "b"]).state.stored_record();
+    let mut forged = MembershipView::clone(&record.view);
     let commitment = forged.members[0].commitment.as_mut().unwrap();
     commitment[31] ^= 1;
-    let mut next = Group::new(&["a", "b"]);
-    next.report_view("b", 1, &Arc::new(forged)).unwrap();
-    assert_eq!(next.report_view("a", 1, &before), Ok(HeartbeatOutcome::Accepted));
-    assert_eq!(next.member("a").commitment, before.member("a").unwrap().commitment);
+    let mut next = Group::by_record(&["a", "b"], &Record { view: Arc::new(forged), ..record.clone() });
+    next.heartbeat_with_secret("b", 1, None, DesiredState::Ready).unwrap();
+    assert_eq!(next.heartbeat_with_secret("a", 1, None, DesiredState::Ready), Ok(HeartbeatOutcome::Accepted));
+    assert_eq!(next.member("a").commitment, record.view.member("a").unwrap().commitment);
     assert!(
         next.heartbeat("a", secret(1).incarnation(), DesiredState::Ready).is_err(),
         "without the secret it is rejected all the same"

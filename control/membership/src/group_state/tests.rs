@@ -88,7 +88,7 @@ fn linked(in_sync_from: bool, in_sync_to: bool) -> PeerState {
 
 #[test]
 fn without_a_membership_authority_all_gateways_are_active() {
-    let mut state = GroupState::new("a".into(), None, MembershipSource::Static);
+    let mut state = GroupState::new("a".into(), None, MembershipSource::Fixed);
     assert_eq!(state.spec(Instant::now(), Tick(0)), MembersSpec::default(), "policy names no gateway");
     state.set_policy(&[policy_peer("a"), policy_peer("b")], &"".into(), Instant::now());
     let spec = state.spec(Instant::now(), Tick(0));

@@ -172,6 +172,12 @@ impl SendState {
         self.acknowledged_epoch = 0;
     }
 
+    /// What a previous process has replicated doesn't count.
+    pub fn disinherit(&mut self) {
+        (self.inherited_epoch, self.acknowledged_epoch) = (0, 0);
+        self.require_sync();
+    }
+
     /// The link has gone down.
     pub fn link_down(&mut self) {
         self.require_sync();
@@ -369,8 +375,9 @@ impl SendState {
         Some(bytes)
     }
 
-    /// The peer has rejected records of this frame for lack of capacity. It will request a full sync later; until a
-    /// round that begins after this frame is acknowledged, no epoch counts as acknowledged.
+    /// The peer has rejected records of this frame for lack of capacity, or this is the end of a round by another policy
+    /// than its own, by which it may give up what it got. It will request a full sync later; until a round that begins
+    /// after this frame is acknowledged, no epoch counts as acknowledged.
     pub fn records_rejected(&mut self, number: u64) {
         self.last_rejected = self.last_rejected.max(number);
         self.acknowledged_epoch = self.acknowledged_epoch.min(self.inherited_epoch);

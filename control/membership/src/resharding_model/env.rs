@@ -13,7 +13,8 @@ use super::choices::{Choices, Delay};
 use super::coverage::{Class, Counts};
 use super::frames;
 use super::policies::{MAX_GATEWAYS, ModelPolicy};
-use crate::replication::send_state::ChunkRequest;
+use crate::member;
+use crate::replication::sender::ListRequest;
 use crate::{DrainBlock, Heartbeat, MembershipView};
 
 /// The origin of all worlds' clocks.
@@ -41,6 +42,7 @@ pub(super) enum ServerInput {
         from: usize,
         stream: u32,
         is_first: bool,
+        /// The number of the heartbeat.
         sent: u64,
         heartbeat: Box<Heartbeat>,
     },
@@ -57,12 +59,16 @@ pub(super) enum ServerInput {
 /// An input of a gateway's process.
 #[derive(Clone, Debug)]
 pub(super) enum ProcessInput {
-    /// A heartbeat is due, to the server and to peers.
+    /// Heartbeats to peers are due.
     Heartbeat,
     /// All workers use the latest snapshot.
     Adopted,
-    /// A deadline of the group state.
+    /// A deadline of the member.
     Deadline,
+    /// A timer of the stream to the server.
+    StreamTimer,
+    /// An order of an operator, or a fault.
+    Order(member::Input),
     Policy {
         policy: Rc<ModelPolicy>,
         rollout: u64,
@@ -84,20 +90,17 @@ pub(super) enum ProcessInput {
         link: usize,
     },
     /// The record of a session is due.
-    RecordDue {
-        id: u32,
-    },
+    RecordDue,
     /// The worker lists sessions for a full sync.
     List {
-        peer: usize,
-        request: ChunkRequest,
+        request: Box<ListRequest>,
     },
 }
 
 /// A reply to a heartbeat, or a new view.
 #[derive(Clone, Debug)]
 pub(super) struct Notice {
-    /// When the acknowledged heartbeat was sent.
+    /// The number of the acknowledged heartbeat.
     pub(super) sent: Option<u64>,
     pub(super) lease: Option<u64>,
     pub(super) view: Arc<MembershipView>,
@@ -163,6 +166,8 @@ pub(super) struct Env {
     pub(super) is_server_up: bool,
     /// Until when processes are suspended.
     pub(super) suspended_until: [u64; MAX_GATEWAYS],
+    /// How long sessions wait for their first record.
+    pub(super) record_age: u64,
     /// Whether sessions were removed from a table since the last check.
     pub(super) has_removed_sessions: bool,
     links: Vec<Link>,
@@ -183,6 +188,7 @@ impl Env {
             server_paths: [true; MAX_GATEWAYS],
             is_server_up: true,
             suspended_until: [0; MAX_GATEWAYS],
+            record_age: 0,
             has_removed_sessions: false,
             links: Vec::new(),
             queue: BTreeMap::new(),

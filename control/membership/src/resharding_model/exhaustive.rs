@@ -9,12 +9,15 @@ use super::coverage::{Class, Counts};
 use super::policies::{MAX_GATEWAYS, Order, Placement, Policies, SHARDS};
 use super::steps::Step;
 use super::world::World;
-use super::{LEAST_COUNT, on_all_cores};
+use super::{number, on_all_cores};
 
 /// Gateways of a scenario.
 const GATEWAYS: usize = 3;
-/// So many choices are enumerated after the change; later messages aren't late.
-const DEPTH: usize = 8;
+/// So many choices are enumerated after the change, unless `VIPGATE_MODEL_DEPTH` says otherwise; later messages aren't
+/// late.
+const DEPTH: usize = 3;
+/// How often each class must be reached at least.
+const LEAST_COUNT: u64 = 50;
 /// When a gateway gets a policy, in milliseconds: at once, while others use it already, or when they have stopped
 /// waiting for it.
 const POLICY_DELAYS: [u16; 3] = [0, 70, 3500];
@@ -41,7 +44,7 @@ enum Action {
 fn placement(first: &str, second: &str) -> Placement {
     let order = |names: &str| Order::new(&names.bytes().map(|name| usize::from(name - b'a')).collect::<Vec<_>>());
     let gateways = first.bytes().chain(second.bytes()).fold(0, |all, name| all | 1 << (name - b'a'));
-    Placement { gateways, orders: [order(first), order(second)] }
+    Placement { gateways, orders: [order(first), order(second)], has_map: true }
 }
 
 fn scenarios() -> Vec<Scenario> {
@@ -53,7 +56,7 @@ fn scenarios() -> Vec<Scenario> {
     };
     let (abc, bca, cab) = ("abc", "bca", "cab");
     vec![
-        scenario("a shard moves", &[(abc, bca), (bca, bca)], &[Policy(1), Traffic(40), Traffic(100)]),
+        scenario("a shard moves", &[(abc, bca), (bca, bca)], &[Policy(1), Traffic(4), Traffic(40), Traffic(100)]),
         scenario(
             "a shard moves and comes back",
             &[(abc, bca), (bca, bca)],
@@ -128,22 +131,23 @@ impl World {
 }
 
 impl Scenario {
-    /// The world at the start: all gateways are active and have sessions.
+    /// The world at the start: all gateways are active.
     fn started(&self) -> World {
         let policies = Rc::new(RefCell::new(Policies::new()));
-        let mut world = World::new(&policies, GATEWAYS, self.placements[0], true, Choices::random(0));
+        let mut world = World::new(&policies, GATEWAYS, self.placements[0], Choices::random(0));
         world.converge(false);
-        world.traffic();
-        world.advance(300);
         assert!(world.env.violation.is_none(), "{}: {:?}", self.name, world.env.violation);
         world
     }
 
     /// Runs it with policies delayed like this, and all choices; the message of a violation.
     fn run(&self, start: &World, delays: [u16; MAX_GATEWAYS], counts: &mut Counts) -> Result<(), String> {
-        let mut next = Some(Enumeration::new(DEPTH));
+        let mut next = Some(Enumeration::new(number("VIPGATE_MODEL_DEPTH").map_or(DEPTH, |depth| depth as usize)));
         while let Some(choices) = next {
             let mut world = start.fork();
+            world.begin(Choices::random(0), 0);
+            world.traffic();
+            world.advance(300);
             world.begin(Choices::Enumerated(choices), 0);
             for action in &self.steps {
                 if world.env.violation.is_none() {

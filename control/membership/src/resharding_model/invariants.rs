@@ -133,12 +133,13 @@ impl World {
             if member.serving && live.is_none_or(|it| it.incarnation != member.incarnation) {
                 return Err(format!("{} is active and dead", member.name));
             }
-            let is_able = live.is_some_and(|it| !it.group.is_draining() && it.group.unable().is_none());
+            let is_able =
+                live.is_some_and(|it| !it.member.state().is_draining() && it.member.state().unable().is_none());
             if is_able && !member.serving {
                 return Err(format!("{} isn't active", member.name));
             }
         }
-        if view.active_members().next().is_none() && !self.live().any(|it| it.group.is_draining()) {
+        if view.active_members().next().is_none() && !self.live().any(|it| it.member.state().is_draining()) {
             return Err("no gateway is active".into());
         }
         Ok(())
@@ -192,15 +193,15 @@ fn check_process(process: &Process, world: &World) -> Result<(), String> {
     if view.member(&process.name).is_none() {
         return Ok(());
     }
-    if process.status.view != *view || process.applied != view.number || process.is_adopting {
-        return Err(format!("it has view {}, used {}", process.status.view.number, process.applied));
+    if process.status.view != *view || process.member.applied() != view.number || process.is_adopting {
+        return Err(format!("it has view {}, used {}", process.status.view.number, process.member.applied()));
     }
     if process.status.authority != Authority::Reachable || process.reported.desired_state == DesiredState::Joining {
         return Err(format!("{:?}, {:?}", process.status.authority, process.reported.desired_state));
     }
     for other in world.live().filter(|it| it.index != process.index && view.member(&it.name).is_some()) {
         let peer = process.peers[other.index].as_ref().ok_or("no peer")?;
-        if peer.link.is_none() || !peer.is_in_sync_from || !peer.outbound.in_sync() || peer.has_frames() {
+        if peer.link.is_none() || !peer.replication.in_sync_from || !peer.replication.in_sync_to || peer.has_frames() {
             return Err(format!("it isn't in sync with {}", other.name));
         }
     }

@@ -22,11 +22,6 @@ pub(super) fn index_of(name: &str) -> usize {
     usize::from(name.as_bytes()[0] - b'a')
 }
 
-/// The number of a policy by its version; 0: none.
-pub(super) fn number_of(version: &str) -> u32 {
-    version.parse().unwrap_or(0)
-}
-
 /// The gateways that may own a shard, home first.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Order {
@@ -58,6 +53,8 @@ pub(super) struct Placement {
     /// Its gateways, as a bit set.
     pub(super) gateways: u8,
     pub(super) orders: [Order; SHARDS],
+    /// Whether the VIP has a shard map; if not, it lists its shards.
+    pub(super) has_map: bool,
 }
 
 impl Placement {
@@ -69,7 +66,8 @@ impl Placement {
 impl fmt::Debug for Placement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all: String = (0..MAX_GATEWAYS).filter(|it| self.has(*it)).map(|it| NAMES[it]).collect();
-        write!(f, "{all}:{:?}/{:?}", self.orders[0], self.orders[1])
+        let kind = if self.has_map { "map" } else { "listed" };
+        write!(f, "{all}:{:?}/{:?} {kind}", self.orders[0], self.orders[1])
     }
 }
 
@@ -79,7 +77,7 @@ pub(super) struct ModelPolicy {
     pub(super) number: u32,
     pub(super) version: Arc<str>,
     pub(super) placement: Placement,
-    pub(super) peers: Vec<compiler::Peer>,
+    pub(super) peers: Arc<[compiler::Peer]>,
     pub(super) names: Vec<Arc<str>>,
     pub(super) shard_groups: Arc<BTreeSet<ShardGroup>>,
 }

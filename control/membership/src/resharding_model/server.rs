@@ -1,15 +1,14 @@
 //! The policy server: the real membership state, and around it what `policyd/membership` does: streams, replies, views
-//! for everybody, and a store.
+//! for everybody, and the record, which a server may find as it was, from a backup, or not at all.
 
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::coverage::Class;
 use super::env::{Env, Input, Notice, ProcessInput, ServerInput};
 use super::policies::{MAX_GATEWAYS, ModelPolicy, NAMES, index_of};
 use super::process::TTL;
-use crate::authority::{HeartbeatOutcome, MembershipState};
+use crate::authority::{HeartbeatOutcome, MembershipState, Record};
 use crate::{DesiredState, Heartbeat, MembershipView};
 
 /// A removed gateway that has become inactive needs so much time for what it still has to send.
@@ -20,16 +19,26 @@ const HAND_OVER_TIME: u64 = 500;
 struct Stream {
     number: u32,
     incarnation: u64,
-    /// The view of the first heartbeat, until a heartbeat is processed for a gateway of the policy.
-    reported_view: Option<Arc<MembershipView>>,
+}
+
+/// The record that the next server finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Restored {
+    /// The last one.
+    Last,
+    /// The one of a backup: from when the world began, or when the last server has died.
+    Backup,
+    /// None.
+    Nothing,
 }
 
 /// The policy server.
 #[derive(Clone, Debug)]
 pub(super) struct Server {
     pub(super) state: MembershipState,
-    has_store: bool,
-    stored: Option<Arc<MembershipView>>,
+    pub(super) restored: Restored,
+    stored: Record,
+    pub(super) backup: Record,
     pub(super) policy: Rc<ModelPolicy>,
     pub(super) rollout: u64,
     streams: [Option<Stream>; MAX_GATEWAYS],
@@ -42,19 +51,21 @@ pub(super) struct Server {
     handed_over_at: [Option<u64>; MAX_GATEWAYS],
     /// When the last heartbeat of each gateway was received.
     last_heartbeats: [u64; MAX_GATEWAYS],
-    /// Processes that may have a lease although they aren't active: a server without a store can't know of it.
+    /// Processes that may have a lease although they aren't active: a server without the last record can't know of
+    /// gateways that the policy doesn't name.
     pub(super) exempt: [Option<u64>; MAX_GATEWAYS],
     recovers_until: u64,
-    /// The processes when the last server without a store has died.
+    /// The processes when the last server has died.
     processes: [u64; MAX_GATEWAYS],
 }
 
 impl Server {
-    pub(super) fn new(policy: &Rc<ModelPolicy>, has_store: bool) -> Self {
+    pub(super) fn new(policy: &Rc<ModelPolicy>) -> Self {
         let mut server = Self {
             state: MembershipState::new(Duration::from_millis(TTL)),
-            has_store,
-            stored: None,
+            restored: Restored::Last,
+            stored: Record::default(),
+            backup: Record::default(),
             policy: policy.clone(),
             rollout: 0,
             streams: [const { None }; MAX_GATEWAYS],
@@ -67,8 +78,14 @@ impl Server {
             recovers_until: 0,
             processes: [0; MAX_GATEWAYS],
         };
+        server.state.begin_term(&server.stored.next_term());
         server.load_policy();
         server
+    }
+
+    /// Makes a backup of the record; which one the next server finds.
+    pub(super) fn begin(&mut self, restored: Restored) {
+        (self.backup, self.restored) = (self.stored.clone(), restored);
     }
 
     fn load_policy(&mut self) {
@@ -80,7 +97,7 @@ impl Server {
         self.rollout += 1;
         self.policy = policy;
         self.load_policy();
-        if !self.has_store && (env.now < self.recovers_until || !env.is_server_up) {
+        if self.restored != Restored::Last && (env.now < self.recovers_until || !env.is_server_up) {
             self.exempt_unknown_gateways();
         }
         if env.is_server_up {
@@ -98,21 +115,17 @@ impl Server {
                 env.send_from_server((at, stream.incarnation), input);
             }
         }
-        if !self.has_store {
-            self.exempt_at_restart(incarnations, env);
-        }
-        env.schedule(starts_at, Input::Server(ServerInput::Start));
-    }
-
-    /// See `exempt_unknown_gateways` and `exempt_granted_under_another_view` in `authority/model.rs`. What counts here is
-    /// that the next server can't know of a lease: of a gateway outside of the policy, or under a view that this one
-    /// has learned late or never.
-    fn exempt_at_restart(&mut self, incarnations: [u64; MAX_GATEWAYS], env: &Env) {
         self.processes = incarnations;
-        self.exempt_unknown_gateways();
-        if env.now < self.recovers_until {
-            self.exempt = incarnations.map(Some);
+        if self.restored != Restored::Last {
+            self.exempt_unknown_gateways();
         }
+        let found = match self.restored {
+            Restored::Last => self.stored.clone(),
+            Restored::Backup => self.backup.clone(),
+            Restored::Nothing => Record::default(),
+        };
+        self.backup = std::mem::replace(&mut self.stored, found);
+        env.schedule(starts_at, Input::Server(ServerInput::Start));
     }
 
     fn exempt_unknown_gateways(&mut self) {
@@ -124,13 +137,15 @@ impl Server {
 
     fn start(&mut self, env: &mut Env) {
         env.is_server_up = true;
-        env.count(if self.has_store { Class::ServerRestarted } else { Class::ServerRecovered });
+        env.count(match self.restored {
+            Restored::Last => Class::ServerRestarted,
+            Restored::Backup => Class::ServerRestored,
+            Restored::Nothing => Class::ServerRecovered,
+        });
         self.state = MembershipState::new(Duration::from_millis(TTL));
-        if self.has_store {
-            self.state.load(env.instant(), self.stored.clone());
-        } else {
-            self.recovers_until = env.now + 3 * TTL;
-        }
+        self.stored = self.stored.next_term();
+        self.state.begin_term(&self.stored);
+        self.recovers_until = env.now + 3 * TTL;
         self.load_policy();
         (self.origins, self.deadline) = ([None; MAX_GATEWAYS], None);
     }
@@ -158,7 +173,7 @@ impl Server {
                 let incarnation = heartbeat.incarnation;
                 let is_open = |it: &Stream| it.number == stream && it.incarnation == incarnation;
                 if is_first || self.streams[from].as_ref().is_some_and(is_open) {
-                    self.process((from, stream), sent, *heartbeat, env);
+                    self.process((from, stream), sent, &heartbeat, env);
                 } else {
                     // The stream was never opened here.
                     env.send_from_server(
@@ -170,22 +185,22 @@ impl Server {
         }
     }
 
-    fn process(&mut self, (from, number): (usize, u32), sent: u64, mut heartbeat: Heartbeat, env: &mut Env) {
+    fn process(&mut self, (from, number): (usize, u32), sent: u64, heartbeat: &Heartbeat, env: &mut Env) {
         let incarnation = heartbeat.incarnation;
         self.last_heartbeats[from] = env.now;
         let is_known =
             self.streams[from].as_ref().is_some_and(|it| (it.incarnation, it.number) >= (incarnation, number));
         if !is_known {
-            self.streams[from] = Some(Stream { number, incarnation, reported_view: heartbeat.view.take() });
+            self.streams[from] = Some(Stream { number, incarnation });
         }
-        let stream = self.streams[from].as_mut().filter(|it| it.number == number && it.incarnation == incarnation);
-        heartbeat.view = stream.as_ref().and_then(|it| it.reported_view.clone());
-        let outcome = self.state.heartbeat(env.instant(), &heartbeat);
-        if let Some(stream) = stream.filter(|_| outcome != Ok(HeartbeatOutcome::UnknownGateway)) {
-            stream.reported_view = None;
-        }
+        let outcome = self.state.heartbeat(env.instant(), heartbeat);
         self.decide(env);
         let to = (from, incarnation);
+        if self.state.is_outdated() {
+            env.count(Class::RecordOutdated);
+            self.streams[from] = None;
+            return env.send_from_server(to, ProcessInput::StreamClosed { stream: number, is_rejected: false });
+        }
         let Ok(outcome) = outcome else {
             return env.send_from_server(to, ProcessInput::StreamClosed { stream: number, is_rejected: true });
         };
@@ -209,11 +224,15 @@ impl Server {
     /// Decides on the next view, and sends it to everybody.
     fn decide(&mut self, env: &mut Env) {
         let before = self.state.view().clone();
+        let was_outdated = self.state.is_outdated();
         self.state.decide(env.instant());
         let after = self.state.view().clone();
         if before != after {
             self.note_changes(&before, &after, env);
-            self.stored = Some(after.clone());
+            self.stored = self.state.stored_record();
+            if was_outdated {
+                env.count(Class::RecordRenewed);
+            }
             for (at, stream) in self.streams.iter().enumerate() {
                 let Some(stream) = stream else { continue };
                 let notice = Notice { sent: None, lease: None, view: after.clone(), drain_block: None };

@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::choices::Random;
 use super::policies::{MAX_GATEWAYS, Order, Placement, SHARDS};
+use super::server::Restored;
 
 /// A step of a world. Gateways and sessions are numbers.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +47,8 @@ pub(super) enum Step {
 #[derive(Clone, Debug)]
 pub(super) struct Script {
     pub(super) gateways: usize,
-    pub(super) has_store: bool,
+    /// What a server finds that starts.
+    pub(super) restored: Restored,
     pub(super) record_age: u64,
     /// Whether dead processes start again in the end.
     pub(super) restarts: bool,
@@ -56,8 +58,8 @@ pub(super) struct Script {
 
 impl fmt::Display for Script {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { gateways, has_store, record_age, restarts, placements, steps } = self;
-        writeln!(f, "{gateways} gateways, {:?}, store: {has_store}, record age: {record_age}", placements[0])?;
+        let Self { gateways, restored, record_age, restarts, placements, steps } = self;
+        writeln!(f, "{gateways} gateways, {:?}, record: {restored:?}, record age: {record_age}", placements[0])?;
         steps.iter().try_for_each(|step| writeln!(f, "  {step:?}"))?;
         writeln!(f, "  in the end, processes start again: {restarts}")
     }
@@ -80,7 +82,7 @@ impl Script {
         let steps = (0..length).map(|_| step(random, gateways, &placements, &mut current)).collect();
         Self {
             gateways,
-            has_store: random.percent(80),
+            restored: random.one_of(&[Restored::Last, Restored::Last, Restored::Backup, Restored::Nothing]),
             record_age: random.one_of(&[0, 0, 40]),
             restarts: random.percent(60),
             placements,
@@ -114,7 +116,7 @@ fn first_placement(random: &mut Random, gateways: usize) -> Placement {
         all.rotate_left(random.below(2) as usize);
         Order::new(&all)
     });
-    Placement { gateways, orders }
+    Placement { gateways, orders, has_map: random.percent(50) }
 }
 
 /// A policy after another one: with a gateway more or less, in an order that stays otherwise, or in another order.
@@ -130,16 +132,16 @@ fn next_placement(random: &mut Random, gateways: usize, last: Placement) -> Plac
                 list.insert(random.below(list.len() as u64 + 1) as usize, gateway);
                 Order::new(&list)
             });
-            Placement { gateways, orders }
+            Placement { gateways, orders, ..last }
         }
         0 | 1 if others != 0 => {
             let orders = last.orders.map(|it| {
                 let list: Vec<usize> = it.iter().filter(|it| *it != gateway).collect();
                 if list.is_empty() { order(random, others) } else { Order::new(&list) }
             });
-            Placement { gateways: others, orders }
+            Placement { gateways: others, orders, ..last }
         }
-        _ => Placement { gateways: last.gateways, orders: [(); SHARDS].map(|()| order(random, last.gateways)) },
+        _ => Placement { orders: [(); SHARDS].map(|()| order(random, last.gateways)), ..last },
     }
 }
 

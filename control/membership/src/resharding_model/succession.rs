@@ -4,12 +4,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use vipgate_dataplane::replication::lease::MAX_LEASE_MS;
-
 use super::coverage::Class;
 use super::env::Env;
 use super::policies::{MAX_GATEWAYS, index_of};
 use super::process::Process;
+use crate::heartbeat::FormerMembership;
 use crate::succession::{Claim, ClaimRefusal, KnownSuccessor, PeerProcess};
 use crate::{Fingerprint, MembershipView};
 
@@ -41,8 +40,8 @@ pub(super) struct Succession {
     /// Its certificate, and one of a predecessor.
     pub(super) own: Fingerprint,
     inherited: Option<Fingerprint>,
-    /// The membership that its predecessor has left, until it is used.
-    pub(super) former: Option<LeftMembership>,
+    /// The membership that its predecessor has left.
+    former: Option<LeftMembership>,
     /// The successors in it.
     known: [Option<KnownSuccessor>; MAX_GATEWAYS],
     /// What it leaves, since when, and what it has left before.
@@ -68,6 +67,11 @@ impl Succession {
         }
     }
 
+    /// The membership that its predecessor has left, for the client.
+    pub(super) fn former(&self) -> Option<FormerMembership> {
+        self.former.as_ref().map(|left| FormerMembership { view: left.view.clone(), ttl: left.ttl })
+    }
+
     /// The file that is left if the process ends now.
     pub(super) fn left(&self, name: &str, now: u64) -> Left {
         let is_written = now >= self.written_at + WRITE_DELAY;
@@ -88,14 +92,10 @@ impl Process {
         named.is_some_and(|it| predecessors.contains(&it.incarnation) && predecessors.last() != Some(&it.incarnation))
     }
 
-    /// See `Group::leave_membership`.
-    pub(super) fn leave_membership(&mut self, env: &Env) {
-        let status = &self.status;
-        if status.view.number == 0 || !status.is_ttl_confirmed {
-            return;
-        }
+    /// Leaves the membership to the next process.
+    pub(super) fn leave_membership(&mut self, view: Arc<MembershipView>, ttl: Duration, env: &Env) {
         let successors = std::array::from_fn(|at| self.processes[at].as_ref().and_then(PeerProcess::successor));
-        let membership = LeftMembership { view: status.view.clone(), ttl: status.ttl, successors };
+        let membership = LeftMembership { view, ttl, successors };
         let Succession { membership: last, written_at, before, .. } = &mut self.succession;
         if last.as_ref() != Some(&membership) {
             if env.now >= *written_at + WRITE_DELAY {
@@ -149,11 +149,10 @@ impl Process {
 
     /// See `SharedState::promise`.
     pub(super) fn promise(&mut self, to: usize, env: &mut Env) -> bool {
-        let view = self.group.view();
+        let view = self.member.state().view();
         let named = view.members.iter().find(|member| member.serving && index_of(&member.name) == to);
         let Some(named) = named.map(|member| member.incarnation) else { return false };
-        let status = &self.status;
-        let lease_ms = if status.is_ttl_confirmed { status.ttl.as_millis() as u32 } else { MAX_LEASE_MS };
+        let lease_ms = self.status.longest_lease().as_millis() as u32;
         let linked = self.peers[to].as_ref().and_then(|peer| peer.incarnation);
         let (Some(linked), Some(process)) = (linked, &mut self.processes[to]) else { return false };
         let is_made = process.promise(linked, named, env.tick(), lease_ms);

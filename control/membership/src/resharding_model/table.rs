@@ -1,138 +1,161 @@
-//! A gateway's session table, as far as replication is concerned: which sessions it has with which port, and what it
-//! knows of their standby sessions. Mirrors `vipgate_dataplane::replication::apply` and `session::standby`; sessions
-//! don't expire within the time of a world, so ports of ended sessions stay quarantined.
+//! A gateway's sessions: those of a real worker, which gets commands and packets. Sessions don't expire within the time
+//! of a world, so ports of ended sessions stay quarantined.
 
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crossbeam::channel::{Sender, bounded};
 use vipgate_dataplane::flow::direction::Direction;
+use vipgate_dataplane::flow::ids::{InterfaceId, Slot};
+use vipgate_dataplane::flow::time::Tick;
 use vipgate_dataplane::flow::tuple::Tuple;
+use vipgate_dataplane::policy::Snapshot;
+use vipgate_dataplane::replication::queue::FirstRecord;
+use vipgate_dataplane::replication::round::{PurgeChunk, RecordChunk};
+use vipgate_dataplane::replication::sender::OutgoingRecord;
+use vipgate_dataplane::session::entry::Flags;
+use vipgate_dataplane::session::query::SessionFilter;
 use vipgate_dataplane::session::record::{DirectionRecord, FamilyRecord, RecordState, ReplicationRecord};
+use vipgate_dataplane::session::timeout::Timeouts;
+use vipgate_dataplane::session::{SessionFamily, Sessions};
+use vipgate_dataplane::worker::command::Command;
+use vipgate_testkit::{CaptureMode, Gateway, INSIDE, OUTSIDE, PolicySet, Protocol, Setup, packet};
 
 use super::engine::{Engine, Owner};
+use super::env::Env;
+use super::specs;
 
-/// Stripes of ports; see `vipgate_dataplane::ports::Stripe`.
-const STRIPES: u64 = 8;
-/// Ports of each stripe. A gateway whose stripe is used up opens no more sessions: real ones widen the stripe only
-/// where it is in use toward a remote.
-const PORTS_PER_STRIPE: u8 = 3;
+/// Longer than any world, milliseconds.
+const TIMEOUT: u32 = 100_000_000;
+/// Frames of the device: one for a packet, others for those that are deferred.
+const FRAMES: usize = 16;
+/// Records of one list: few, so that the full sync of a world takes several.
+const MAX_LISTED: usize = 2;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Active,
     Standby,
     Quarantined,
 }
 
-/// A session; see `vipgate_dataplane::session::entry::Entry`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// A session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
-    pub(super) id: u32,
-    pub(super) shard: usize,
-    pub(super) port: u8,
+    pub(super) port: u16,
     pub(super) state: State,
-    is_acknowledged: bool,
-    is_sent: bool,
-    round: u8,
-    seen: u64,
+    seen: Tick,
 }
 
-/// Replication record of a session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Record {
-    pub(super) id: u32,
-    pub(super) shard: usize,
-    pub(super) port: u8,
-    pub(super) is_ended: bool,
-    /// When its owner has received its last packet.
-    pub(super) seen: u64,
+/// A record that the worker has queued.
+#[derive(Clone, Debug)]
+pub(super) struct Outgoing {
+    pub(super) to: usize,
+    pub(super) number: u64,
+    pub(super) record: ReplicationRecord,
 }
 
-impl Record {
-    pub(super) fn encode(self) -> ReplicationRecord {
-        let tuple = |source, source_port| Tuple {
-            source,
-            destination: 0x0800_0001,
-            source_port,
-            destination_port: 443,
-            protocol: 17,
-        };
-        let origin = DirectionRecord { idle_ms: self.seen as u32, ..DirectionRecord::default() };
-        ReplicationRecord::V4(FamilyRecord {
-            state: if self.is_ended { RecordState::Ended } else { RecordState::Open },
-            direction: Direction::Egress,
-            origin: tuple(self.id, 40_000),
-            translated: tuple(0xc000_0201, (self.shard as u16) << 8 | u16::from(self.port)),
-            directions: [origin, DirectionRecord::default()],
-        })
-    }
-
-    pub(super) fn decode(record: &ReplicationRecord) -> Self {
-        let ReplicationRecord::V4(record) = record else { panic!("the model has IPv4 only") };
-        Self {
-            id: record.origin.source,
-            shard: usize::from(record.translated.source_port >> 8),
-            port: record.translated.source_port as u8,
-            is_ended: record.state == RecordState::Ended,
-            seen: record.directions[0].idle_ms.into(),
-        }
-    }
-}
-
-/// Result of applying a record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Applied {
-    Inserted,
-    Updated,
-    Ignored,
-    Older,
-    Rejected,
-}
-
-/// Result of a purge.
+/// What became of records.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Purged {
-    pub(super) removed: usize,
-    pub(super) is_outdated: bool,
-    pub(super) has_other_policy: bool,
-    pub(super) has_kept: bool,
+pub(super) struct Applied {
+    pub(super) rejected: u64,
+    /// Records of standby sessions that have been seen later.
+    pub(super) older: u64,
 }
 
 /// The sessions of a gateway.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Debug, Default)]
 pub(super) struct Table {
-    pub(super) entries: Vec<Entry>,
+    /// `None` before it has any work.
+    gateway: Option<Box<Gateway>>,
+    /// The snapshot that the worker has.
+    snapshot: Option<Arc<Snapshot>>,
+    /// Records that it has queued.
+    pub(super) outgoing: VecDeque<Outgoing>,
 }
 
-impl Entry {
-    /// See `Entry::has_pending_changes`.
-    fn has_pending_changes(&self) -> bool {
-        !match self.state {
-            State::Standby => self.is_acknowledged || self.round != 0,
-            State::Active | State::Quarantined => self.is_acknowledged && self.is_sent,
-        }
+impl Clone for Table {
+    /// Only of one without sessions: the worker of the copy is a new one.
+    fn clone(&self) -> Self {
+        let is_used = self.sessions().is_some_and(|sessions| u32::table(sessions).occupied() > 0);
+        assert!(!is_used && self.outgoing.is_empty(), "a worker with sessions can't be copied");
+        Self::default()
     }
+}
 
-    fn record(&self) -> Record {
-        let is_ended = self.state == State::Quarantined;
-        Record { id: self.id, shard: self.shard, port: self.port, is_ended, seen: self.seen }
-    }
+/// The session of a record.
+pub(super) fn session_of(record: &ReplicationRecord) -> u32 {
+    specs::id_of(&of_v4(record).origin)
+}
 
-    fn enter(&mut self, state: State) {
-        (self.state, self.is_acknowledged, self.is_sent, self.round) = (state, false, false, 0);
-    }
+/// The session of a record, unless it has ended.
+pub(super) fn live_session_of(record: &ReplicationRecord) -> Option<u32> {
+    (of_v4(record).state == RecordState::Open).then(|| session_of(record))
+}
 
-    fn demote(&mut self) {
-        if self.state == State::Active {
-            self.enter(State::Standby);
-        }
+pub(super) fn of_v4(record: &ReplicationRecord) -> &FamilyRecord<u32> {
+    let ReplicationRecord::V4(record) = record else { panic!("the model has IPv4 only") };
+    record
+}
+
+/// A record from what frames have of it.
+pub(super) fn record(id: u32, port: u16, state: RecordState, directions: [DirectionRecord; 2]) -> ReplicationRecord {
+    let origin = specs::origin(id);
+    let translated = Tuple { source: specs::VIP, source_port: port, ..origin };
+    ReplicationRecord::V4(FamilyRecord { state, direction: Direction::Egress, origin, translated, directions })
+}
+
+fn setup(record_age: u64) -> Setup {
+    let timeouts = Timeouts {
+        tcp_established: TIMEOUT,
+        tcp_transitory: TIMEOUT,
+        udp: TIMEOUT,
+        icmp: TIMEOUT,
+        quarantine: TIMEOUT,
+    };
+    Setup {
+        capacity: 2 * specs::MAX_SESSIONS as u32,
+        range: specs::port_range(),
+        timeouts,
+        frames: FRAMES,
+        first_record: FirstRecord::AtAge(record_age as u32),
+        ..Setup::default()
     }
+}
+
+fn new_gateway(env: &Env) -> Box<Gateway> {
+    let policy = PolicySet::default();
+    let mut gateway = Gateway::starting_at(&setup(env.record_age), specs::network(), &policy, env.tick());
+    gateway.skip_counter_check();
+    gateway.capture_mode = CaptureMode::Manual;
+    gateway.commands[0].send(Command::Capture(None)).expect("the worker lives");
+    gateway.turn();
+    Box::new(gateway)
 }
 
 impl Table {
-    pub(super) fn find(&self, id: u32) -> Option<&Entry> {
-        self.entries.iter().find(|entry| entry.id == id)
+    fn sessions(&self) -> Option<&Sessions> {
+        self.gateway.as_ref().map(|gateway| &gateway.workers[0].tables().sessions)
     }
 
-    fn find_mut(&mut self, id: u32) -> Option<&mut Entry> {
-        self.entries.iter_mut().find(|entry| entry.id == id)
+    fn slot(&self, id: u32) -> Option<(&Sessions, Slot)> {
+        let (sessions, origin) = (self.sessions()?, specs::origin(id));
+        Some((sessions, sessions.find(sessions.hash(&origin), &origin)?))
+    }
+
+    pub(super) fn find(&self, id: u32) -> Option<Entry> {
+        let (sessions, slot) = self.slot(id)?;
+        let table = u32::table(sessions);
+        let entry = table.entry(slot);
+        let state = if entry.flags().has(Flags::QUARANTINED) {
+            State::Quarantined
+        } else if entry.is_standby() {
+            State::Standby
+        } else {
+            State::Active
+        };
+        let seen = entry.last_seen().later(table.entry(entry.twin()).last_seen());
+        Some(Entry { port: entry.translated().source_port, state, seen })
     }
 
     /// Whether it has a session that hasn't ended.
@@ -140,180 +163,141 @@ impl Table {
         self.find(id).is_some_and(|entry| entry.state != State::Quarantined)
     }
 
-    fn is_port_free(&self, shard: usize, port: u8) -> bool {
-        !self.entries.iter().any(|entry| (entry.shard, entry.port) == (shard, port))
+    /// The worker, with this snapshot, at this time.
+    fn gateway(&mut self, engine: &Engine, env: &Env) -> &mut Gateway {
+        let gateway = self.gateway.get_or_insert_with(|| new_gateway(env));
+        if !self.snapshot.as_ref().is_some_and(|snapshot| Arc::ptr_eq(snapshot, &engine.snapshot)) {
+            gateway.publisher.publish((*engine.snapshot).clone());
+            self.snapshot = Some(engine.snapshot.clone());
+        }
+        gateway.now = env.tick();
+        gateway
     }
 
-    /// The lowest free port of a stripe: two gateways that use one stripe at once collide with their first sessions.
-    pub(super) fn free_port(&self, shard: usize, stripe: u64) -> Option<u8> {
-        let ports = (0..PORTS_PER_STRIPE).map(|row| row * STRIPES as u8 + (stripe % STRIPES) as u8);
-        ports.into_iter().find(|port| self.is_port_free(shard, *port))
+    /// Runs a turn of the worker, which sends records that are due.
+    pub(super) fn turn(&mut self, engine: &Engine, env: &Env) {
+        let gateway = self.gateway(engine, env);
+        gateway.turn();
+        while gateway.workers[0].io().pop_sent().is_some() {}
+        let sender = &gateway.replication_senders[0];
+        let queued: Vec<_> = std::iter::from_fn(|| sender.pop()).collect();
+        let outgoing =
+            |it: OutgoingRecord| Outgoing { to: engine.gateway(it.to), number: it.number, record: it.record };
+        self.outgoing.extend(queued.into_iter().map(outgoing));
     }
 
-    pub(super) fn open(&mut self, id: u32, (shard, port): (usize, u8), now: u64) {
-        let state = State::Active;
-        self.entries.push(Entry {
-            id,
-            shard,
-            port,
-            state,
-            is_acknowledged: false,
-            is_sent: false,
-            round: 0,
-            seen: now,
-        });
+    /// Runs a command; its reply.
+    fn request<T>(&mut self, engine: &Engine, env: &Env, command: impl FnOnce(Sender<T>) -> Command) -> T {
+        let (reply, response) = bounded(1);
+        self.gateway(engine, env).commands[0].send(command(reply)).expect("the worker lives");
+        self.turn(engine, env);
+        response.try_recv().expect("each turn runs a command")
+    }
+
+    /// Opens a session by a packet of its endpoint; its port, if there was one.
+    pub(super) fn open(&mut self, id: u32, engine: &Engine, env: &Env) -> Option<u16> {
+        let (endpoint, remote) = specs::ends(id);
+        self.inject(INSIDE, &packet(Protocol::Udp, endpoint, remote), engine, env);
+        self.find(id).map(|entry| entry.port)
+    }
+
+    fn inject(&mut self, interface: InterfaceId, packet: &[u8], engine: &Engine, env: &Env) {
+        assert!(self.gateway(engine, env).workers[0].io().inject(interface, packet), "no frame is free");
+        self.turn(engine, env);
     }
 
     /// The session ends at its owner.
-    pub(super) fn close(&mut self, id: u32) -> Option<Record> {
-        let entry = self.find_mut(id)?;
-        entry.enter(State::Quarantined);
-        Some(entry.record())
+    pub(super) fn close(&mut self, id: u32, engine: &Engine, env: &Env) {
+        let filter = SessionFilter { endpoint: Some(specs::endpoint(id)), ..SessionFilter::default() };
+        self.gateway(engine, env).flush(0, filter);
+        self.turn(engine, env);
     }
 
-    /// A packet of a session arrives; see `stage/failover.rs` and `stage/revalidate.rs`. Returns the change of state.
-    pub(super) fn receive(&mut self, id: u32, engine: &Engine, now: u64) -> Option<State> {
-        let entry = self.find_mut(id)?;
-        match (entry.state, engine.owner(entry.shard)) {
-            (State::Active, Owner::This) => entry.seen = now,
-            (State::Active, _) => {
-                entry.demote();
-                return Some(State::Standby);
-            }
-            (State::Standby, Owner::This) => {
-                entry.enter(State::Active);
-                entry.seen = now;
-                return Some(State::Active);
-            }
-            (State::Standby | State::Quarantined, _) => {}
-        }
-        None
+    /// A packet of a session arrives from its remote, and one from its endpoint: the former goes to the owner of its port,
+    /// whatever sessions are here. Returns the change of state.
+    pub(super) fn receive(&mut self, (id, port): (u32, u16), engine: &Engine, env: &Env) -> Option<State> {
+        let before = self.find(id).map(|entry| entry.state).filter(|state| *state != State::Quarantined)?;
+        self.inject(OUTSIDE, &packet(Protocol::Udp, specs::remote(), specs::vip(port)), engine, env);
+        let (endpoint, remote) = specs::ends(id);
+        self.inject(INSIDE, &packet(Protocol::Udp, endpoint, remote), engine, env);
+        self.find(id).map(|entry| entry.state).filter(|state| *state != before)
     }
 
-    /// See `ReplicationQueue::send_session`: the record, and the connected targets as a bit set.
-    pub(super) fn record_to_send(&mut self, id: u32, engine: &Engine, connected: u8) -> Option<(Record, u8)> {
-        let entry = self.find_mut(id)?;
-        let is_sent = match entry.state {
-            State::Active => true,
-            State::Standby => engine.owner(entry.shard) == Owner::This,
-            State::Quarantined => false,
+    /// Another gateway has applied all records for it up to this number.
+    pub(super) fn acknowledge(&mut self, by: usize, number: u64, engine: &Engine, env: &Env) {
+        let id = engine.id(by);
+        self.gateway(engine, env).replication_senders[0].acknowledge(id, number);
+        self.turn(engine, env);
+    }
+
+    /// Lists sessions for a gateway, as far as the chunk says.
+    pub(super) fn list(
+        &mut self,
+        target: usize,
+        (cursor, expected): (u64, (u64, Option<u64>)),
+        (acknowledged_epoch, policy): (u64, Option<Arc<str>>),
+        engine: &Engine,
+        env: &Env,
+    ) -> RecordChunk {
+        let chunk = RecordChunk {
+            target: engine.id(target),
+            acknowledged_epoch,
+            cursor: Some(cursor),
+            records: Vec::with_capacity(MAX_LISTED),
+            expected,
+            policy,
+            observed: (0, 0),
         };
-        let targets = engine.replica_targets(entry.shard) & connected;
-        if !is_sent || targets == 0 {
-            return None;
-        }
-        entry.is_sent |= entry.state == State::Active;
-        Some((entry.record(), targets))
+        self.request(engine, env, |reply| Command::ListRecords { chunk, reply })
     }
 
-    /// See `mark_acknowledged`.
-    pub(super) fn acknowledge(&mut self, id: u32, by: usize, engine: &Engine) {
-        if let Some(entry) = self.find_mut(id).filter(|entry| entry.state == State::Active) {
-            entry.is_acknowledged |= engine.successor(entry.shard) == Some(by);
-        }
+    pub(super) fn apply(
+        &mut self,
+        records: &[ReplicationRecord],
+        (round, source): (u8, usize),
+        engine: &Engine,
+        env: &Env,
+    ) -> Applied {
+        let source = engine.id(source);
+        let applied = records.to_vec();
+        let rejected =
+            self.request(engine, env, |reply| Command::ApplyRecords { records: applied, round, source, reply });
+        // Those of shards that are this gateway's by now are sent on.
+        self.turn(engine, env);
+        let is_older = |record: &&ReplicationRecord| {
+            let Some(entry) = live_session_of(record).and_then(|id| self.find(id)) else { return false };
+            let [one, other] = of_v4(record).directions.map(|direction| direction.idle_ms);
+            let is_owned = engine.owner(specs::shard_of(entry.port)) == Owner::This;
+            is_owned && entry.state == State::Standby && env.tick().since(entry.seen) < one.min(other)
+        };
+        Applied { rejected: rejected.len() as u64, older: records.iter().filter(is_older).count() as u64 }
     }
 
-    /// See `list_records`; a slice is a shard.
-    pub(super) fn list(&mut self, shard: usize, target: usize, epoch: u64, engine: &Engine) -> Vec<Record> {
-        let mut records = Vec::new();
-        for entry in &mut self.entries {
-            if entry.shard != shard || entry.state == State::Quarantined {
-                continue;
-            }
-            let is_listed = match engine.owner(shard) {
-                Owner::This => engine.replica_targets(shard) >> target & 1 == 1,
-                Owner::Other(new) => {
-                    let is_lacking = || engine.replica_may_lack_sessions(shard, epoch);
-                    new == target && (entry.has_pending_changes() || is_lacking())
-                }
-                Owner::Unowned => false,
-            };
-            if is_listed {
-                records.push(entry.record());
-                entry.is_sent |= entry.state == State::Active;
-                entry.is_acknowledged |= engine.successor(shard) == Some(target);
-            }
-        }
-        records
-    }
-
-    /// See `RecordApplier::apply_one` and `Sessions::apply_record`.
-    pub(super) fn apply(&mut self, record: &Record, round: u8, source: usize, engine: &Engine) -> Applied {
-        let owner = engine.owner(record.shard);
-        if owner == Owner::Other(source) && !record.is_ended {
-            self.remove_conflicting(record);
-        }
-        let is_owned = owner == Owner::This;
-        let is_from_owner = !matches!(owner, Owner::Other(other) if other != source);
-        if let Some(entry) = self.find_mut(record.id) {
-            let is_standby = entry.state == State::Standby;
-            if is_owned && is_standby && !record.is_ended && record.seen < entry.seen {
-                return Applied::Older;
-            }
-            if is_owned && !is_standby {
-                return Applied::Ignored;
-            }
-            if record.is_ended {
-                if entry.state == State::Quarantined {
-                    return Applied::Ignored;
-                }
-                entry.enter(State::Quarantined);
-                return Applied::Updated;
-            }
-            if entry.state != State::Standby {
-                entry.enter(State::Standby);
-            }
-            entry.round = if is_from_owner { round } else { entry.round };
-            entry.seen = record.seen;
-            return Applied::Updated;
-        }
-        if record.is_ended {
-            return Applied::Ignored;
-        }
-        if is_owned {
-            let is_of_port = |it: &Entry| (it.shard, it.port) == (record.shard, record.port);
-            self.entries.retain(|it| it.state != State::Quarantined || !is_of_port(it));
-        }
-        if !self.is_port_free(record.shard, record.port) {
-            return Applied::Rejected;
-        }
-        let Record { id, shard, port, seen, .. } = *record;
-        let round = if is_from_owner { round } else { 0 };
-        let state = State::Standby;
-        self.entries.push(Entry { id, shard, port, state, is_acknowledged: false, is_sent: false, round, seen });
-        Applied::Inserted
-    }
-
-    /// See `RecordApplier::remove_conflicting`. A session has one port for ever here, so only the port can conflict.
-    fn remove_conflicting(&mut self, record: &Record) {
-        self.entries.retain(|entry| entry.id == record.id || (entry.shard, entry.port) != (record.shard, record.port));
-    }
-
-    /// See `purge`. `epoch`: that of this gateway's last round that the owner had acknowledged when it began its own.
+    /// Removes what a round of an owner hasn't listed. `epoch`: that of this gateway's last round that the owner had
+    /// acknowledged when it began its own.
     pub(super) fn purge(
         &mut self,
         owner: usize,
-        (round, view, policy): (u8, u64, u32),
+        (round, view, policy): (u8, u64, Arc<str>),
         epoch: u64,
         engine: &Engine,
-    ) -> Purged {
-        let (is_outdated, has_other_policy) = (engine.active_since > view, engine.policy != policy);
-        let mut purged = Purged { is_outdated, has_other_policy, ..Purged::default() };
-        if is_outdated || has_other_policy {
-            return purged;
+        env: &Env,
+    ) -> PurgeChunk {
+        let mut chunk = PurgeChunk {
+            owner: engine.id(owner),
+            round,
+            view,
+            policy,
+            acknowledged_epoch: epoch,
+            cursor: Some(0),
+            removed: 0,
+            outdated: false,
+            has_other_policy: false,
+            kept: false,
+        };
+        while chunk.cursor.is_some() {
+            chunk = self.request(engine, env, |reply| Command::PurgeStandby { chunk, reply });
         }
-        let before = self.entries.len();
-        self.entries.retain(|entry| {
-            let is_owned = engine.owner(entry.shard) == Owner::Other(owner);
-            let is_listed = entry.state == State::Standby && entry.round == round & 0x0f;
-            if entry.state == State::Quarantined || !is_owned || entry.has_pending_changes() || is_listed {
-                return true;
-            }
-            let is_lacking = engine.replica_may_lack_sessions(entry.shard, epoch);
-            purged.has_kept |= is_lacking;
-            is_lacking
-        });
-        purged.removed = before - self.entries.len();
-        purged
+        chunk
     }
 }

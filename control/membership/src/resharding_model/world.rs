@@ -10,9 +10,11 @@ use super::env::{Env, Input, Invariant, ProcessInput, ServerInput};
 use super::policies::{MAX_GATEWAYS, ModelPolicy, Placement, Policies, SHARDS};
 use super::process::Process;
 use super::server::Server;
+use super::specs;
 use super::steps::Step;
 use super::succession::Left;
 use super::table::State;
+use crate::member;
 use crate::succession::ClaimRefusal;
 
 /// A session that was opened.
@@ -20,9 +22,7 @@ use crate::succession::ClaimRefusal;
 pub(super) struct Session {
     pub(super) id: u32,
     pub(super) shard: usize,
-    pub(super) port: u8,
-    /// The number of changes of active members that its stripe is for.
-    stripe: u64,
+    pub(super) port: u16,
     /// Whether it has ended.
     pub(super) is_closed: bool,
     /// Whether it may be lost: with the only gateway that had it, or with what was awaited for too long.
@@ -44,8 +44,6 @@ pub(super) struct World {
     /// What the last process of each gateway has left.
     left: Vec<Left>,
     pub(super) sessions: Vec<Session>,
-    /// How long sessions wait for their first record.
-    record_age: u64,
     /// Shards of which two gateways were owners, or could be, since a release was awaited for too long.
     pub(super) tainted: [bool; SHARDS],
 }
@@ -56,20 +54,18 @@ impl World {
         policies: &Rc<RefCell<Policies>>,
         gateways: usize,
         placement: Placement,
-        has_store: bool,
         choices: Choices,
     ) -> Self {
         let policy = policies.borrow_mut().of(placement);
         let mut world = Self {
             policies: policies.clone(),
             env: Env::new(choices),
-            server: Server::new(&policy, has_store),
+            server: Server::new(&policy),
             processes: (0..gateways).map(|_| None).collect(),
             incarnations: [0; MAX_GATEWAYS],
             cached: vec![(policy, 0); gateways],
             left: vec![Left::default(); gateways],
             sessions: Vec::new(),
-            record_age: 0,
             tainted: [false; SHARDS],
         };
         (0..gateways).for_each(|at| world.restart(at, true));
@@ -85,7 +81,7 @@ impl World {
 
     /// From here on, choices are these; sessions wait this long for their first record.
     pub(super) fn begin(&mut self, choices: Choices, record_age: u64) {
-        (self.env.choices, self.record_age) = (choices, record_age);
+        (self.env.choices, self.env.record_age) = (choices, record_age);
         self.env.counts = Counts::default();
     }
 
@@ -153,7 +149,7 @@ impl World {
             self.env.break_links(at, other, Some(incarnation));
         }
         if is_detected {
-            let stream = process.stream_number();
+            let stream = process.stream.number;
             self.env.send_to_server(from, ServerInput::StreamClosed { from, incarnation, stream });
         }
     }
@@ -177,24 +173,23 @@ impl World {
         if self.env.suspended_until[at] > self.env.now {
             return;
         }
-        let engine = if process.used.may_open(shard) { &process.used } else { &process.latest };
-        let stripe = engine.shards[shard].stripe.unwrap_or(0);
-        let Some(port) = process.table.free_port(shard, stripe) else { return };
-        let id = self.sessions.len() as u32;
-        process.table.open(id, (shard, port), self.env.now);
-        let due = self.env.now + self.record_age;
-        self.env.schedule_for(process.id(), due, ProcessInput::RecordDue { id });
+        if !process.used.may_open(shard) {
+            // The worker is the first one with the latest snapshot.
+            process.used = process.latest.clone();
+        }
+        let id = (self.sessions.len() * SHARDS + shard) as u32;
+        if self.sessions.len() == specs::MAX_SESSIONS {
+            return;
+        }
+        let Some(port) = process.table.open(id, &process.used, &self.env) else { return };
+        let shard = specs::shard_of(port);
+        self.env.schedule_for(process.id(), self.env.now + self.env.record_age, ProcessInput::RecordDue);
         self.env.count(Class::Opened);
         // A gateway that knows no other one waits for nobody.
         self.tainted[shard] |= process.is_alone() && process.status.view.number == 0;
         let may_be_lost = self.tainted[shard];
-        let session = Session { id, shard, port, stripe, is_closed: false, may_be_lost, has_survived: false };
-        let is_given_out = |other: &&Session| {
-            (other.shard, other.port) == (shard, port)
-                && !other.is_closed
-                && !other.may_be_lost
-                && stripe.abs_diff(other.stripe) < 8
-        };
+        let session = Session { id, shard, port, is_closed: false, may_be_lost, has_survived: false };
+        let is_given_out = |other: &&Session| other.port == port && !other.is_closed && !other.may_be_lost;
         if let Some(other) = self.sessions.iter().find(is_given_out)
             && !may_be_lost
         {
@@ -207,16 +202,13 @@ impl World {
 
     /// A packet of a session reaches a gateway.
     pub(super) fn packet(&mut self, at: usize, session: usize) {
-        let Some(id) = self.sessions.get(session).map(|session| session.id) else { return };
+        let Some(session) = self.sessions.get(session).map(|session| (session.id, session.port)) else { return };
         let Some(process) = self.processes[at].as_mut() else { return };
         if self.env.suspended_until[at] > self.env.now {
             return;
         }
-        match process.table.receive(id, &process.used, self.env.now) {
-            Some(State::Active) => {
-                self.env.count(Class::FailedOver);
-                process.send_record(id);
-            }
+        match process.table.receive(session, &process.used, &self.env) {
+            Some(State::Active) => self.env.count(Class::FailedOver),
             Some(State::Standby) => self.env.count(Class::Demoted),
             Some(State::Quarantined) | None => {}
         }
@@ -237,9 +229,7 @@ impl World {
         }
         session.is_closed = true;
         self.env.count(Class::Closed);
-        if let Some(record) = process.table.close(session.id) {
-            process.send_end(record);
-        }
+        process.table.close(session.id, &process.used, &self.env);
         process.replicate(&mut self.env);
         process.update(&mut self.env);
     }
@@ -364,9 +354,9 @@ impl World {
                     self.env.suspended_until[at] = self.env.suspended_until[at].max(until);
                 }
             }
-            Step::Drain(at, draining) => self.change(at, |process| process.group.set_draining(draining)),
+            Step::Drain(at, draining) => self.order(at, member::Input::Draining(draining)),
             Step::Fault(at, is_unable) => {
-                self.change(at, |process| process.group.set_unable(is_unable.then(|| "a link is down".into())));
+                self.order(at, member::Input::Unable(is_unable.then(|| "a link is down".into())));
             }
             Step::Cut(a, b) => self.cut(a, b),
             Step::Heal(a, b) => self.heal(a, b),
@@ -391,13 +381,11 @@ impl World {
         }
     }
 
-    fn change(&mut self, at: usize, change: impl FnOnce(&mut Process)) {
-        if let Some(process) = &mut self.processes[at] {
-            change(process);
-            process.is_due = true;
-            if self.env.suspended_until[at] <= self.env.now {
-                process.update(&mut self.env);
-            }
+    fn order(&mut self, at: usize, input: member::Input) {
+        let Some(process) = &mut self.processes[at] else { return };
+        if self.env.suspended_until[at] > self.env.now {
+            return self.env.schedule_for(process.id(), self.env.now, ProcessInput::Order(input));
         }
+        process.handle(ProcessInput::Order(input), &mut self.env);
     }
 }

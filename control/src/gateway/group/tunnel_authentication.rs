@@ -73,6 +73,11 @@ impl TunnelAuthentication {
         Authentication::Tagged { transmit_key, receive_keys: [Some(receive_key), previous] }
     }
 
+    /// The same of all peers with a known process.
+    pub(super) fn all(&self, now: Instant) -> BTreeMap<Arc<str>, Authentication> {
+        self.peers.keys().map(|name| (name.clone(), self.for_peer(name, now))).collect()
+    }
+
     /// When keys of previous processes expire.
     pub(super) fn deadlines(&self) -> impl Iterator<Item = Instant> {
         self.peers.values().filter_map(|peer| peer.previous.map(|(_, until)| until))

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use vipgate_common::Tasks;
+use vipgate_dataplane::policy::members::MembersSpec;
 
 use super::engine::Shared;
 use crate::command_error::CommandError;
@@ -18,16 +19,17 @@ use crate::state::GatewayState;
 use crate::state::lease::GroupLease;
 use crate::{clock, heartbeat};
 
-/// Joins the group of gateways: starts the membership client and the peer links.
+/// Joins the group of gateways: starts the membership client and the peer links. The first snapshot has this membership.
 pub(super) fn join(
     config: &Config,
     state: &Arc<GatewayState>,
+    published: MembersSpec,
     shared: Shared,
     store: &SessionStore,
     tasks: &Tasks,
 ) -> Result<Group, CommandError> {
     let lease = Arc::new(GroupLease::new(shared.lease));
-    let PolicySource::Server(server) = &config.policy else { return Ok(Group::new(config, lease, None, None, None)) };
+    let PolicySource::Server(server) = &config.policy else { return Ok(Group::new(config, published, lease, None)) };
     let name: Arc<str> = config.name.as_str().into();
     let no_random = |error| CommandError::runtime(error).context("cannot get random bytes from the kernel");
     let secret = process_secret::generate().map_err(no_random)?;
@@ -68,10 +70,11 @@ pub(super) fn join(
             })
             .map_err(CommandError::runtime)?;
             let status = peers.status();
-            Some(PeerLinks { peers, events, status, view: Arc::default() })
+            Some(PeerLinks { peers, events, status })
         }
     };
     let (client, handle) = HeartbeatClient::open(plan);
     // Not ended by its handle: it gives the lease back then.
-    Ok(Group::new(config, lease, Some((handle, tokio::spawn(client.run()))), links, Some(process)))
+    let connections = (handle, tokio::spawn(client.run()), links, process);
+    Ok(Group::new(config, published, lease, Some(connections)))
 }

@@ -1,117 +1,26 @@
-//! Receiver task of one link: passes records to the workers frame by frame, and acknowledges each frame when they have
-//! applied it.
+//! Receiver task of one link: passes frames to `membership::replication::Receiver`, and does what that decides: workers
+//! apply and purge records, the peer gets acknowledgements and requests.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use crossbeam::channel::Sender;
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, sleep_until, timeout};
-use vipgate_common::Backoff;
+use tokio::time::{Instant, sleep_until};
 use vipgate_dataplane::replication::round::PurgeChunk;
 use vipgate_dataplane::session::record::ReplicationRecord;
 use vipgate_dataplane::worker::command::Command;
 
-use crate::membership::replication::Release;
-use crate::membership::replication::receive_state::{Action, ReceiveState};
+use crate::membership::replication::Receiver;
+use crate::membership::replication::receiver::{Effect, Failure, Input, Purged};
 use crate::membership::replication::sync_rounds::SyncRounds;
 use crate::peer::PeerEvent;
 use crate::peer::frame::{self, LinkError};
 use crate::peer::proto::frame::Kind;
 use crate::peer::proto::{Ack, SyncRequest};
 use crate::peer::replication::numbered;
-use crate::peer::status::{ReplicationStatus, StatusPublisher};
+use crate::peer::status::StatusPublisher;
 use crate::peer::view::PeerView;
 use crate::peer::workers::{ApplyGuard, ApplyLocks, WorkerRequest, Workers, request_all};
-
-/// Timeout for receiving the view that the peer uses already.
-const VIEW_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Delay of the full sync that is requested after records were rejected for lack of capacity, or a round couldn't remove
-/// what it hadn't listed. Doubles each time, up to a minute: the table may stay full.
-pub(crate) const RETRY_DELAY: Duration = Duration::from_secs(1);
-const MAX_RETRY_DELAY: Duration = Duration::from_mins(1);
-
-/// Schedules full syncs after rejected records.
-#[derive(Debug)]
-struct RetrySchedule {
-    due: Option<Instant>,
-    backoff: Backoff,
-    /// During a round: whether records were rejected since its start. The full sync is requested after its end, since a
-    /// request would abort it.
-    in_round: Option<bool>,
-}
-
-impl RetrySchedule {
-    fn new(min_delay: Duration) -> Self {
-        Self { due: None, backoff: Backoff::new((min_delay, MAX_RETRY_DELAY)), in_round: None }
-    }
-
-    fn rejected(&mut self, now: Instant) {
-        match &mut self.in_round {
-            Some(in_round) => *in_round = true,
-            None => _ = self.due.get_or_insert(now + self.backoff.peek()),
-        }
-    }
-
-    fn requested(&mut self) {
-        self.due = None;
-        self.backoff.next_delay();
-    }
-
-    fn round_begins(&mut self) {
-        (self.due, self.in_round) = (None, Some(false));
-    }
-
-    fn round_ends(&mut self, now: Instant) {
-        if self.in_round.take() == Some(true) {
-            self.rejected(now);
-        } else {
-            self.backoff.halve();
-        }
-    }
-
-    /// Waits until a full sync is due; forever while no records were rejected.
-    async fn due(&self) {
-        match self.due {
-            Some(due) => sleep_until(due).await,
-            None => std::future::pending().await,
-        }
-    }
-}
-
-/// State of the current sync round, and of full syncs that are to be requested.
-#[derive(Debug)]
-struct RoundState {
-    /// The epoch of the last full sync that the peer had acknowledged when the round began.
-    acknowledged_epoch: u64,
-    /// The last frame of this gateway that the peer had applied then; 0: none.
-    applied: u64,
-    /// The same for a round that had to keep sessions that it didn't list.
-    kept_in: Option<u64>,
-    retry: RetrySchedule,
-}
-
-/// Result of the purge at the end of a round.
-#[derive(Clone, Copy, Debug, Default)]
-struct Purged {
-    removed: u64,
-    /// The active members have changed since the round began.
-    outdated: bool,
-    /// The peer has another policy.
-    has_other_policy: bool,
-    /// Why sessions were kept that the round didn't list; `None`: none were.
-    kept: Option<Kept>,
-}
-
-/// Why a purge has kept sessions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kept {
-    /// The peer may not have received them yet.
-    Unacknowledged,
-    /// A full sync of this gateway, which may have listed them, hadn't reached the peer when its round began.
-    SyncInFlight,
-}
 
 /// Applies the records received over one link.
 #[derive(Debug)]
@@ -126,8 +35,8 @@ pub(crate) struct RecordReceiver<'a> {
     pub(crate) view: watch::Receiver<Arc<PeerView>>,
     /// Queue for acknowledgements and sync requests.
     pub(crate) outgoing: mpsc::Sender<Vec<u8>>,
-    /// The delay of the first full sync that is requested after records were rejected.
-    pub(crate) retry_delay: Duration,
+    /// Whether this gateway's name is the lower one of both.
+    pub(crate) is_first: bool,
 }
 
 impl RecordReceiver<'_> {
@@ -141,115 +50,61 @@ impl RecordReceiver<'_> {
 
     async fn process(&self, frames: &mut mpsc::Receiver<Kind>) -> Result<(), LinkError> {
         let guard = self.apply_locks.lock(&self.peer).await;
-        let mut inbound = ReceiveState::new(self.peer.clone(), self.sync_rounds.clone());
-        let retry = RetrySchedule::new(self.retry_delay);
-        let mut round = RoundState { acknowledged_epoch: 0, applied: 0, kept_in: None, retry };
-        let mut evicted = self.evicted();
+        let (peer, rounds) = (self.peer.clone(), self.sync_rounds.clone());
+        let mut receiver = Receiver::new(peer, rounds, self.evicted(), self.is_first);
         loop {
-            let kind = tokio::select! {
-                kind = frames.recv() => match kind {
-                    Some(kind) => kind,
+            let input = tokio::select! {
+                kind = frames.recv(), if receiver.is_ready() => match kind {
+                    Some(kind) => Input::Frame { frame: numbered::decode(&kind)?, evicted: self.evicted() },
                     None => return Ok(()),
                 },
-                () = self.acknowledged_after(round.kept_in) => {
-                    round.kept_in = None;
-                    self.send(Kind::SyncRequest(SyncRequest {}))?;
-                    continue;
-                }
-                () = round.retry.due() => {
-                    round.retry.requested();
-                    self.send(Kind::SyncRequest(SyncRequest {}))?;
-                    continue;
-                }
+                () = self.view_reached(receiver.awaited_view()) => Input::Tick,
+                () = self.acknowledged_after(receiver.awaited_epoch()) => Input::Tick,
+                () = wait_until(receiver.deadline()) => Input::Tick,
             };
-            // Standby sessions that a full table has evicted are missing here, whichever peer has sent them.
-            let now_evicted = self.evicted();
-            let mut rejected = now_evicted - std::mem::replace(&mut evicted, now_evicted);
-            let (number, action) = inbound.process(numbered::decode(&kind)?)?;
-            match action {
-                Action::BeginRound { view, applied } => self.begin_round(view, applied, &mut round).await?,
-                Action::Apply { records, round } => {
-                    let count = records.len() as u64;
-                    rejected += self.apply(records, round, &guard).await?;
-                    self.update_status(|status| status.received += count);
-                }
-                Action::Purge { round: number, view, policy, needs_resync } => {
-                    // What a full sync of this gateway lists may still be on its way, though workers treat it as sent.
-                    let in_flight = !self.status.is_synced_by(&self.peer, round.applied);
-                    let epoch = if in_flight { 0 } else { round.acknowledged_epoch };
-                    let mut purged = self.purge(number, view, &policy, epoch, &guard).await?;
-                    if in_flight {
-                        purged.kept = purged.kept.map(|_| Kept::SyncInFlight);
-                    }
-                    if !purged.outdated && !purged.has_other_policy && purged.kept.is_none() {
-                        inbound.end_round(number);
-                    }
-                    self.end_round(view, needs_resync, purged, &mut round).await?;
-                }
-                Action::Released(release) => self.released(release).await,
-            }
-            if rejected > 0 {
-                tracing::debug!(event = "records_rejected", gateway = &*self.peer, rejected);
-                round.retry.rejected(Instant::now());
-            }
-            self.update_status(|status| status.applied = number);
-            self.send(Kind::Ack(Ack { number, refused: rejected > 0 }))?;
+            self.handle(&mut receiver, input, &guard).await?;
         }
     }
 
-    /// The peer has released shards.
-    async fn released(&self, release: Release) {
-        self.update_status(|status| {
-            let view = status.peer_released.take().map_or(0, |last| last.view).max(release.view);
-            status.peer_released = Some(Release { view, ..release.clone() });
-        });
-        self.emit(PeerEvent::Released { gateway: self.peer.clone(), release }).await;
-    }
-
-    /// A sync round begins under a view.
-    async fn begin_round(&self, view: u64, applied: u64, round: &mut RoundState) -> Result<(), LinkError> {
-        self.update_status(|status| status.in_sync_from = false);
-        self.wait_for_view(view).await?;
-        (round.acknowledged_epoch, round.kept_in) = (self.status.acknowledged_epoch(&self.peer), None);
-        round.applied = applied;
-        round.retry.round_begins();
-        let acknowledged_epoch = round.acknowledged_epoch;
-        tracing::debug!(event = "round_begins", gateway = &*self.peer, view, acknowledged_epoch);
+    /// Passes an input to the receiver, and then what the workers reply.
+    async fn handle(&self, receiver: &mut Receiver, input: Input, guard: &ApplyGuard) -> Result<(), LinkError> {
+        let mut next = Some(input);
+        while let Some(input) = next.take() {
+            let (now, view) = (Instant::now().into_std(), self.view.borrow().number);
+            let effects = self
+                .status
+                .change(&self.peer, |peer| receiver.input(now, input, view, &mut peer.replication))
+                // It isn't in the view any more.
+                .ok_or(LinkError::UntrustedCertificate)??;
+            for effect in effects {
+                next = self.perform(effect, guard).await?;
+            }
+        }
         Ok(())
     }
 
-    /// A sync round has ended, and sessions that it hasn't listed are purged: reports that the standby sessions are
-    /// complete, or requests another full sync.
-    async fn end_round(
-        &self,
-        view: u64,
-        needs_resync: bool,
-        purged: Purged,
-        round: &mut RoundState,
-    ) -> Result<(), LinkError> {
-        tracing::debug!(event = "round_ends", gateway = &*self.peer, view, again = needs_resync, ?purged);
-        round.retry.round_ends(Instant::now());
-        if purged.has_other_policy || purged.kept == Some(Kept::SyncInFlight) {
-            // Not at once: one of both gets the other one's policy later, or never; and rounds in both directions would
-            // meet again and again.
-            round.retry.rejected(Instant::now());
+    /// Does what the receiver decides; returns the workers' reply.
+    async fn perform(&self, effect: Effect, guard: &ApplyGuard) -> Result<Option<Input>, LinkError> {
+        match effect {
+            Effect::Apply { records, round } => {
+                let rejected = self.apply(records, round, guard).await?;
+                return Ok(Some(Input::Applied { rejected }));
+            }
+            Effect::Purge { round, view, policy, acknowledged_epoch } => {
+                let purged = self.purge((round, view, &policy), acknowledged_epoch, guard).await?;
+                tracing::debug!(event = "round_ends", gateway = &*self.peer, view, acknowledged_epoch, ?purged);
+                return Ok(Some(Input::Purged(purged)));
+            }
+            Effect::Acknowledge { number, is_rejected } => {
+                self.send(Kind::Ack(Ack { number, refused: is_rejected }))?;
+            }
+            Effect::RequestSync => self.send(Kind::SyncRequest(SyncRequest {}))?,
+            Effect::Released(release) => {
+                self.emit(PeerEvent::Released { gateway: self.peer.clone(), release }).await;
+            }
+            Effect::Synced => self.emit(PeerEvent::Synced { gateway: self.peer.clone() }).await,
         }
-        self.update_status(|status| {
-            // Kept sessions don't matter here: none of the peer's sessions is missing.
-            status.in_sync_from = !purged.outdated && !needs_resync;
-            status.has_other_policy = purged.has_other_policy;
-            status.sync_view = view;
-            status.purged += purged.removed;
-        });
-        if purged.kept == Some(Kept::Unacknowledged) && !purged.outdated {
-            // An immediate full sync would list the same sessions: the peer must get the kept ones first.
-            round.kept_in = Some(round.acknowledged_epoch);
-        } else if needs_resync || purged.outdated {
-            self.send(Kind::SyncRequest(SyncRequest {}))?;
-        } else {
-            self.emit(PeerEvent::Synced { gateway: self.peer.clone() }).await;
-        }
-        Ok(())
+        Ok(None)
     }
 
     /// Waits until the peer has acknowledged a full sync of a later epoch; forever without an epoch.
@@ -260,15 +115,12 @@ impl RecordReceiver<'_> {
         }
     }
 
-    /// Waits until this gateway uses the peer's view, since the owner of a shard decides how its records are applied.
-    async fn wait_for_view(&self, view: u64) -> Result<(), LinkError> {
-        let mut own = self.view.clone();
-        let reached = timeout(VIEW_TIMEOUT, own.wait_for(|own| own.number >= view)).await;
-        match reached {
-            Ok(_) => Ok(()),
-            Err(_) => {
-                Err(LinkError::Connection(format!("the peer uses view {view}, which this gateway hasn't received")))
-            }
+    /// Waits until this gateway uses a view; forever without one.
+    async fn view_reached(&self, view: Option<u64>) {
+        let Some(view) = view else { return std::future::pending().await };
+        if self.view.clone().wait_for(|own| own.number >= view).await.is_err() {
+            // All links end.
+            std::future::pending::<()>().await;
         }
     }
 
@@ -301,9 +153,7 @@ impl RecordReceiver<'_> {
 
     async fn purge(
         &self,
-        round: u8,
-        view: u64,
-        policy: &Arc<str>,
+        (round, view, policy): (u8, u64, &Arc<str>),
         acknowledged_epoch: u64,
         guard: &ApplyGuard,
     ) -> Result<Purged, LinkError> {
@@ -333,18 +183,31 @@ impl RecordReceiver<'_> {
             purged.removed += chunk.removed;
             purged.outdated |= chunk.outdated;
             purged.has_other_policy |= chunk.has_other_policy;
-            purged.kept = purged.kept.or(chunk.kept.then_some(Kept::Unacknowledged));
+            purged.kept |= chunk.kept;
         }
         Ok(purged)
-    }
-
-    fn update_status(&self, change: impl FnOnce(&mut ReplicationStatus)) {
-        self.status.update(&self.peer, |peer| change(&mut peer.replication));
     }
 
     async fn emit(&self, event: PeerEvent) {
         // Without a receiver, the event isn't needed.
         let _ = self.events.send(event).await;
+    }
+}
+
+impl From<Failure> for LinkError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Protocol(violation) => violation.into(),
+            Failure::UnknownView(_) => Self::Connection(failure.to_string()),
+        }
+    }
+}
+
+/// Waits until a deadline; forever without one.
+async fn wait_until(deadline: Option<std::time::Instant>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline.into()).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -17,7 +17,7 @@ pub(super) const MARGIN: Duration = Duration::from_millis(500);
 
 /// A Lease as it was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct LeaseState {
+pub(in crate::policyd) struct LeaseState {
     /// Identity of the holder; empty: it was released.
     pub(super) holder: String,
     /// Changes with each write.

@@ -1,7 +1,6 @@
 //! Membership coordinator: the one task that owns the membership state. It applies a batch of heartbeats, decides the
-//! next view, commits both to the store and replies only then, so no gateway learns of a decision that other servers
-//! don't have. Where servers elect a leader, only that one's coordinator does so; others refuse heartbeats, and follow
-//! the view in the store.
+//! next view, stores it and replies only then, so no gateway learns of a decision that the next server doesn't have. Only
+//! the coordinator of the server that leads does so; others refuse heartbeats, and follow the view in the record.
 
 mod log;
 mod role;
@@ -17,21 +16,24 @@ use tokio::time::{Instant, sleep_until};
 
 use self::role::Role;
 use super::outage::Outage;
-use super::store::kubernetes::KubernetesStore;
-use super::store::{CommitOutcome, EtcdStore, MemoryStore, RemoteWrite, Store, StoreError, Transaction};
-use crate::config::{Leases, MembershipLimits, PolicydSource};
+use super::store::config_map::ConfigMapStore;
+use super::store::etcd::EtcdStore;
+#[cfg(test)]
+use super::store::fake::FakeStore;
+use super::store::file::FileStore;
+use super::store::writer::RecordWriter;
+use super::store::{RecordStore, StoreError, WriteError};
+use crate::config::{PolicydConfig, PolicydSource};
 use crate::membership::authority::{HeartbeatOutcome, MembershipState, Rejection};
-use crate::membership::{DrainBlock, Heartbeat, Member, MembershipView};
+use crate::membership::{DrainBlock, Heartbeat, MembershipView};
 use crate::policyd::leader::Leadership;
 use crate::policyd::stats::Stats;
 use crate::xds::publication::Publication;
 
 /// Capacity of the event queue; when it is full, streams wait.
 const QUEUE: usize = 1024;
-/// Maximum number of events in a batch: etcd allows 128 operations in a transaction.
+/// Maximum number of events in a batch.
 const MAX_BATCH: usize = 100;
-/// Attempts to commit while other servers write concurrently.
-const MAX_ATTEMPTS: usize = 8;
 /// Maximum number of gateways with a rival to report.
 const MAX_RIVALS: usize = 1024;
 
@@ -62,8 +64,6 @@ pub(super) struct HeartbeatReply {
     pub(super) rival: Option<SocketAddr>,
     /// Why the drain that the heartbeat requests is blocked.
     pub(super) drain_block: Option<DrainBlock>,
-    /// Whether the policy doesn't name this gateway.
-    pub(super) is_unknown_gateway: bool,
 }
 
 /// Why a heartbeat is answered with an error.
@@ -79,8 +79,13 @@ pub(super) enum HeartbeatError {
     Store(#[from] StoreError),
     #[error("this policy server doesn't lead: another one decides membership")]
     NotLeader,
-    #[error("{MAX_ATTEMPTS} attempts to commit failed because other servers wrote concurrently")]
+    #[error("another policy server has written the membership record")]
     Conflict,
+    #[error(
+        "the membership record is older than a view that gateways know: until their leases have expired, this server \
+         decides nothing"
+    )]
+    Outdated,
 }
 
 /// Handle of the membership authority, for streams, status and metrics.
@@ -93,41 +98,49 @@ pub struct MembershipHandle {
     pub state: Arc<ArcSwap<MembershipState>>,
 }
 
-/// Starts the membership authority with the configured store: where manifests are, if that can be written, else memory.
-/// With `leadership`, only the leader decides.
+/// Starts the membership authority with the record that belongs to the source of manifests. With `leadership`, only the
+/// server that leads decides; else whoever has the record's lock.
 pub fn open(
-    source: &PolicydSource,
+    config: &PolicydConfig,
     leadership: Option<watch::Receiver<Leadership>>,
-    leases: Leases,
-    limits: MembershipLimits,
     published: watch::Receiver<Option<Arc<Publication>>>,
     stats: Arc<Stats>,
 ) -> MembershipHandle {
-    let role = Role::new(leadership);
-    let mut state = MembershipState::new(leases.ttl);
-    state.set_max_unavailable(limits.max_unavailable.map(|limit| limit.0));
-    match source {
-        PolicydSource::Etcd(etcd) => start_with(state, role, EtcdStore::open(etcd, leases.ttl), published, stats),
-        PolicydSource::Kubernetes(api) => start_with(state, role, KubernetesStore::open(api), published, stats),
-        PolicydSource::Files(_) => start_with(state, role, MemoryStore, published, stats),
+    let ttl = config.leases.ttl;
+    let mut state = MembershipState::new(ttl);
+    state.set_max_unavailable(config.membership.max_unavailable.map(|limit| limit.0));
+    match &config.source {
+        PolicydSource::Etcd(etcd) => {
+            let store = || EtcdStore::new(etcd, ttl);
+            start_with(state, leadership, RecordWriter::shared(store(), store()), published, stats)
+        }
+        PolicydSource::Kubernetes(api) => {
+            let store = || ConfigMapStore::new(api.clone());
+            start_with(state, leadership, RecordWriter::shared(store(), store()), published, stats)
+        }
+        PolicydSource::Files(_) => {
+            let store = FileStore::new(&config.state);
+            start_with(state, leadership, RecordWriter::of_single_server(store), published, stats)
+        }
     }
 }
 
-/// Starts the membership authority: a gateway without heartbeats for longer than `ttl` is considered dead. Ends when
-/// the sender of publications is dropped.
-pub fn start(
+/// Starts the membership authority of a server that always decides.
+#[cfg(test)]
+pub(crate) fn start(
     ttl: Duration,
-    store: impl Store,
+    store: &FakeStore,
     published: watch::Receiver<Option<Arc<Publication>>>,
     stats: Arc<Stats>,
 ) -> MembershipHandle {
-    start_with(MembershipState::new(ttl), Role::new(None), store, published, stats)
+    start_with(MembershipState::new(ttl), None, store.writer(), published, stats)
 }
 
-fn start_with(
+/// Starts the membership authority. Ends when the sender of publications is dropped.
+pub(super) fn start_with(
     state: MembershipState,
-    role: Role,
-    store: impl Store,
+    leadership: Option<watch::Receiver<Leadership>>,
+    records: RecordWriter<impl RecordStore>,
     published: watch::Receiver<Option<Arc<Publication>>>,
     stats: Arc<Stats>,
 ) -> MembershipHandle {
@@ -139,8 +152,8 @@ fn start_with(
     let coordinator = Coordinator {
         ttl,
         state,
-        role,
-        store,
+        role: Role::new(leadership),
+        records,
         events,
         published,
         view,
@@ -159,7 +172,7 @@ struct Coordinator<S> {
     ttl: Duration,
     state: MembershipState,
     role: Role,
-    store: S,
+    records: RecordWriter<S>,
     events: mpsc::Receiver<StreamEvent>,
     published: watch::Receiver<Option<Arc<Publication>>>,
     view: watch::Sender<Arc<MembershipView>>,
@@ -177,13 +190,14 @@ struct Coordinator<S> {
 /// Heartbeats of a batch, with the senders of their replies.
 type Requests = Vec<(Heartbeat, StreamOrigin, oneshot::Sender<Result<HeartbeatReply, HeartbeatError>>)>;
 
-impl<S: Store> Coordinator<S> {
+impl<S: RecordStore> Coordinator<S> {
     async fn run(mut self) {
         self.load_policy();
         let mut batch = Vec::new();
         loop {
-            let is_decider = self.role.decides();
+            let is_decider = self.decides();
             let deadline = self.state.next_deadline().filter(|_| is_decider).map(Instant::from_std);
+            let take_over_at = self.take_over_at();
             tokio::select! {
                 biased;
                 number = self.events.recv_many(&mut batch, MAX_BATCH) => if number == 0 {
@@ -196,8 +210,11 @@ impl<S: Store> Coordinator<S> {
                     self.load_policy();
                 }
                 () = self.role.changed() => {}
-                write = self.store.next_remote_write() => self.apply_remote_write(write),
+                record = self.records.next_remote_record() => if !is_decider {
+                    self.state.follow(&record);
+                },
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {}
+                () = sleep_until(take_over_at.unwrap_or_else(Instant::now)), if take_over_at.is_some() => {}
             }
             let woken = Instant::now();
             if deadline.is_some_and(|deadline| woken.saturating_duration_since(deadline) > self.ttl / 2) {
@@ -225,15 +242,7 @@ impl<S: Store> Coordinator<S> {
         }
     }
 
-    fn apply_remote_write(&mut self, write: RemoteWrite) {
-        let now = Instant::now().into_std();
-        match write {
-            RemoteWrite::View(view) => self.state.load(now, Some(view)),
-            RemoteWrite::Heartbeat(heartbeat) => self.state.observe(now, &heartbeat),
-        }
-    }
-
-    /// Processes a batch: applies its events, decides the next view, commits and replies.
+    /// Processes a batch: applies its events, decides the next view, stores it and replies.
     async fn process(&mut self, batch: impl Iterator<Item = StreamEvent>) {
         let (mut requests, mut closed) = (Requests::new(), BTreeSet::new());
         for event in batch {
@@ -247,47 +256,37 @@ impl<S: Store> Coordinator<S> {
         }
         // Heartbeats of closed streams are dropped: their processes must not appear alive.
         requests.retain(|(_, origin, _)| !closed.contains(&origin.stream));
-        let mut result = Err(HeartbeatError::Conflict);
-        let mut was_store_used = true;
-        for _ in 0..MAX_ATTEMPTS {
-            if !self.role.decides() {
-                result = Err(HeartbeatError::NotLeader);
-                break;
+        let previous = self.state.clone();
+        let now = Instant::now().into_std();
+        let outcomes: Vec<_> = requests.iter().map(|(heartbeat, ..)| self.state.heartbeat(now, heartbeat)).collect();
+        self.state.decide(now);
+        let result = match self.commit(&previous).await {
+            Ok(()) => {
+                self.log_view_change(previous.view());
+                self.log_drain_blocks(&previous);
+                self.log_record(&previous);
+                self.result_of(outcomes)
             }
-            let previous = self.state.clone();
-            let now = Instant::now().into_std();
-            let outcomes: Vec<_> =
-                requests.iter().map(|(heartbeat, ..)| self.state.heartbeat(now, heartbeat)).collect();
-            self.state.decide(now);
-            match self.commit(&previous, &requests, &outcomes).await {
-                Ok(done @ (None | Some(CommitOutcome::Committed))) => {
-                    was_store_used = done.is_some();
-                    self.log_view_change(previous.view());
-                    self.log_drain_blocks(&previous);
-                    // The view is in the store, and the next leader's, too; but leases are for that one to grant.
-                    result = if self.role.decides() { Ok(outcomes) } else { Err(HeartbeatError::NotLeader) };
-                    break;
-                }
-                Ok(Some(CommitOutcome::Conflict(stored))) => {
-                    self.state = previous;
-                    let now = Instant::now().into_std();
-                    self.state.load(now, stored.view);
-                    stored.heartbeats.iter().for_each(|heartbeat| self.state.observe(now, heartbeat));
-                }
-                Err(error) => {
-                    self.state = previous;
-                    self.state.reset_timeouts(Instant::now().into_std());
-                    result = Err(error.into());
-                    break;
-                }
+            Err(error) => {
+                self.state = previous;
+                self.state.reset_timeouts(Instant::now().into_std());
+                Err(error)
             }
-        }
-        // Without a write there is no evidence of whether the store works.
-        if was_store_used && !matches!(result, Err(HeartbeatError::NotLeader)) {
-            self.log_outage(result.as_ref().err());
-        }
+        };
         self.publish();
         self.reply(requests, result);
+    }
+
+    /// What is replied once the view is stored.
+    fn result_of(
+        &mut self,
+        outcomes: Vec<Result<HeartbeatOutcome, Rejection>>,
+    ) -> Result<Vec<Result<HeartbeatOutcome, Rejection>>, HeartbeatError> {
+        if self.state.is_outdated() {
+            return Err(HeartbeatError::Outdated);
+        }
+        // The view is in the record, and the next server's, too; but leases are for that one to grant.
+        if self.decides() { Ok(outcomes) } else { Err(HeartbeatError::NotLeader) }
     }
 
     /// Handles the end of a stream. It means the end of a process only if the process's accepted heartbeats came over
@@ -299,34 +298,20 @@ impl<S: Store> Coordinator<S> {
         }
     }
 
-    /// Writes accepted heartbeats and the new view to the store; `None` if there is nothing to write.
-    async fn commit(
-        &mut self,
-        previous: &MembershipState,
-        requests: &Requests,
-        outcomes: &[Result<HeartbeatOutcome, Rejection>],
-    ) -> Result<Option<CommitOutcome>, StoreError> {
-        let accepted = requests.iter().zip(outcomes).filter(|(_, outcome)| **outcome == Ok(HeartbeatOutcome::Accepted));
-        let heartbeats: BTreeMap<&str, &Heartbeat> = accepted.map(|((it, ..), _)| (&*it.gateway, it)).collect();
-        let heartbeats: Vec<&Heartbeat> = heartbeats.into_values().collect();
-        let is_new_process =
-            |it: &&Heartbeat| previous.record(&it.gateway).is_some_and(|record| record.incarnation != it.incarnation);
-        let replaced = heartbeats.iter().copied().filter(is_new_process).map(|it| it.gateway.clone());
-        let (old, new) = (previous.view(), self.state.view());
-        let view = (old != new).then_some(&**new);
-        let is_deactivated = |it: &&Member| !new.member(&it.name).is_some_and(|now| now.serving);
-        let unchanged: BTreeSet<Arc<str>> =
-            old.active_members().filter(is_deactivated).map(|it| it.name.clone()).chain(replaced).collect();
-        let unchanged: Vec<Arc<str>> = unchanged.into_iter().collect();
-        let removed = old.members.iter().filter(|it| new.member(&it.name).is_none());
-        let removed: Vec<Arc<str>> = removed.map(|it| it.name.clone()).collect();
-        if heartbeats.is_empty() && view.is_none() {
-            return Ok(None);
+    /// Stores the new view, if there is one.
+    async fn commit(&mut self, previous: &MembershipState) -> Result<(), HeartbeatError> {
+        if previous.view() == self.state.view() {
+            // Without a write there is no evidence of whether the store works.
+            return Ok(());
         }
-        self.store
-            .commit(Transaction { heartbeats: &heartbeats, view, unchanged: &unchanged, removed: &removed })
-            .await
-            .map(Some)
+        let written = self.records.commit(&self.state.stored_record()).await;
+        let error = match written {
+            Ok(()) => None,
+            Err(WriteError::Conflict) => Some(HeartbeatError::Conflict),
+            Err(WriteError::Unavailable(error)) => Some(HeartbeatError::Store(error)),
+        };
+        self.log_outage(error.as_ref());
+        error.map_or(Ok(()), Err)
     }
 
     fn reply(&mut self, requests: Requests, result: Result<Vec<Result<HeartbeatOutcome, Rejection>>, HeartbeatError>) {
@@ -345,8 +330,7 @@ impl<S: Store> Coordinator<S> {
             let gateway = &heartbeat.gateway;
             let reply = match outcome {
                 Ok(outcome) => {
-                    let is_unknown = outcome == HeartbeatOutcome::UnknownGateway;
-                    if is_unknown {
+                    if outcome == HeartbeatOutcome::UnknownGateway {
                         self.log_unknown_gateway(gateway);
                     }
                     let is_accepted = outcome == HeartbeatOutcome::Accepted;
@@ -356,7 +340,7 @@ impl<S: Store> Coordinator<S> {
                     }
                     let lease = is_accepted.then(|| self.state.grant(now, gateway, heartbeat.incarnation)).flatten();
                     let drain_block = self.state.drain_block(gateway).cloned();
-                    Ok(HeartbeatReply { lease, view: view.clone(), rival, drain_block, is_unknown_gateway: is_unknown })
+                    Ok(HeartbeatReply { lease, view: view.clone(), rival, drain_block })
                 }
                 Err(rejection) => {
                     self.stats.rejected_heartbeats.increment();

@@ -25,8 +25,8 @@ use crate::xds::proto::membership_server::{Membership, MembershipServer};
 
 /// Capacity of a stream's queue of notices.
 const QUEUE: usize = 4;
-/// Maximum length of a heartbeat, bytes: it may contain a view.
-const MAX_HEARTBEAT_BYTES: usize = 512 << 10;
+/// Maximum length of a heartbeat, bytes.
+const MAX_HEARTBEAT_BYTES: usize = 16 << 10;
 /// Timeouts of a stream's first heartbeat, and of the next one: longer than any TTL.
 const FIRST_HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(10);
 const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(75);
@@ -60,8 +60,8 @@ impl Membership for Service {
         let (events, view) = (self.membership.events.clone(), self.membership.view.clone());
         let client = ClientIdentity::from_request(&request);
         let origin = StreamOrigin { stream: self.streams.fetch_add(1, Relaxed) + 1, address: client.address };
-        let (service, reported_view, sent_view, process) = (self.clone(), None, None, None);
-        let task = StreamTask { service, client, origin, events, view, sender, reported_view, sent_view, process };
+        let (service, sent_view, process) = (self.clone(), None, None);
+        let task = StreamTask { service, client, origin, events, view, sender, sent_view, process };
         tokio::spawn(task.run(request.into_inner()));
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
@@ -75,9 +75,6 @@ struct StreamTask {
     events: mpsc::Sender<StreamEvent>,
     view: watch::Receiver<Arc<MembershipView>>,
     sender: mpsc::Sender<Result<proto::MembershipUpdate, Status>>,
-    /// The view in the first heartbeat. It is passed on with every heartbeat until one is processed for a gateway of
-    /// the policy.
-    reported_view: Option<Arc<MembershipView>>,
     /// The view that was sent last.
     sent_view: Option<Arc<MembershipView>>,
     /// Name and incarnation, from the first heartbeat.
@@ -121,36 +118,20 @@ impl StreamTask {
                 message = heartbeats.message() => {
                     let Some(message) = message.map_err(Some)? else { return Ok(()) };
                     deadline = Instant::now() + HEARTBEAT_TIMEOUT;
-                    let (sequence, mut heartbeat) = self.parse(message)?;
-                    // A view counts only before the first notice: then the gateway has this server's view.
-                    if let Some(view) = heartbeat.view.take()
-                        && self.sent_view.is_none()
-                    {
-                        self.reported_view = Some(view);
-                    }
-                    next = Some((sequence, heartbeat));
+                    next = Some(self.parse(message)?);
                 }
                 reply = Pending::wait(&mut pending) => {
                     let sequence = pending.take().map_or(0, |pending| pending.sequence);
                     let reply = reply.map_err(|_| Some(stopping()))?;
                     let reply = reply.map_err(|error| Some(self.reject(&error)))?;
-                    if !reply.is_unknown_gateway {
-                        self.reported_view = None;
-                    }
                     self.send_notice(sequence, reply).await?;
                 }
-                // Not before the first heartbeat was processed: it may report a later view.
+                // Not before the first heartbeat was processed: the gateway may know a later view.
                 changed = self.view.changed(), if self.sent_view.is_some() => {
                     changed.map_err(|_| Some(stopping()))?;
                     let view = self.view.borrow_and_update().clone();
                     if self.sent_view.as_ref() != Some(&view) {
-                        let reply = HeartbeatReply {
-                            lease: None,
-                            view,
-                            rival: None,
-                            drain_block: None,
-                            is_unknown_gateway: false,
-                        };
+                        let reply = HeartbeatReply { lease: None, view, rival: None, drain_block: None };
                         self.send_notice(0, reply).await?;
                     }
                 }
@@ -158,9 +139,8 @@ impl StreamTask {
                 () = self.sender.closed() => return Ok(()),
             }
             if pending.is_none()
-                && let Some((sequence, mut heartbeat)) = next.take()
+                && let Some((sequence, heartbeat)) = next.take()
             {
-                heartbeat.view.clone_from(&self.reported_view);
                 let (sender, reply) = oneshot::channel();
                 self.events
                     .send(StreamEvent::Heartbeat(Box::new(heartbeat), self.origin, sender))
@@ -197,7 +177,7 @@ impl StreamTask {
     }
 
     async fn send_notice(&mut self, sequence: u64, reply: HeartbeatReply) -> Result<(), Option<Status>> {
-        let HeartbeatReply { lease, view, rival, drain_block, is_unknown_gateway: _ } = reply;
+        let HeartbeatReply { lease, view, rival, drain_block } = reply;
         let is_new_view = self.sent_view.as_ref() != Some(&view);
         let notice = proto::MembershipUpdate {
             sequence,
@@ -239,7 +219,7 @@ fn status(error: &HeartbeatError) -> Status {
         HeartbeatError::Rejected { rejection: Rejection::InvalidSecret { .. }, .. } => {
             Status::permission_denied(error.to_string())
         }
-        HeartbeatError::NotLeader | HeartbeatError::Store(_) | HeartbeatError::Conflict => {
+        HeartbeatError::NotLeader | HeartbeatError::Store(_) | HeartbeatError::Conflict | HeartbeatError::Outdated => {
             Status::unavailable(error.to_string())
         }
     }

@@ -1,72 +1,78 @@
-//! Membership store: the view and the last heartbeat of each gateway. It outlives a server and is shared by all
-//! servers.
+//! Record store: the record of terms and views, which outlives a server and is shared by all. It is replaced whole, by
+//! compare-and-swap: a file under a lock, a key of etcd, or a ConfigMap.
 
-mod etcd;
-pub(super) mod kubernetes;
-mod memory;
+pub(super) mod config_map;
+pub(super) mod etcd;
+#[cfg(test)]
+pub(in crate::policyd) mod fake;
+pub(super) mod file;
+pub(super) mod writer;
 
 use std::sync::Arc;
 
-pub use self::etcd::EtcdStore;
-pub use self::memory::MemoryStore;
-use crate::membership::{Heartbeat, MembershipView};
+use prost::{DecodeError, Message};
 
-/// A transaction: all of it is written, or nothing.
-#[derive(Clone, Copy, Debug)]
-pub struct Transaction<'a> {
-    /// Accepted heartbeats, at most one per gateway.
-    pub heartbeats: &'a [&'a Heartbeat],
-    /// The next view.
-    pub view: Option<&'a MembershipView>,
-    /// Gateways whose heartbeats in the store must not have changed: the transaction deactivates or replaces them.
-    pub unchanged: &'a [Arc<str>],
-    /// Gateways whose heartbeats are deleted.
-    pub removed: &'a [Arc<str>],
-}
+use crate::membership::MembershipView;
+use crate::membership::authority::Record;
+use crate::xds::membership_message::InvalidMessage;
+use crate::xds::proto;
 
-/// Outcome of a transaction.
+/// A record as it was read.
 #[derive(Clone, Debug)]
-pub enum CommitOutcome {
-    /// It was written.
-    Committed,
-    /// Nothing was written: the store has changed since it was last read. Its contents.
-    Conflict(StoreContents),
-}
-
-/// Contents of the store.
-#[derive(Clone, Debug, Default)]
-pub struct StoreContents {
-    /// The view, if there is one.
-    pub view: Option<Arc<MembershipView>>,
-    /// Heartbeats that were new to this server.
-    pub heartbeats: Vec<Heartbeat>,
-}
-
-/// A write of another server.
-#[derive(Clone, Debug)]
-pub enum RemoteWrite {
-    View(Arc<MembershipView>),
-    Heartbeat(Box<Heartbeat>),
+pub(in crate::policyd) struct StoredRecord {
+    /// Changes with each write.
+    version: String,
+    record: Record,
 }
 
 /// Error of a store.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum StoreError {
+pub(in crate::policyd) enum StoreError {
     /// It is unavailable, with the reason.
     #[error("{0}")]
     Unavailable(String),
 }
 
-pub trait Store: Send + 'static {
-    /// Commits a transaction if the store hasn't changed since this server last read it.
-    fn commit(&mut self, change: Transaction<'_>) -> impl Future<Output = Result<CommitOutcome, StoreError>> + Send;
+/// Why a write has failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(in crate::policyd) enum WriteError {
+    /// The record isn't the one that was read.
+    #[error("somebody else has written the record")]
+    Conflict,
+    /// It was refused, or there was no response: it may have been done.
+    #[error(transparent)]
+    Unavailable(#[from] StoreError),
+}
 
-    /// Begins to write in place of another server: whatever that one still has under way fails from here on. Returns the
-    /// contents. Only where servers elect one that writes.
-    fn take_over(&mut self) -> impl Future<Output = Result<StoreContents, StoreError>> + Send {
-        std::future::ready(Ok(StoreContents::default()))
-    }
+/// Where the record is.
+pub(in crate::policyd) trait RecordStore: Send + 'static {
+    /// Reads it with a quorum; `None`: there is none.
+    fn load(&mut self) -> impl Future<Output = Result<Option<StoredRecord>, StoreError>> + Send;
 
-    /// Waits for the next write of another server. Cancel-safe.
-    fn next_remote_write(&mut self) -> impl Future<Output = RemoteWrite> + Send;
+    /// Replaces the record of a version, or creates it; returns its version.
+    fn compare_and_swap(
+        &mut self,
+        version: Option<&str>,
+        record: &Record,
+    ) -> impl Future<Output = Result<String, WriteError>> + Send;
+}
+
+/// Why bytes aren't a record.
+#[derive(Debug, thiserror::Error)]
+enum RecordError {
+    #[error("not a record of membership ({0})")]
+    Decode(#[from] DecodeError),
+    #[error(transparent)]
+    Invalid(#[from] InvalidMessage),
+}
+
+fn encode(record: &Record) -> Vec<u8> {
+    let view = (record.view.number > 0).then(|| proto::View::from(&*record.view));
+    proto::MembershipRecord { term: record.term, view }.encode_to_vec()
+}
+
+fn decode(bytes: &[u8]) -> Result<Record, RecordError> {
+    let proto::MembershipRecord { term, view } = proto::MembershipRecord::decode(bytes)?;
+    let view = view.map(MembershipView::try_from).transpose()?.unwrap_or_default();
+    Ok(Record { term, view: Arc::new(view) })
 }

@@ -80,8 +80,12 @@ impl Server {
         let address = listener.local_addr().unwrap();
         let (publish, published) = watch::channel(Publication::default().next(Arc::default()).map(Arc::new));
         let (registry, stats, rejections) = (Arc::default(), Arc::<Stats>::default(), Arc::<RejectionLog>::default());
-        let membership =
-            membership::start(Duration::from_millis(300), membership::MemoryStore, published.clone(), stats.clone());
+        let membership = membership::start(
+            Duration::from_millis(300),
+            &membership::FakeStore::default(),
+            published.clone(),
+            stats.clone(),
+        );
         let (room, budget) = (ConnectionLimiter::new("grpc", LIMITS), Arc::new(budget));
         let service = DiscoveryService {
             published,

@@ -24,8 +24,12 @@ fn service(endpoints: u8) -> (Service, watch::Sender<Option<Arc<Publication>>>) 
     let publication = Publication::default().next(Arc::new(sample_placement(endpoints)));
     let (publish, published) = watch::channel(publication.map(Arc::new));
     let stats = Arc::<Stats>::default();
-    let membership =
-        membership::start(Duration::from_millis(300), membership::MemoryStore, published.clone(), stats.clone());
+    let membership = membership::start(
+        Duration::from_millis(300),
+        &membership::FakeStore::default(),
+        published.clone(),
+        stats.clone(),
+    );
     let room = ConnectionLimiter::new("test", Limits { connections: 1, per_address: 1 });
     let state = ServerState {
         source: SourceIngester::new("files test".to_owned(), ManifestStore::new(false)).status(),

@@ -33,7 +33,7 @@ const MAX_MESSAGE_BYTES: usize = 2 << 30;
 
 /// Why a member can't be used.
 #[derive(Debug, thiserror::Error)]
-pub(in crate::source) enum EtcdError {
+pub(crate) enum EtcdError {
     #[error("no endpoints configured")]
     NoEndpoints,
     #[error("https endpoints are not supported: use http://")]

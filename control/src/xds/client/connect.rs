@@ -211,7 +211,7 @@ mod recording_stream {
 }
 
 /// An error and its sources in one line, without repetitions.
-pub fn error_chain(error: &dyn Error) -> String {
+fn error_chain(error: &dyn Error) -> String {
     with_causes(error.to_string(), error.source())
 }
 

@@ -56,7 +56,7 @@ fn a_candidate_with_a_fault_is_no_backup_and_one_that_starts_is_waited_for() {
     group.hold(&["b"], &["a", "c"]);
     assert_eq!(group.active_members(), ["a", "c"]);
     assert_eq!(group.drain("a"), Some(block(DrainBlockReason::NoBackup, &["b"])));
-    group.heartbeat_with_view("b", 1, DesiredState::Joining, 0, None).unwrap();
+    group.heartbeat_at("b", 1, DesiredState::Joining, 0).unwrap();
     assert_eq!(group.drain("a"), Some(block(DrainBlockReason::BecomingActive, &["b"])));
     group.heartbeat("b", 1, DesiredState::Ready).unwrap();
     group.advance(Duration::ZERO);

@@ -74,9 +74,9 @@ fn a_restarted_server_goes_on_with_a_removed_gateway_that_hands_over() {
     group.state.set_policy([Arc::from("a")]);
     let all = [("a", DesiredState::Ready), ("b", DesiredState::Ready)];
     heartbeats(&mut group, &all, ms(300));
-    let stored = group.state.view().clone();
+    let record = group.state.stored_record();
     group.state = MembershipState::new(TTL);
-    group.state.load(group.now, Some(stored));
+    group.state.begin_term(&record.next_term());
     group.state.set_policy([Arc::from("a")]);
     heartbeats(&mut group, &all, ms(1_000));
     assert!(group.member("b").serving && group.has_lease("b", 1));

@@ -1,12 +1,16 @@
 //! Receiver task: reactions to the end of a sync round, to rejected records and to evictions.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use prost::Message;
+use tokio::time::timeout;
 use vipgate_dataplane::flow::ids::GatewayId;
 use vipgate_dataplane::replication::sender::ReplicationSender;
 
 use super::*;
+use crate::membership::replication::ReplicationStatus;
+use crate::membership::replication::receiver::RETRY_DELAY;
 use crate::peer::proto::{Frame, Sessions, SyncBegin, SyncEnd};
 use crate::peer::tests::session_record;
 use crate::peer::{ReplicationWaker, record};
@@ -89,7 +93,7 @@ impl Scenario {
             events,
             view,
             outgoing: sender,
-            retry_delay: RETRY_DELAY,
+            is_first: true,
         };
         let (frames, received) = mpsc::channel(16);
         tokio::select! {
@@ -206,25 +210,4 @@ async fn a_full_sync_is_requested_after_evictions() {
         assert!(it.is_silent_for(RETRY_DELAY + RETRY_DELAY / 2).await);
     })
     .await;
-}
-
-#[test]
-fn repeated_rejections_back_off_exponentially() {
-    let (mut retry, mut now) = (RetrySchedule::new(RETRY_DELAY), Instant::now());
-    for delay in [1, 2, 4, 8, 16, 32, 60, 60] {
-        retry.round_begins();
-        retry.rejected(now);
-        assert_eq!(retry.due, None, "a request would abort the round");
-        retry.round_ends(now);
-        retry.rejected(now + RETRY_DELAY / 2);
-        now += Duration::from_secs(delay);
-        assert_eq!(retry.due, Some(now), "one request for all rejections");
-        retry.requested();
-    }
-    // Rounds without rejections.
-    for delay in [30, 15] {
-        retry.round_begins();
-        retry.round_ends(now);
-        assert_eq!((retry.due, retry.backoff.peek()), (None, Duration::from_secs(delay)));
-    }
 }

@@ -35,6 +35,27 @@ impl<S> Coordinator<S> {
         }
     }
 
+    /// Logs when gateways know a later view than the record, and when this server goes on above it.
+    pub(super) fn log_record(&self, previous: &MembershipState) {
+        let view = self.state.view().number;
+        match (previous.is_outdated(), self.state.is_outdated()) {
+            (false, true) => tracing::error!(
+                event = "record_outdated",
+                view,
+                known_view = self.state.used_number(),
+                "the membership record was lost or is from a backup: gateways know a later view; this server decides \
+                 nothing until all leases have expired that it can't know of"
+            ),
+            (true, false) => tracing::warn!(
+                event = "record_renewed",
+                view,
+                term = self.state.stored_record().term,
+                "all leases have expired that this server can't know of: it decides again, above what gateways know"
+            ),
+            _ => {}
+        }
+    }
+
     /// Logs and counts members that became active or inactive with the new view.
     pub(super) fn log_view_change(&self, previous: &MembershipView) {
         let view = self.state.view();

@@ -1,6 +1,7 @@
-//! Role of this server among those that elect a leader: only the leader applies heartbeats and decides views.
+//! Role of this server: only the one that leads applies heartbeats and decides views.
 //!
-//! A leader takes over before it decides: from the write that this makes, no write of the leader before can succeed.
+//! It takes over before it decides: from the write that this makes, no write of the server before can succeed. A server
+//! that shares its record with no other one leads always.
 
 use std::future::pending;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::{Coordinator, HeartbeatError, Store, StreamEvent};
+use super::{Coordinator, HeartbeatError, RecordStore, StreamEvent};
 use crate::policyd::leader::Leadership;
 
 /// Minimum interval of attempts to take over.
@@ -16,7 +17,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Role of a server.
 pub(super) struct Role {
-    /// Until when this server leads; `None`: there is no election, and each server decides.
+    /// Until when this server leads; `None`: there is no election.
     leadership: Option<watch::Receiver<Leadership>>,
     /// Until when it led when that was last looked at. A lead that ended meanwhile was possibly another server's.
     led_until: Option<Instant>,
@@ -31,11 +32,6 @@ pub(super) struct Role {
 impl Role {
     pub(super) fn new(leadership: Option<watch::Receiver<Leadership>>) -> Self {
         Self { leadership, led_until: None, has_taken_over: false, was_decider: false, retry_at: None }
-    }
-
-    /// Whether this server may decide and grant leases now.
-    pub(super) fn decides(&mut self) -> bool {
-        self.leadership.is_none() || self.leads() && self.has_taken_over
     }
 
     /// Whether it leads.
@@ -63,45 +59,60 @@ impl Role {
     }
 }
 
-impl<S: Store> Coordinator<S> {
-    /// Takes over if this server has begun to lead; whether it decides.
+impl<S: RecordStore> Coordinator<S> {
+    /// Whether this server may decide and grant leases now.
+    pub(super) fn decides(&mut self) -> bool {
+        self.role.leads() && self.role.has_taken_over && self.records.is_in_term()
+    }
+
+    /// Takes over if this server has begun to lead, or doesn't know what its last write has done; whether it decides.
     pub(super) async fn take_role(&mut self) -> bool {
-        if self.role.decides() {
+        if self.decides() {
             return true;
         }
-        if std::mem::take(&mut self.role.was_decider) {
-            // Its heartbeats are of the past: the next leader's aren't known here.
-            self.state.restart(Instant::now().into_std());
-            self.origins.clear();
-            self.publish();
-            tracing::info!(
-                event = "membership_left",
-                view = self.state.view().number,
-                "another server decides membership"
-            );
+        let leads = self.role.leads();
+        let continues = leads && self.role.has_taken_over;
+        if !continues {
+            self.leave_role();
         }
         let is_early = self.role.retry_at.is_some_and(|at| Instant::now() < at);
-        if is_early || !self.role.leads() {
+        if is_early || !leads {
             return false;
         }
         self.role.retry_at = Some(Instant::now() + RETRY_INTERVAL);
-        match self.store.take_over().await {
-            Ok(contents) => {
-                let now = Instant::now().into_std();
-                self.state.restart(now);
-                self.state.load(now, contents.view);
+        match self.records.take_over().await {
+            Ok(start) => {
+                // Nobody else has decided meanwhile, so all heartbeats were received here.
+                if !(continues && self.state.continue_term(&start.record, start.previous_term)) {
+                    self.state.begin_term(&start.record);
+                    self.origins.clear();
+                }
                 (self.role.has_taken_over, self.role.was_decider) = (true, true);
                 self.log_outage(None);
                 self.publish();
-                tracing::info!(
-                    event = "membership_taken",
-                    view = self.state.view().number,
-                    "this server decides membership"
-                );
+                let (term, view) = (start.record.term, self.state.view().number);
+                tracing::info!(event = "membership_taken", term, view, "this server decides membership");
             }
             Err(error) => self.log_outage(Some(&error.into())),
         }
-        self.role.decides()
+        self.decides()
+    }
+
+    /// Another server decides, if this one did before.
+    fn leave_role(&mut self) {
+        if std::mem::take(&mut self.role.was_decider) {
+            // Its heartbeats are of the past: the next server's aren't known here.
+            self.state.leave_term();
+            self.origins.clear();
+            self.publish();
+            let view = self.state.view().number;
+            tracing::info!(event = "membership_left", view, "another server decides membership");
+        }
+    }
+
+    /// When the next attempt to take over is due, if this server leads and doesn't decide.
+    pub(super) fn take_over_at(&mut self) -> Option<Instant> {
+        (self.role.leads() && !self.decides()).then(|| self.role.retry_at.unwrap_or_else(Instant::now))
     }
 
     /// Refuses the heartbeats of a batch: the gateways are to send them to the leader.

@@ -1,24 +1,11 @@
-//! The coordinator with an unavailable store, and those of several servers that elect a leader.
+//! The coordinator with an unavailable store, those of several servers that elect a leader, and a lost record.
 
 use vipgate_policy::compiler::Placement;
 
 use super::*;
 use crate::membership::DesiredState;
-use crate::policyd::membership::store::kubernetes::fake::{FakeApi, Fault};
+use crate::policyd::membership::store::fake::Fault;
 use crate::xds::fixtures::peer;
-
-/// A store whose commits always fail.
-struct UnavailableStore;
-
-impl Store for UnavailableStore {
-    async fn commit(&mut self, _: Transaction<'_>) -> Result<CommitOutcome, StoreError> {
-        Err(StoreError::Unavailable("no leader".to_owned()))
-    }
-
-    async fn next_remote_write(&mut self) -> RemoteWrite {
-        std::future::pending().await
-    }
-}
 
 /// A policy with these gateways.
 fn placement(gateways: &[&str]) -> Arc<Placement> {
@@ -27,7 +14,7 @@ fn placement(gateways: &[&str]) -> Arc<Placement> {
 
 #[tokio::test]
 async fn a_batch_without_a_write_does_not_end_a_store_outage() {
-    let ttl = Duration::from_millis(600);
+    let (ttl, store) = (Duration::from_millis(600), FakeStore::default());
     let (_publish, published) = watch::channel(Publication::default().next(placement(&["a"])).map(Arc::new));
     let state = MembershipState::new(ttl);
     let mut coordinator = Coordinator {
@@ -35,7 +22,7 @@ async fn a_batch_without_a_write_does_not_end_a_store_outage() {
         shared_state: Arc::new(ArcSwap::from_pointee(state.clone())),
         state,
         role: Role::new(None),
-        store: UnavailableStore,
+        records: store.writer(),
         events: mpsc::channel(1).1,
         published,
         view: watch::channel(Arc::default()).0,
@@ -47,16 +34,16 @@ async fn a_batch_without_a_write_does_not_end_a_store_outage() {
     };
     coordinator.load_policy();
     let heartbeat = Heartbeat::minimal("a", 1, DesiredState::Ready, 0);
-    for _ in 0..3 {
-        let (sender, reply) = oneshot::channel();
-        coordinator
-            .process([StreamEvent::Heartbeat(Box::new(heartbeat.clone()), StreamOrigin::default(), sender)].into_iter())
-            .await;
-        assert!(matches!(reply.await.unwrap(), Err(HeartbeatError::Store(_))));
-        assert!(coordinator.outage.is_active());
-        coordinator.process(std::iter::empty()).await;
-        assert!(coordinator.outage.is_active(), "nothing was written");
-    }
+    assert!(coordinator.take_role().await);
+    store.fail_next_write(Fault::RequestLost);
+    let (sender, reply) = oneshot::channel();
+    coordinator
+        .process([StreamEvent::Heartbeat(Box::new(heartbeat), StreamOrigin::default(), sender)].into_iter())
+        .await;
+    assert!(matches!(reply.await.unwrap(), Err(HeartbeatError::Store(_))));
+    assert!(coordinator.outage.is_active() && !coordinator.decides());
+    coordinator.process(std::iter::empty()).await;
+    assert!(coordinator.outage.is_active(), "nothing was written");
     coordinator.process([StreamEvent::Closed("a".into(), 1, StreamOrigin::default())].into_iter()).await;
     assert!(coordinator.outage.is_active());
 }
@@ -72,11 +59,11 @@ struct Server {
 const TTL: Duration = Duration::from_millis(600);
 
 impl Server {
-    fn start(api: &FakeApi) -> Self {
+    fn start(api: &FakeStore) -> Self {
         let (publish, published) = watch::channel(Publication::default().next(placement(&["a", "b"])).map(Arc::new));
         let (leadership, receiver) = watch::channel(None);
-        let (state, role) = (MembershipState::new(TTL), Role::new(Some(receiver)));
-        let handle = start_with(state, role, api.store(), published, Arc::default());
+        let state = MembershipState::new(TTL);
+        let handle = start_with(state, Some(receiver), api.writer(), published, Arc::default());
         Self { handle, leadership, _publish: publish, sequence: 0 }
     }
 
@@ -92,7 +79,11 @@ impl Server {
     async fn heartbeat(&mut self, gateway: &str) -> Result<HeartbeatReply, HeartbeatError> {
         let seen = self.handle.view.borrow().number;
         let incarnation = u64::from(gateway.as_bytes()[0]);
-        let heartbeat = Heartbeat::minimal(gateway, incarnation, DesiredState::Ready, seen);
+        self.send(Heartbeat::minimal(gateway, incarnation, DesiredState::Ready, seen)).await
+    }
+
+    async fn send(&mut self, heartbeat: Heartbeat) -> Result<HeartbeatReply, HeartbeatError> {
+        let incarnation = heartbeat.incarnation;
         self.sequence += 1;
         let origin = StreamOrigin { stream: incarnation, address: None };
         let (sender, reply) = oneshot::channel();
@@ -124,7 +115,7 @@ impl Server {
 
 #[tokio::test]
 async fn only_the_leader_answers_and_the_next_one_goes_on_from_its_view() {
-    let api = FakeApi::default();
+    let api = FakeStore::default();
     let (mut first, mut second) = (Server::start(&api), Server::start(&api));
     assert_eq!(first.heartbeat("a").await.unwrap_err(), HeartbeatError::NotLeader);
     first.lead(Duration::from_hours(1));
@@ -156,7 +147,7 @@ async fn only_the_leader_answers_and_the_next_one_goes_on_from_its_view() {
 
 #[tokio::test]
 async fn a_lead_that_has_ended_grants_nothing_and_one_that_begins_again_takes_over_again() {
-    let api = FakeApi::default();
+    let api = FakeStore::default();
     let mut server = Server::start(&api);
     server.lead(Duration::from_hours(1));
     let view = server.activate().await;
@@ -173,10 +164,10 @@ async fn a_lead_that_has_ended_grants_nothing_and_one_that_begins_again_takes_ov
 
 #[tokio::test]
 async fn the_next_leader_deactivates_a_silent_gateway_when_its_last_lease_has_expired() {
-    let api = FakeApi::default();
+    let api = FakeStore::default();
     let (mut first, mut second) = (Server::start(&api), Server::start(&api));
     first.lead(Duration::from_hours(1));
-    let view = first.activate().await;
+    first.activate().await;
     assert!(first.heartbeat("b").await.unwrap().lease.is_some());
     first.resign();
     second.lead(Duration::from_hours(1));
@@ -185,7 +176,7 @@ async fn the_next_leader_deactivates_a_silent_gateway_when_its_last_lease_has_ex
         let _ = second.heartbeat("a").await;
         let now = second.handle.view.borrow().clone();
         if !now.member("b").unwrap().serving {
-            assert_eq!((now.number, now.member("b").unwrap().lease_expired), (view.number + 1, true));
+            assert_eq!((now.number, now.member("b").unwrap().lease_expired), (2_000_001, true));
             assert!(began.elapsed() >= TTL, "{:?}", began.elapsed());
             break;
         }
@@ -197,7 +188,7 @@ async fn the_next_leader_deactivates_a_silent_gateway_when_its_last_lease_has_ex
 #[tokio::test]
 async fn after_a_write_without_a_response_views_go_on_and_no_number_is_used_twice() {
     for fault in [Fault::RequestLost, Fault::ResponseLost, Fault::Delayed] {
-        let api = FakeApi::default();
+        let api = FakeStore::default();
         let mut server = Server::start(&api);
         server.lead(Duration::from_hours(1));
         let view = server.activate().await;
@@ -216,13 +207,13 @@ async fn after_a_write_without_a_response_views_go_on_and_no_number_is_used_twic
         assert!(numbers.is_sorted(), "{fault:?}: {numbers:?}");
         let now = server.handle.view.borrow().clone();
         assert!(!now.member("b").unwrap().serving, "{fault:?}: {now:?}");
-        assert_eq!(api.record().unwrap().view, Some(now), "{fault:?}");
+        assert_eq!(api.record().unwrap().view, now, "{fault:?}");
     }
 }
 
 #[tokio::test]
 async fn the_number_never_goes_back_when_the_object_is_deleted() {
-    let api = FakeApi::default();
+    let api = FakeStore::default();
     let (mut first, mut second) = (Server::start(&api), Server::start(&api));
     first.lead(Duration::from_hours(1));
     let view = first.activate().await;
@@ -233,5 +224,36 @@ async fn the_number_never_goes_back_when_the_object_is_deleted() {
     second.lead(Duration::from_hours(1));
     let next = second.activate().await;
     assert!(next.number > view.number, "{} after {}", next.number, view.number);
-    assert_eq!(api.record().unwrap().view, Some(next));
+    assert_eq!(api.record().unwrap().view, next);
+}
+
+#[tokio::test]
+async fn a_server_whose_record_is_from_a_backup_replies_nothing_until_leases_have_expired() {
+    let api = FakeStore::default();
+    let mut first = Server::start(&api);
+    first.lead(Duration::from_hours(1));
+    let view = first.activate().await;
+    drop(first);
+    let lost = FakeStore::default();
+    let mut next = Server::start(&lost);
+    next.lead(Duration::from_hours(1));
+    let began = Instant::now();
+    let seen = |gateway: &str| {
+        let incarnation = u64::from(gateway.as_bytes()[0]);
+        Heartbeat::minimal(gateway, incarnation, DesiredState::Ready, view.number)
+    };
+    loop {
+        let mut replies = Vec::new();
+        for gateway in ["a", "b"] {
+            replies.push(next.send(seen(gateway)).await);
+        }
+        if let [Ok(one), Ok(other)] = &replies[..] {
+            assert!(began.elapsed() >= TTL && one.lease.is_some() && other.lease.is_some());
+            assert!(one.view.number > view.number && one.view.active_members().count() == 2, "{:?}", one.view);
+            assert_eq!(lost.record().unwrap().view, other.view);
+            break;
+        }
+        assert!(began.elapsed() < Duration::from_secs(20), "{replies:?}");
+        tokio::time::sleep(TTL / 8).await;
+    }
 }

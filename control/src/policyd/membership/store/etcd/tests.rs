@@ -1,88 +1,64 @@
-//! The etcd store against real etcd servers: the store alone, and membership authorities that share one.
+//! The etcd store against real etcd servers: the store alone, and policy servers that share one and elect a leader.
+
+use std::sync::Arc;
 
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
+use vipgate_common::Tasks;
 use vipgate_policy::compiler::{Peer, Placement};
 
 use super::*;
-use crate::membership::authority::Rejection;
-use crate::membership::{Member, Secret};
-use crate::policyd::membership::coordinator::{HeartbeatError, HeartbeatReply, StreamEvent, StreamOrigin};
-use crate::policyd::membership::{MembershipHandle, start};
-use crate::policyd::stats::Stats;
+use crate::membership::authority::MembershipState;
+use crate::membership::{DesiredState, Heartbeat, MembershipView};
+use crate::policyd::leader::{self, EtcdLease};
+use crate::policyd::membership::MembershipHandle;
+use crate::policyd::membership::coordinator::{HeartbeatError, HeartbeatReply, StreamEvent, StreamOrigin, start_with};
+use crate::policyd::membership::store::writer::RecordWriter;
 use crate::source::etcd::tests::server::{EtcdServer, TEST_TIMEOUT};
 use crate::xds::publication::Publication;
 
 const TTL: Duration = Duration::from_secs(1);
 const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(150);
 
-fn config(server: &EtcdServer) -> config::Etcd {
-    config::Etcd { endpoints: vec![server.endpoint()], prefix: "/vipgate/".into() }
+fn config(server: &EtcdServer) -> Etcd {
+    Etcd { endpoints: vec![server.endpoint()], prefix: "/vipgate/".into() }
 }
 
-fn view(number: u64) -> MembershipView {
-    let members = vec![Member { serving: true, incarnation: 1, ..Member::new("a".into(), number) }];
-    MembershipView { number, serving_changes: 1, members }
+fn store(server: &EtcdServer) -> EtcdStore {
+    EtcdStore::new(&config(server), TTL)
 }
 
-const EMPTY: Transaction<'_> = Transaction { heartbeats: &[], view: None, unchanged: &[], removed: &[] };
-
-/// Reads the contents, like the first transaction of a server.
-async fn read(store: &mut EtcdStore) -> StoreContents {
-    match store.commit(EMPTY).await.unwrap() {
-        CommitOutcome::Conflict(contents) => contents,
-        CommitOutcome::Committed => panic!("nothing was read"),
-    }
-}
-
-fn is_committed(outcome: &CommitOutcome) -> bool {
-    matches!(outcome, CommitOutcome::Committed)
+fn record(term: u64, number: u64) -> Record {
+    Record { term, view: Arc::new(MembershipView { number, ..MembershipView::default() }) }
 }
 
 #[tokio::test]
-async fn a_transaction_under_an_outdated_view_conflicts() {
+async fn a_write_that_follows_from_another_record_conflicts() {
     let server = EtcdServer::running().await;
-    let (mut one, mut other) = (EtcdStore::open(&config(&server), TTL), EtcdStore::open(&config(&server), TTL));
-    assert_eq!(read(&mut one).await.view, None);
-    assert_eq!(read(&mut other).await.view, None);
-    let (a, first) = (Heartbeat::minimal("a", 1, DesiredState::Ready, 0), view(1));
-    let transaction = Transaction { heartbeats: &[&a], view: Some(&first), ..EMPTY };
-    assert!(is_committed(&one.commit(transaction).await.unwrap()));
-    let outcome = other.commit(Transaction { heartbeats: &[&a], ..EMPTY }).await.unwrap();
-    let CommitOutcome::Conflict(contents) = outcome else { panic!("committed without the view") };
-    assert_eq!(contents.view.as_deref(), Some(&first));
-    assert_eq!(contents.heartbeats, std::slice::from_ref(&a), "a recent heartbeat is read unchanged");
-    assert!(is_committed(&other.commit(Transaction { heartbeats: &[&a], ..EMPTY }).await.unwrap()));
+    let (mut one, mut other) = (store(&server), store(&server));
+    assert!(one.load().await.unwrap().is_none());
+    let version = one.compare_and_swap(None, &record(1, 0)).await.unwrap();
+    assert_eq!(other.compare_and_swap(None, &record(1, 7)).await, Err(WriteError::Conflict));
+    let second = one.compare_and_swap(Some(&version), &record(1, 7)).await.unwrap();
+    assert_eq!(other.compare_and_swap(Some(&version), &record(2, 7)).await, Err(WriteError::Conflict));
+    let stored = other.load().await.unwrap().unwrap();
+    assert_eq!((&stored.version, stored.record), (&second, record(1, 7)));
 }
 
 #[tokio::test]
-async fn a_gateway_whose_heartbeat_another_server_accepted_is_not_deactivated() {
+async fn a_value_that_is_no_record_is_named_and_stays() {
     let server = EtcdServer::running().await;
-    let (mut one, mut other) = (EtcdStore::open(&config(&server), TTL), EtcdStore::open(&config(&server), TTL));
-    read(&mut one).await;
-    let (a, first, second) = (Heartbeat::minimal("a", 1, DesiredState::Ready, 1), view(1), view(2));
-    assert!(is_committed(&one.commit(Transaction { heartbeats: &[&a], view: Some(&first), ..EMPTY }).await.unwrap()));
-    let contents = read(&mut other).await;
-    assert_eq!(
-        contents.heartbeats,
-        [Heartbeat::minimal("a", 1, DesiredState::Joining, 1)],
-        "a heartbeat of unknown age isn't ready"
-    );
-    assert!(is_committed(&one.commit(Transaction { heartbeats: &[&a], ..EMPTY }).await.unwrap()));
-    let names = [Arc::from("a")];
-    let transaction = Transaction { view: Some(&second), unchanged: &names, ..EMPTY };
-    let CommitOutcome::Conflict(contents) = other.commit(transaction).await.unwrap() else { panic!("a is alive") };
-    assert_eq!(contents.heartbeats, [a]);
-    let transaction = Transaction { view: Some(&second), unchanged: &names, removed: &names, ..EMPTY };
-    assert!(is_committed(&other.commit(transaction).await.unwrap()));
-    let CommitOutcome::Conflict(contents) = one.commit(EMPTY).await.unwrap() else { panic!("there is a new view") };
-    assert_eq!((contents.view.as_deref(), contents.heartbeats.len()), (Some(&second), 0));
+    server.put("/vipgate-members/record", [255]).await;
+    let StoreError::Unavailable(reason) = store(&server).load().await.unwrap_err();
+    assert!(reason.starts_with("etcd key /vipgate-members/record: not a record of membership"), "{reason}");
 }
 
-/// A membership authority with its store.
+/// A policy server's membership authority, which takes part in the election.
 struct Authority {
     members: MembershipHandle,
+    election: JoinHandle<()>,
+    tasks: Tasks,
     _publish: watch::Sender<Option<Arc<Publication>>>,
 }
 
@@ -99,50 +75,55 @@ impl Authority {
         let placement = Placement { peers: vec![peer("a"), peer("b")], ..Placement::default() };
         let publication = Arc::new(Publication::default().next(Arc::new(placement)).unwrap());
         let (publish, published) = watch::channel(Some(publication));
-        let store = EtcdStore::open(&config(server), TTL);
-        Self { members: start(TTL, store, published, Arc::<Stats>::default()), _publish: publish }
+        let (sender, leadership) = watch::channel(None);
+        let tasks = Tasks::default();
+        let election = tokio::spawn(leader::run(EtcdLease::new(&config(server)), sender, None, tasks.clone()));
+        let records = RecordWriter::shared(store(server), store(server));
+        let state = MembershipState::new(TTL);
+        let members = start_with(state, Some(leadership), records, published, Arc::default());
+        Self { members, election, tasks, _publish: publish }
     }
 
-    async fn heartbeat(&self, heartbeat: Heartbeat) -> Result<HeartbeatReply, HeartbeatError> {
+    async fn heartbeat(members: &MembershipHandle, heartbeat: Heartbeat) -> Result<HeartbeatReply, HeartbeatError> {
         let (sender, reply) = oneshot::channel();
-        self.members
-            .events
-            .send(StreamEvent::Heartbeat(Box::new(heartbeat), StreamOrigin::default(), sender))
-            .await
-            .unwrap();
-        timeout(TEST_TIMEOUT, reply).await.expect("a reply in time").expect("the authority is running")
+        let event = StreamEvent::Heartbeat(Box::new(heartbeat), StreamOrigin::default(), sender);
+        members.events.send(event).await.map_err(|_| HeartbeatError::NotLeader)?;
+        timeout(TEST_TIMEOUT, reply).await.expect("a reply in time").unwrap_or(Err(HeartbeatError::NotLeader))
     }
 
     async fn wait_for(&self, is_met: impl Fn(&MembershipView) -> bool) -> Arc<MembershipView> {
         let mut view = self.members.view.clone();
         timeout(TEST_TIMEOUT, view.wait_for(|view| is_met(view))).await.expect("a view in time").unwrap().clone()
     }
+
+    /// Ends it, without giving the lease back if it is killed.
+    async fn end(self, is_killed: bool) {
+        if is_killed {
+            self.election.abort();
+        } else {
+            self.tasks.stop(TEST_TIMEOUT).await;
+            self.election.await.unwrap();
+        }
+    }
 }
 
-/// A ready gateway that sends heartbeats, and the times of its leases.
+/// A ready gateway that sends heartbeats to whichever server decides, and the times of its leases.
 struct Gateway {
     task: JoinHandle<()>,
     leases: watch::Receiver<Option<Instant>>,
 }
 
 impl Gateway {
-    fn start(name: &'static str, at: &Authority) -> Self {
-        Self::with_heartbeat(at, move |seen| Heartbeat::minimal(name, 1, DesiredState::Ready, seen))
-    }
-
-    /// A gateway with a secret.
-    fn with_secret(name: &'static str, process: u8, at: &Authority) -> Self {
-        Self::with_heartbeat(at, move |seen| secret_heartbeat(name, process, seen))
-    }
-
-    fn with_heartbeat(at: &Authority, heartbeat: impl Fn(u64) -> Heartbeat + Send + 'static) -> Self {
+    fn start(name: &'static str, servers: &[&Authority]) -> Self {
         let (sender, leases) = watch::channel(None);
-        let at = Authority { members: at.members.clone(), _publish: watch::channel(None).0 };
+        let servers: Vec<MembershipHandle> = servers.iter().map(|server| server.members.clone()).collect();
         let task = tokio::spawn(async move {
             let mut seen = 0;
             loop {
-                if let Ok(reply) = at.heartbeat(heartbeat(seen)).await {
-                    seen = reply.view.number;
+                for server in &servers {
+                    let heartbeat = Heartbeat::minimal(name, 1, DesiredState::Ready, seen);
+                    let Ok(reply) = Authority::heartbeat(server, heartbeat).await else { continue };
+                    seen = seen.max(reply.view.number);
                     if reply.lease.is_some() {
                         sender.send_replace(Some(Instant::now()));
                     }
@@ -170,88 +151,46 @@ fn both_active(view: &MembershipView) -> bool {
 }
 
 #[tokio::test]
-async fn gateways_may_use_any_of_several_servers() {
-    let server = EtcdServer::running().await;
-    let (one, other) = (Authority::start(&server), Authority::start(&server));
-    let (mut a, mut b) = (Gateway::start("a", &one), Gateway::start("b", &other));
-    let view = one.wait_for(both_active).await;
-    assert_eq!(other.wait_for(both_active).await, view);
-    a.wait_for_lease().await;
-    b.wait_for_lease().await;
-    // It continues at the other one, and the view stays the same.
-    a.stop();
-    let mut a = Gateway::start("a", &other);
-    drop(one);
-    a.wait_for_lease().await;
-    sleep(TTL * 3).await;
-    assert_eq!(other.wait_for(both_active).await, view);
-    // A third one starts with the same view.
-    let third = Authority::start(&server);
-    assert_eq!(third.wait_for(|view| view.number > 0).await, view);
-    b.stop();
-    let after = third.wait_for(|view| view.active_members().count() == 1).await;
-    assert!(after.number > view.number && after.member("a").unwrap().serving);
-    assert_eq!(other.wait_for(|view| *view == *after).await, after);
-    a.wait_for_lease().await;
-}
-
-/// A heartbeat of the process with this secret.
-fn secret_heartbeat(name: &str, process: u8, seen_view: u64) -> Heartbeat {
-    let secret = Secret::from_slice(&[process; 32]).unwrap();
-    let commitment = secret.commitment();
-    Heartbeat { commitment, ..Heartbeat::minimal(name, secret.incarnation(), DesiredState::Ready, seen_view) }
-}
-
-#[tokio::test]
-async fn an_impostor_is_rejected_at_every_server() {
-    let server = EtcdServer::running().await;
-    let (one, other) = (Authority::start(&server), Authority::start(&server));
-    let (mut a, _b) = (Gateway::with_secret("a", 1, &one), Gateway::with_secret("b", 2, &other));
-    let view = one.wait_for(both_active).await;
-    assert_eq!(other.wait_for(both_active).await, view);
-    let started = Instant::now();
-    let mut rejected = [0, 0];
-    while started.elapsed() < 3 * TTL {
-        for at in [&one, &other] {
-            let new_process = at.heartbeat(secret_heartbeat("a", 9, view.number)).await;
-            match new_process {
-                Ok(reply) => assert_eq!(reply.lease, None, "it is deferred"),
-                Err(HeartbeatError::Rejected { rejection: Rejection::NameInUse { .. }, .. }) => rejected[0] += 1,
-                Err(error) => panic!("{error}"),
-            }
-            let incarnation = secret_heartbeat("a", 1, 0).incarnation;
-            for commitment in [2, 9].map(|process| secret_heartbeat("a", process, 0).commitment) {
-                let forged =
-                    Heartbeat { commitment, ..Heartbeat::minimal("a", incarnation, DesiredState::Ready, view.number) };
-                let error = at.heartbeat(forged).await.unwrap_err();
-                assert!(
-                    matches!(error, HeartbeatError::Rejected { rejection: Rejection::InvalidSecret { .. }, .. }),
-                    "{error}"
-                );
-                rejected[1] += 1;
-            }
-        }
-        sleep(HEARTBEAT_INTERVAL).await;
+async fn one_of_several_servers_decides_and_when_it_ends_another_one_goes_on() {
+    for is_killed in [false, true] {
+        let server = EtcdServer::running().await;
+        let one = Authority::start(&server);
+        let (mut a, b) = (Gateway::start("a", &[&one]), Gateway::start("b", &[&one]));
+        let view = one.wait_for(both_active).await;
+        // It reads the view, and refuses heartbeats.
+        let other = Authority::start(&server);
+        assert_eq!(other.wait_for(both_active).await, view);
+        let heartbeat = Heartbeat::minimal("a", 1, DesiredState::Ready, view.number);
+        let refused = Authority::heartbeat(&other.members, heartbeat).await;
+        assert_eq!(refused.unwrap_err(), HeartbeatError::NotLeader);
+        a.wait_for_lease().await;
+        a.stop();
+        b.stop();
+        one.end(is_killed).await;
+        let (mut a, b) = (Gateway::start("a", &[&other]), Gateway::start("b", &[&other]));
+        a.wait_for_lease().await;
+        sleep(TTL * 2).await;
+        assert_eq!(other.wait_for(both_active).await, view, "{is_killed}");
+        b.stop();
+        let after = other.wait_for(|view| view.active_members().count() == 1).await;
+        assert!(after.number > view.number && after.member("a").unwrap().serving);
+        a.wait_for_lease().await;
     }
-    assert!(rejected.iter().all(|count| *count > 4), "{rejected:?}");
-    a.wait_for_lease().await;
-    assert_eq!((one.wait_for(both_active).await, other.wait_for(both_active).await), (view.clone(), view.clone()));
-    // A server that starts now has the commitments from etcd.
-    let third = Authority::start(&server);
-    third.wait_for(|now| *now == *view).await;
-    let forged = Heartbeat::minimal("a", secret_heartbeat("a", 1, 0).incarnation, DesiredState::Ready, view.number);
-    assert!(third.heartbeat(forged).await.is_err());
 }
 
 #[tokio::test]
-async fn while_etcd_is_down_no_lease_is_granted_and_no_gateway_is_deactivated() {
+async fn while_etcd_is_down_no_lease_is_granted_for_long_and_no_gateway_is_deactivated() {
     let mut server = EtcdServer::running().await;
     let one = Authority::start(&server);
-    let (mut a, b) = (Gateway::start("a", &one), Gateway::start("b", &one));
+    let (mut a, b) = (Gateway::start("a", &[&one]), Gateway::start("b", &[&one]));
     let view = one.wait_for(both_active).await;
     server.kill();
-    let error = one.heartbeat(Heartbeat::minimal("a", 1, DesiredState::Ready, view.number)).await.unwrap_err();
-    assert!(error.to_string().contains("etcd is unreachable"), "{error}");
+    let began = Instant::now();
+    let heartbeat = || Heartbeat::minimal("a", 1, DesiredState::Ready, view.number);
+    while Authority::heartbeat(&one.members, heartbeat()).await.is_ok() {
+        assert!(began.elapsed() < TEST_TIMEOUT, "it leads for no longer than its lease");
+        sleep(HEARTBEAT_INTERVAL).await;
+    }
     sleep(TTL * 2).await;
     server.start().await;
     a.wait_for_lease().await;
@@ -265,13 +204,12 @@ async fn while_etcd_is_down_no_lease_is_granted_and_no_gateway_is_deactivated() 
 async fn an_etcd_that_has_lost_its_data_gets_the_view_again() {
     let mut server = EtcdServer::running().await;
     let one = Authority::start(&server);
-    let (mut a, _b) = (Gateway::start("a", &one), Gateway::start("b", &one));
+    let (mut a, _b) = (Gateway::start("a", &[&one]), Gateway::start("b", &[&one]));
     let view = one.wait_for(both_active).await;
     server.kill();
     server.wipe();
     server.start().await;
-    let after = one.wait_for(|now| now.number > view.number).await;
-    assert_eq!(after.active_members().count(), 2);
+    let after = one.wait_for(|now| now.number > view.number && both_active(now)).await;
     a.wait_for_lease().await;
     let other = Authority::start(&server);
     assert_eq!(other.wait_for(|view| view.number > 0).await, after);

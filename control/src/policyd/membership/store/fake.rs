@@ -1,14 +1,16 @@
-//! An API server in memory that compares versions, and loses or delays what tests say.
+//! A record in memory that compares versions, and loses or delays what tests say.
 
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::mpsc;
 
-use super::{Record, RecordStore, StoreError, StoredRecord, ViewStore, WriteError};
+use super::writer::RecordWriter;
+use super::{RecordStore, StoreError, StoredRecord, WriteError};
+use crate::membership::authority::Record;
 
 /// What happens to the next write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::policyd::membership) enum Fault {
+pub(crate) enum Fault {
     #[default]
     None,
     /// It doesn't arrive.
@@ -26,12 +28,24 @@ struct Contents {
     fault: Fault,
     delayed: Vec<(Option<String>, Record)>,
     writes: u64,
-    watchers: Vec<mpsc::Sender<Record>>,
+    readers: Vec<mpsc::Sender<Option<StoredRecord>>>,
 }
 
 impl Contents {
     fn stored_version(&self) -> Option<String> {
         self.record.as_ref().map(|_| self.version.to_string())
+    }
+
+    fn stored(&self) -> Option<StoredRecord> {
+        let (version, record) = self.stored_version().zip(self.record.clone())?;
+        Some(StoredRecord { version, record })
+    }
+
+    fn send_to_readers(&self) {
+        for reader in &self.readers {
+            // One that is slow reads the record after it.
+            let _ = reader.try_send(self.stored());
+        }
     }
 
     fn apply(&mut self, version: Option<&str>, record: &Record) -> Result<String, WriteError> {
@@ -43,10 +57,7 @@ impl Contents {
             self.version += 1;
             self.writes += 1;
             self.record = Some(record.clone());
-            for watcher in &self.watchers {
-                // A watcher that is slow reads the record after it.
-                let _ = watcher.try_send(record.clone());
-            }
+            self.send_to_readers();
         }
         Ok(self.version.to_string())
     }
@@ -54,55 +65,58 @@ impl Contents {
 
 /// A connection to it.
 #[derive(Clone, Debug, Default)]
-pub(in crate::policyd::membership) struct FakeApi(Arc<Mutex<Contents>>);
+pub(crate) struct FakeStore(Arc<Mutex<Contents>>);
 
-impl FakeApi {
+impl FakeStore {
     /// The store of one more server.
-    pub(in crate::policyd::membership) fn store(&self) -> ViewStore<Self> {
+    pub(in crate::policyd) fn writer(&self) -> RecordWriter<Self> {
         let (sender, receiver) = mpsc::channel(64);
-        self.0.lock().unwrap().watchers.push(sender);
-        ViewStore::new(self.clone(), receiver)
+        self.0.lock().unwrap().readers.push(sender);
+        RecordWriter::new(self.clone(), receiver)
     }
 
-    pub(in crate::policyd::membership) fn fail_next_write(&self, fault: Fault) {
+    pub(crate) fn fail_next_write(&self, fault: Fault) {
         self.0.lock().unwrap().fault = fault;
     }
 
     /// Whether the next write is still to fail.
-    pub(in crate::policyd::membership) fn has_fault(&self) -> bool {
+    pub(crate) fn has_fault(&self) -> bool {
         self.0.lock().unwrap().fault != Fault::None
     }
 
     /// Delivers a delayed write; whether it has changed anything.
-    pub(in crate::policyd::membership) fn deliver_delayed(&self) -> Option<Record> {
+    pub(crate) fn deliver_delayed(&self) -> Option<Record> {
         let mut contents = self.0.lock().unwrap();
         let (version, record) = contents.delayed.pop()?;
         contents.apply(version.as_deref(), &record).ok().map(|_| record)
     }
 
     /// Deletes the object.
-    pub(in crate::policyd::membership) fn delete(&self) {
+    pub(crate) fn delete(&self) {
         self.0.lock().unwrap().record = None;
     }
 
-    pub(in crate::policyd::membership) fn record(&self) -> Option<Record> {
+    /// All servers read it, as each does from time to time.
+    pub(crate) fn read_by_all(&self) {
+        self.0.lock().unwrap().send_to_readers();
+    }
+
+    pub(crate) fn record(&self) -> Option<Record> {
         self.0.lock().unwrap().record.clone()
     }
 
     /// Number of writes that have changed something.
-    pub(in crate::policyd::membership) fn writes(&self) -> u64 {
+    pub(crate) fn writes(&self) -> u64 {
         self.0.lock().unwrap().writes
     }
 }
 
-impl RecordStore for FakeApi {
-    async fn read(&mut self) -> Result<Option<StoredRecord>, StoreError> {
-        let contents = self.0.lock().unwrap();
-        let version = contents.stored_version();
-        Ok(contents.record.clone().zip(version).map(|(record, version)| StoredRecord { version, record }))
+impl RecordStore for FakeStore {
+    async fn load(&mut self) -> Result<Option<StoredRecord>, StoreError> {
+        Ok(self.0.lock().unwrap().stored())
     }
 
-    async fn write(&mut self, version: Option<&str>, record: &Record) -> Result<String, WriteError> {
+    async fn compare_and_swap(&mut self, version: Option<&str>, record: &Record) -> Result<String, WriteError> {
         let mut contents = self.0.lock().unwrap();
         let unavailable = || Err(WriteError::Unavailable(StoreError::Unavailable("no response".to_owned())));
         match std::mem::take(&mut contents.fault) {

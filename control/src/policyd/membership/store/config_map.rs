@@ -1,4 +1,6 @@
-//! The ConfigMap with the view, and requests about it.
+//! The record in a ConfigMap beside the Lease of the server that decides.
+//!
+//! A ConfigMap needs no definition that somebody could delete or downgrade together with the decisions in it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,9 +12,10 @@ use kube::Api;
 use kube::api::PostParams;
 use prost::Message;
 
-use super::{Record, RecordStore, StoreError, StoredRecord, WriteError};
+use super::{RecordStore, StoreError, StoredRecord, WriteError};
 use crate::config::KubernetesSource;
 use crate::membership::MembershipView;
+use crate::membership::authority::Record;
 use crate::policyd::leader;
 use crate::source::kubernetes::{RequestError, ReusedClient, request};
 use crate::xds::proto;
@@ -27,14 +30,14 @@ const NUMBER: &str = "number";
 const VIEW: &str = "view";
 
 /// The ConfigMap beside the Lease.
-pub(in crate::policyd::membership) struct ViewObject {
+pub(in crate::policyd) struct ConfigMapStore {
     client: ReusedClient,
     namespace: String,
     name: String,
 }
 
-impl ViewObject {
-    pub(super) fn new(source: KubernetesSource) -> Self {
+impl ConfigMapStore {
+    pub(in crate::policyd) fn new(source: KubernetesSource) -> Self {
         let (namespace, name) = (leader::namespace(&source), format!("{}-membership", source.lease.name));
         Self { client: ReusedClient::new(source), namespace, name }
     }
@@ -55,8 +58,8 @@ impl ViewObject {
     }
 }
 
-impl RecordStore for ViewObject {
-    async fn read(&mut self) -> Result<Option<StoredRecord>, StoreError> {
+impl RecordStore for ConfigMapStore {
+    async fn load(&mut self) -> Result<Option<StoredRecord>, StoreError> {
         let api = self.api().await?;
         match request(REQUEST_TIMEOUT, api.get_opt(&self.name)).await {
             Ok(None) => Ok(None),
@@ -68,7 +71,7 @@ impl RecordStore for ViewObject {
         }
     }
 
-    async fn write(&mut self, version: Option<&str>, record: &Record) -> Result<String, WriteError> {
+    async fn compare_and_swap(&mut self, version: Option<&str>, record: &Record) -> Result<String, WriteError> {
         let api = self.api().await.map_err(WriteError::Unavailable)?;
         let object = self.encode(version, record);
         let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
@@ -86,9 +89,9 @@ impl RecordStore for ViewObject {
     }
 }
 
-impl ViewObject {
+impl ConfigMapStore {
     fn encode(&self, version: Option<&str>, record: &Record) -> ConfigMap {
-        let number = record.view.as_ref().map_or(0, |view| view.number);
+        let number = record.view.number;
         let mut object = ConfigMap::default();
         object.metadata.name = Some(self.name.clone());
         object.metadata.namespace = Some(self.namespace.clone());
@@ -98,7 +101,7 @@ impl ViewObject {
         object.data = Some(
             [(TERM, record.term), (NUMBER, number)].map(|(key, value)| (key.to_owned(), value.to_string())).into(),
         );
-        let view = record.view.as_ref().map(|view| ByteString(proto::View::from(&**view).encode_to_vec()));
+        let view = (number > 0).then(|| ByteString(proto::View::from(&*record.view).encode_to_vec()));
         object.binary_data = view.map(|view| BTreeMap::from([(VIEW.to_owned(), view)]));
         object
     }
@@ -119,7 +122,7 @@ fn decode(object: &ConfigMap) -> Result<Record, String> {
         let view = proto::View::decode(&*bytes.0).map_err(|error| format!("{VIEW}: {error}: {hint}"))?;
         MembershipView::try_from(view).map_err(|error| format!("{VIEW}: {error}: {hint}"))
     });
-    Ok(Record { term, view: view.transpose()?.map(Arc::new) })
+    Ok(Record { term, view: Arc::new(view.transpose()?.unwrap_or_default()) })
 }
 
 #[cfg(test)]
@@ -127,8 +130,8 @@ mod tests {
     use super::*;
     use crate::membership::Member;
 
-    fn object() -> ViewObject {
-        ViewObject::new(serde_json::from_str("{\"lease\": {\"namespace\": \"n\"}}").unwrap())
+    fn object() -> ConfigMapStore {
+        ConfigMapStore::new(serde_json::from_str("{\"lease\": {\"namespace\": \"n\"}}").unwrap())
     }
 
     #[test]
@@ -136,7 +139,7 @@ mod tests {
         let mut member = Member::new("a".into(), 6);
         (member.serving, member.incarnation, member.fingerprint) = (true, 9, Some([3; 32]));
         let view = MembershipView { number: 7, serving_changes: 2, members: vec![member] };
-        for record in [Record { term: 3, view: Some(Arc::new(view)) }, Record { term: 1, view: None }] {
+        for record in [Record { term: 3, view: Arc::new(view) }, Record { term: 1, ..Record::default() }] {
             let encoded = object().encode(Some("12"), &record);
             assert_eq!(encoded.metadata.name.as_deref(), Some("vipgate-policyd-membership"));
             assert_eq!(encoded.metadata.resource_version.as_deref(), Some("12"));
@@ -170,7 +173,7 @@ mod tests {
         };
         let members = (0..crate::membership::view::MAX_MEMBERS).map(member).collect();
         let view = Arc::new(MembershipView { number: u64::MAX, serving_changes: u64::MAX, members });
-        let encoded = object().encode(None, &Record { term: u64::MAX, view: Some(view) });
+        let encoded = object().encode(None, &Record { term: u64::MAX, view });
         let size = encoded.binary_data.unwrap()[VIEW].0.len();
         assert!(size < 900_000, "{size}");
     }
