@@ -2,6 +2,23 @@
 //! `receiver` one link; `send_state` decides what one peer is sent and when a full sync is necessary, `receive_state`
 //! what received frames mean, `sync_rounds` which number listed sessions get. Module `peer` encodes their frames and
 //! runs them over links.
+//!
+//! What is numbered here:
+//!
+//! | number | what it counts | who gives it | what it is for |
+//! |---|---|---|---|
+//! | view | the authority's decisions, each term from its own first number on | policy server | both ends of a round know the same owners: a round waits for its view, and one of an older view than the last change of active members is repeated |
+//! | policy version | a hash | policy server | the same for the order of owners |
+//! | replication epoch | changes of the replica of any shard in this gateway's snapshots | engine | a round is of one epoch |
+//! | acknowledged epoch | the epoch of the last round that a peer has completely applied | sender | sessions of shards whose replica is newer may be missing there: they are listed, and not purged here |
+//! | inherited epoch | what the previous process had reached, from which the acknowledged one never falls | sender | sessions that were left by it aren't listed again, unless this process takes its place |
+//! | round | full syncs to one peer | sender | a late reply of a worker belongs to none; an aborted round acknowledges nothing |
+//! | round of a standby session | 1 to 15, given out again | receiver | what the last round hasn't listed is purged |
+//! | frame | frames of one link, from 1 | sender | acknowledgements, the window, which of two rounds in both directions was first (`applied`) |
+//! | record | records of one worker for one peer, whatever the link | engine | a session counts as replicated |
+//!
+//! A round of its own for a standby session can't be the sender's: sessions of all owners share four bits. A frame isn't
+//! a record's number, since links end and workers go on.
 
 #[cfg(test)]
 mod fixtures;

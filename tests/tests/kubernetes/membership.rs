@@ -212,8 +212,8 @@ fn leader_and_gateway_killed_together_are_failed_over_by_the_next_leader() {
     assert!(died.elapsed() < ELECTION + 2 * TTL, "{:?}", died.elapsed());
     assert!(group.stored_number() > number);
     let traffic = ClientConfig::short_connections(SERVER[0], sources_a(0), 100, 200);
-    let clients = group.cluster.start_clients("after", 3_000_000, &traffic);
     let server = LineServer::start(group.cluster.folder.path(), &group.cluster.server);
+    let clients = group.cluster.start_clients("after", 3_000_000, &traffic);
     clients.wait(Duration::from_secs(20)).check_all_succeeded();
     server.end();
 }
