@@ -162,6 +162,8 @@ pub(super) struct Env {
     pub(super) violation: Option<Violation>,
     /// Whether pairs of gateways, and gateways and the server, reach each other.
     pub(super) paths: [[bool; MAX_GATEWAYS]; MAX_GATEWAYS],
+    /// Until when what pairs of gateways sent each other was last lost or stalled.
+    pub(super) separated_until: [[u64; MAX_GATEWAYS]; MAX_GATEWAYS],
     pub(super) server_paths: [bool; MAX_GATEWAYS],
     pub(super) is_server_up: bool,
     /// Until when processes are suspended.
@@ -185,6 +187,7 @@ impl Env {
             counts: Counts::default(),
             violation: None,
             paths: [[true; MAX_GATEWAYS]; MAX_GATEWAYS],
+            separated_until: [[0; MAX_GATEWAYS]; MAX_GATEWAYS],
             server_paths: [true; MAX_GATEWAYS],
             is_server_up: true,
             suspended_until: [0; MAX_GATEWAYS],
@@ -326,9 +329,15 @@ impl Env {
         }
     }
 
+    /// What two gateways send each other is lost or stalled until then.
+    pub(super) fn separate(&mut self, a: usize, b: usize, until: u64) {
+        (self.separated_until[a][b], self.separated_until[b][a]) = (until, until);
+    }
+
     /// Delays all messages between two gateways, those in flight excepted.
     pub(super) fn stall_links(&mut self, a: usize, b: usize, duration: u64) {
         let until = self.now + duration;
+        self.separate(a, b, until.max(self.separated_until[a][b]));
         for link in self.links.iter_mut().filter(|link| !link.is_broken) {
             if [(a, b), (b, a)].contains(&(link.ends[0].0, link.ends[1].0)) {
                 link.arrivals.iter_mut().for_each(|arrival| *arrival = (*arrival).max(until));

@@ -146,6 +146,13 @@ impl Process {
         self.has_lease(now) && (self.used.may_open(shard) || (self.is_adopting && self.latest.may_open(shard)))
     }
 
+    /// Whether a peer has released to it what the last change of active members has taken from that one.
+    pub(super) fn has_release_of(&self, peer: usize) -> bool {
+        let replication = self.peers[peer].as_ref().map(|peer| &peer.replication);
+        let release = replication.and_then(|it| it.peer_released.as_ref());
+        release.is_some_and(|release| release.view >= self.member.state().active_since())
+    }
+
     pub(super) fn handle(&mut self, input: ProcessInput, env: &mut Env) {
         match input {
             ProcessInput::Heartbeat => {

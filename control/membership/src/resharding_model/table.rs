@@ -1,7 +1,7 @@
 //! A gateway's sessions: those of a real worker, which gets commands and packets. Sessions don't expire within the time
 //! of a world, so ports of ended sessions stay quarantined.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use crossbeam::channel::{Sender, bounded};
@@ -72,6 +72,8 @@ pub(super) struct Table {
     snapshot: Option<Arc<Snapshot>>,
     /// Records that it has queued.
     pub(super) outgoing: VecDeque<Outgoing>,
+    /// The sessions that it has ever had from other gateways.
+    received: BTreeSet<u32>,
 }
 
 impl Clone for Table {
@@ -161,6 +163,11 @@ impl Table {
     /// Whether it has a session that hasn't ended.
     pub(super) fn has(&self, id: u32) -> bool {
         self.find(id).is_some_and(|entry| entry.state != State::Quarantined)
+    }
+
+    /// Whether another gateway has ever sent it a session.
+    pub(super) fn has_had(&self, id: u32) -> bool {
+        self.received.contains(&id)
     }
 
     /// The worker, with this snapshot, at this time.
@@ -262,6 +269,7 @@ impl Table {
         let applied = records.to_vec();
         let rejected =
             self.request(engine, env, |reply| Command::ApplyRecords { records: applied, round, source, reply });
+        self.received.extend(records.iter().filter_map(live_session_of));
         // Those of shards that are this gateway's by now are sent on.
         self.turn(engine, env);
         let is_older = |record: &&ReplicationRecord| {

@@ -23,6 +23,7 @@ pub(super) struct Session {
     pub(super) id: u32,
     pub(super) shard: usize,
     pub(super) port: u16,
+    opened_at: u64,
     /// Whether it has ended.
     pub(super) is_closed: bool,
     /// Whether it may be lost: with the only gateway that had it, or with what was awaited for too long.
@@ -188,16 +189,41 @@ impl World {
         // A gateway that knows no other one waits for nobody.
         self.tainted[shard] |= process.is_alone() && process.status.view.number == 0;
         let may_be_lost = self.tainted[shard];
-        let session = Session { id, shard, port, is_closed: false, may_be_lost, has_survived: false };
-        let is_given_out = |other: &&Session| other.port == port && !other.is_closed && !other.may_be_lost;
-        if let Some(other) = self.sessions.iter().find(is_given_out)
-            && !may_be_lost
-        {
-            self.env.violate(Invariant::PortsOnce, || {
-                format!("{at} gives out port {port} of {other:?} again: {session:?}")
-            });
-        }
+        let opened_at = self.env.now;
+        let session = Session { id, shard, port, opened_at, is_closed: false, may_be_lost, has_survived: false };
         self.sessions.push(session);
+        if !may_be_lost {
+            self.check_port(at);
+        }
+    }
+
+    /// Invariant: no port is given out twice; the last session is the one that a gateway has just opened.
+    fn check_port(&mut self, at: usize) {
+        let Some((session, others)) = self.sessions.split_last() else { return };
+        let is_given_out = |it: &&Session| it.port == session.port && !it.is_closed && !it.may_be_lost;
+        let Some(other) = others.iter().find(is_given_out).copied() else { return };
+        if self.is_unknown_to(at, &other) {
+            // Only one of both can continue when the gateways reach each other again.
+            self.sessions.iter_mut().filter(|it| it.port == other.port).for_each(|it| it.may_be_lost = true);
+            return;
+        }
+        let session = *session;
+        self.env.violate(Invariant::PortsOnce, || {
+            format!("{at} gives out port {} of {other:?} again: {session:?}", other.port)
+        });
+    }
+
+    /// Whether no protocol could have told a gateway of a session: since it was opened, what each gateway that has it
+    /// has sent was lost or stalled, or is on its way. A release that has arrived is the promise that nothing was.
+    fn is_unknown_to(&self, at: usize, session: &Session) -> bool {
+        let Some(process) = &self.processes[at] else { return false };
+        let mut holders = self.processes.iter().flatten().filter(|it| it.table.has(session.id)).peekable();
+        let is_cut_off = |holder: &Process| {
+            let separated_until = self.env.separated_until[at][holder.index];
+            let is_late = separated_until >= session.opened_at || self.env.carries(session.id);
+            is_late && !process.has_release_of(holder.index)
+        };
+        !process.table.has_had(session.id) && holders.peek().is_some() && holders.all(is_cut_off)
     }
 
     /// A packet of a session reaches a gateway.
@@ -240,11 +266,15 @@ impl World {
             return;
         }
         (self.env.paths[a][b], self.env.paths[b][a]) = (false, false);
+        self.env.separate(a, b, u64::MAX);
         self.env.count(Class::LinkBroken);
         self.env.break_links(a, b, None);
     }
 
     pub(super) fn heal(&mut self, a: usize, b: usize) {
+        if !self.env.paths[a][b] {
+            self.env.separate(a, b, self.env.now);
+        }
         (self.env.paths[a][b], self.env.paths[b][a]) = (true, true);
     }
 
