@@ -164,6 +164,7 @@ impl World {
             return Ok(());
         };
         let Some(owner) = &self.processes[owner] else { return Err("the owner is dead".into()) };
+        self.check_ended(owner, shard)?;
         let mut stranded = 0;
         for session in self.sessions.iter().filter(|it| it.shard == shard && !it.is_closed && !it.may_be_lost) {
             if owner.table.find(session.id).is_some_and(|entry| entry.port == session.port)
@@ -181,6 +182,21 @@ impl World {
             stranded += 1;
         }
         self.env.counts.add(Class::Stranded, stranded);
+        Ok(())
+    }
+}
+
+impl World {
+    /// Invariant: in the end no gateway holds the port of a session that has ended, and that the owner doesn't have.
+    fn check_ended(&self, owner: &Process, shard: usize) -> Result<(), String> {
+        let view = self.server.state.view();
+        let has_ended = |it: &&Session| it.shard == shard && it.is_closed && !it.may_be_lost;
+        for session in self.sessions.iter().filter(has_ended).filter(|it| !owner.table.has(it.id)) {
+            let mut members = self.live().filter(|it| view.member(&it.name).is_some());
+            if let Some(holder) = members.find(|it| it.table.has(session.id)) {
+                return Err(format!("{} still has {session:?}, which {} has not", holder.name, owner.name));
+            }
+        }
         Ok(())
     }
 }
