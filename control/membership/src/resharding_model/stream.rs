@@ -66,9 +66,11 @@ impl Process {
         self.lease.is_required && self.lease.promised_by.as_ref().is_some_and(|it| it.member(&other.name).is_none())
     }
 
-    /// Whether it is the only gateway that it knows of, and needs no lease.
+    /// Whether it is the only gateway that it knows of, and needs no lease. Not by what it requires itself: one that
+    /// requires none by mistake has no excuse.
     pub(super) fn is_alone(&self) -> bool {
-        !self.lease.is_required
+        let in_view = self.status.view.members.iter().map(|member| &member.name);
+        self.policy.names.iter().chain(in_view).all(|name| *name == self.name)
     }
 
     pub(super) fn has_lease(&self, now: u64) -> bool {
