@@ -213,8 +213,8 @@ impl World {
         });
     }
 
-    /// Whether no protocol could have told a gateway of a session: since it was opened, what each gateway that has it
-    /// has sent was lost or stalled, or is on its way. A release that has arrived is the promise that nothing was.
+    /// Whether no protocol could have announced a session to a gateway: since it was opened, what each gateway that has
+    /// it has sent was lost or stalled, or is on its way. A release that has arrived is the promise that nothing was.
     fn is_unknown_to(&self, at: usize, session: &Session) -> bool {
         let Some(process) = &self.processes[at] else { return false };
         let mut holders = self.processes.iter().flatten().filter(|it| it.table.has(session.id)).peekable();
