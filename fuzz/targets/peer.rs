@@ -73,29 +73,22 @@ mod target {
             }
             RecordCommand::Purge(round) => {
                 for worker in 0..gateway.workers.len() {
-                    let mut cursor = Some(0);
+                    let (policy, epoch) = {
+                        let snapshot = gateway.builder.snapshot();
+                        let members = snapshot.policy.members();
+                        (members.policy_version().clone(), members.replication_epoch())
+                    };
+                    let mut chunk = PurgeChunk::first(source, (round, 1, policy), epoch);
                     for _ in 0..64 {
                         let (reply, response) = crossbeam::channel::bounded(1);
-                        let chunk = PurgeChunk {
-                            owner: source,
-                            round,
-                            view: 1,
-                            policy: gateway.builder.snapshot().policy.members().policy_version().clone(),
-                            acknowledged_epoch: gateway.builder.snapshot().policy.members().replication_epoch(),
-                            cursor,
-                            removed: 0,
-                            outdated: false,
-                            has_other_policy: false,
-                            kept: false,
-                        };
                         assert!(gateway.commands[worker].send(Command::PurgeStandby { chunk, reply }).is_ok());
                         gateway.turn();
-                        cursor = response.try_recv().ok().and_then(|chunk| chunk.cursor);
-                        if cursor.is_none() {
+                        chunk = response.try_recv().expect("each turn runs a command");
+                        if chunk.cursor.is_none() {
                             break;
                         }
                     }
-                    assert_eq!(cursor, None, "the purge completes");
+                    assert_eq!(chunk.cursor, None, "the purge completes");
                 }
             }
         }

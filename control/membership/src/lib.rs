@@ -16,6 +16,8 @@
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 pub mod authority;
+#[cfg(test)]
+mod fixtures;
 pub mod group_state;
 pub mod heartbeat;
 pub mod member;

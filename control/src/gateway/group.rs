@@ -148,10 +148,10 @@ impl Group {
         lease: Arc<GroupLease>,
         connections: Option<(ClientHandle, JoinHandle<()>, Option<PeerLinks>, Process)>,
     ) -> Self {
-        let mut group = Self {
+        let group = |claim, tunnels| Self {
             name: config.name.as_str().into(),
-            member: Member::new(&identity(config, None), published.clone()),
-            tunnels: TunnelAuthentication::new(None),
+            member: Member::new(&identity(config, claim), published),
+            tunnels,
             lease,
             client: None,
             client_task: None,
@@ -160,14 +160,11 @@ impl Group {
             refused_drains: RefusedDrains::default(),
             lease_valid: true,
         };
-        if let Some((client, task, links, Process { claim, tunnel_secrets, writer })) = connections {
-            group.member = Member::new(&identity(config, Some(claim)), published);
-            group.tunnels =
-                TunnelAuthentication::new(Some(tunnel_secrets.own)).with_inherited(tunnel_secrets.inherited);
-            (group.client, group.client_task, group.links) = (Some(client), Some(task), links);
-            group.writer = writer;
-        }
-        group
+        let Some((client, task, links, Process { claim, tunnel_secrets, writer })) = connections else {
+            return group(None, TunnelAuthentication::new(None));
+        };
+        let tunnels = TunnelAuthentication::new(Some(tunnel_secrets.own)).with_inherited(tunnel_secrets.inherited);
+        Self { client: Some(client), client_task: Some(task), links, writer, ..group(Some(claim), tunnels) }
     }
 
     /// Waits until an input has changed or a deadline has passed. Cancel-safe.

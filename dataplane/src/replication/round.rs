@@ -51,3 +51,21 @@ pub struct PurgeChunk {
     /// Sessions that the owner may not have received were kept: a new full round is needed once it has them.
     pub kept: bool,
 }
+
+impl PurgeChunk {
+    /// The first slice, by an owner's round with this number, view and version of the policy.
+    pub fn first(owner: GatewayId, (round, view, policy): (u8, u64, Arc<str>), acknowledged_epoch: u64) -> Self {
+        Self {
+            owner,
+            round,
+            view,
+            policy,
+            acknowledged_epoch,
+            cursor: Some(0),
+            removed: 0,
+            outdated: false,
+            has_other_policy: false,
+            kept: false,
+        }
+    }
+}

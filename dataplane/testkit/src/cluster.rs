@@ -436,29 +436,15 @@ impl Cluster {
         let mut is_current = true;
         let owner = self.gateways[to].builder.gateway_id(&name(from)).unwrap();
         for worker in 0..self.gateways[to].workers.len() {
-            let mut cursor = Some(0);
-            while cursor.is_some() {
+            let policy = self.gateways[from].builder.snapshot().policy.members().policy_version().clone();
+            let mut chunk = PurgeChunk::first(owner, (self.round, view, policy), self.acknowledged_epoch(to, from));
+            while chunk.cursor.is_some() {
                 let (reply, response) = bounded(1);
-                let (round, acknowledged_epoch) = (self.round, self.acknowledged_epoch(to, from));
-                let policy = self.gateways[from].builder.snapshot().policy.members().policy_version().clone();
-                let chunk = PurgeChunk {
-                    owner,
-                    round,
-                    view,
-                    policy,
-                    acknowledged_epoch,
-                    cursor,
-                    removed: 0,
-                    outdated: false,
-                    has_other_policy: false,
-                    kept: false,
-                };
                 self.gateways[to].commands[worker].send(Command::PurgeStandby { chunk, reply }).unwrap();
                 self.gateways[to].turn();
-                let chunk = response.try_recv().unwrap();
-                cursor = chunk.cursor;
-                is_current &= !chunk.outdated;
+                chunk = response.try_recv().unwrap();
             }
+            is_current &= !chunk.outdated;
         }
         is_current
     }

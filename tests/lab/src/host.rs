@@ -141,7 +141,7 @@ impl Host {
     }
 
     /// Starts a command in the namespace; its output goes to `log`. It is in the namespace, or has ended, when this
-    /// returns: whoever removes the host finds it there.
+    /// returns, so it ends with the host.
     ///
     /// # Errors
     /// When it can't be started.

@@ -3,8 +3,8 @@
 //!
 //! What is stored is one record, which a server replaces by its own before it decides. If the record was lost, or is from a
 //! backup, gateways know later views. Then this server takes a term above theirs, and decides nothing until all leases
-//! have expired that it can't know of. What the later views were, it can't know either: whoever has applied the last one
-//! and is ready becomes active again, with all the sessions as of that view.
+//! have expired that it can't know of. What the later views were, it can't know either: a gateway that has applied the
+//! last one and is ready becomes active again, with all the sessions as of that view.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,23 +1,13 @@
 //! Decisions of the group state as peers join, leave and release shards.
 
 use super::*;
+use crate::fixtures::policy_peer;
 
 const TTL: Duration = Duration::from_millis(600);
 
 fn member(name: &str, serving: bool) -> Member {
     let peer = Some("10.2.0.1:4790".parse().unwrap());
     Member { serving, incarnation: 7, fingerprint: Some([1; 32]), peer, ..Member::new(name.into(), 1) }
-}
-
-fn policy_peer(name: &str) -> compiler::Peer {
-    compiler::Peer {
-        name: name.into(),
-        node: name.into(),
-        zone: "".into(),
-        address: None,
-        pods: [].into(),
-        uncovered: None,
-    }
 }
 
 struct Fixture {

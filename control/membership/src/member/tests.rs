@@ -1,6 +1,7 @@
 //! A member: in which order a view takes effect.
 
 use super::*;
+use crate::fixtures::policy_peer;
 use crate::group_state::ReceivedEcho;
 use crate::status::Authority;
 
@@ -19,15 +20,7 @@ fn view(number: u64) -> Arc<MembershipView> {
 }
 
 fn gateways() -> Arc<[compiler::Peer]> {
-    let peer = |name: &str| compiler::Peer {
-        name: name.into(),
-        node: name.into(),
-        zone: "".into(),
-        address: None,
-        pods: [].into(),
-        uncovered: None,
-    };
-    [peer("a"), peer("b")].into()
+    [policy_peer("a"), policy_peer("b")].into()
 }
 
 impl Scenario {

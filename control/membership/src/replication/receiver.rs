@@ -109,9 +109,6 @@ pub struct Receiver {
     /// The frame that isn't acknowledged yet, and how many records were rejected since the one before.
     number: u64,
     rejected: u64,
-    /// Whether it ends a round by another policy: by its own one, this gateway may give up what the peer regards as safe
-    /// here.
-    is_by_other_policy: bool,
     /// Standby sessions that the workers had evicted before the last frame.
     evicted: u64,
     /// The epoch of the last full sync that the peer had acknowledged when the round began.
@@ -133,7 +130,6 @@ impl Receiver {
             step: Step::Frame,
             number: 0,
             rejected: 0,
-            is_by_other_policy: false,
             evicted,
             acknowledged_epoch: 0,
             applied: 0,
@@ -186,11 +182,12 @@ impl Receiver {
             }
             Input::Applied { rejected } => {
                 self.rejected += rejected;
-                self.finish(now, status, &mut effects);
+                self.finish(now, false, status, &mut effects);
             }
             Input::Purged(purged) => {
                 self.purged(now, purged, status, &mut effects);
-                self.finish(now, status, &mut effects);
+                // By its own policy, this gateway may give up what the peer regards as safe here.
+                self.finish(now, purged.has_other_policy, status, &mut effects);
             }
             Input::Tick => self.request_if_due(now, status, &mut effects),
         }
@@ -228,7 +225,7 @@ impl Receiver {
             Action::Released(release) => {
                 status.peer_has_released(&release);
                 effects.push(Effect::Released(release));
-                self.finish(now, status, effects);
+                self.finish(now, false, status, effects);
             }
         }
         Ok(())
@@ -248,7 +245,7 @@ impl Receiver {
         }
         (self.acknowledged_epoch, self.applied, self.kept_in) = (status.acknowledged_epoch, applied, None);
         self.retry.round_begins();
-        self.finish(now, status, effects);
+        self.finish(now, false, status, effects);
         Ok(())
     }
 
@@ -268,7 +265,6 @@ impl Receiver {
         status.in_sync_from = !purged.outdated && !needs_resync;
         (status.has_other_policy, status.sync_view) = (purged.has_other_policy, view);
         status.purged += purged.removed;
-        self.is_by_other_policy = purged.has_other_policy;
         if purged.kept && !in_flight && !purged.outdated {
             // An immediate full sync would list the same sessions: the peer must get the kept ones first.
             self.kept_in = Some(self.acknowledged_epoch);
@@ -279,16 +275,15 @@ impl Receiver {
         }
     }
 
-    /// Acknowledges the frame.
-    fn finish(&mut self, now: Instant, status: &mut ReplicationStatus, effects: &mut Vec<Effect>) {
+    /// Acknowledges the frame; not as complete if records were rejected, or may be given up.
+    fn finish(&mut self, now: Instant, may_give_up: bool, status: &mut ReplicationStatus, effects: &mut Vec<Effect>) {
         let is_rejected = std::mem::take(&mut self.rejected) > 0;
         if is_rejected {
             self.retry.rejected(now);
         }
         self.step = Step::Frame;
         status.applied = self.number;
-        let is_rejected = is_rejected || std::mem::take(&mut self.is_by_other_policy);
-        effects.push(Effect::Acknowledge { number: self.number, is_rejected });
+        effects.push(Effect::Acknowledge { number: self.number, is_rejected: is_rejected || may_give_up });
     }
 
     /// Requests a full sync that is due.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use vipgate_policy::compiler;
 
 use crate::authority::ShardGroup;
+use crate::fixtures::policy_peer;
 
 /// Maximum number of gateways of a world.
 pub(super) const MAX_GATEWAYS: usize = 4;
@@ -103,14 +104,6 @@ impl Policies {
         self.count += 1;
         let number = self.count;
         let names: Vec<_> = self.names.iter().enumerate().filter(|(at, _)| placement.has(*at)).map(|it| it.1).collect();
-        let peer = |name: &&Arc<str>| compiler::Peer {
-            name: Arc::clone(name),
-            node: Arc::clone(name),
-            zone: "".into(),
-            address: None,
-            pods: [].into(),
-            uncovered: None,
-        };
         let group = |order: &Order| {
             let mut group: ShardGroup = order.iter().map(|it| self.names[it].clone()).collect();
             group.sort();
@@ -120,7 +113,7 @@ impl Policies {
             number,
             version: number.to_string().into(),
             placement,
-            peers: names.iter().map(peer).collect(),
+            peers: names.iter().map(|name| policy_peer(name)).collect(),
             names: names.iter().map(|name| Arc::clone(name)).collect(),
             shard_groups: Arc::new(placement.orders.iter().map(group).collect()),
         });

@@ -286,23 +286,12 @@ impl Table {
     pub(super) fn purge(
         &mut self,
         owner: usize,
-        (round, view, policy): (u8, u64, Arc<str>),
+        by_round: (u8, u64, Arc<str>),
         epoch: u64,
         engine: &Engine,
         env: &Env,
     ) -> PurgeChunk {
-        let mut chunk = PurgeChunk {
-            owner: engine.id(owner),
-            round,
-            view,
-            policy,
-            acknowledged_epoch: epoch,
-            cursor: Some(0),
-            removed: 0,
-            outdated: false,
-            has_other_policy: false,
-            kept: false,
-        };
+        let mut chunk = PurgeChunk::first(engine.id(owner), by_round, epoch);
         while chunk.cursor.is_some() {
             chunk = self.request(engine, env, |reply| Command::PurgeStandby { chunk, reply });
         }

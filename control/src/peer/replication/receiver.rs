@@ -161,18 +161,7 @@ impl RecordReceiver<'_> {
         // A peer that isn't in the policy owns nothing.
         let Some(owner) = self.workers.gateway_id(&self.peer) else { return Ok(purged) };
         for worker in 0..self.workers.count() {
-            let mut chunk = PurgeChunk {
-                owner,
-                round,
-                view,
-                policy: policy.clone(),
-                acknowledged_epoch,
-                cursor: Some(0),
-                removed: 0,
-                outdated: false,
-                has_other_policy: false,
-                kept: false,
-            };
+            let mut chunk = PurgeChunk::first(owner, (round, view, policy.clone()), acknowledged_epoch);
             while chunk.cursor.is_some() {
                 let command = move |reply: Sender<PurgeChunk>| Command::PurgeStandby { chunk, reply };
                 let replies = request_all(&self.workers, vec![(worker, Box::new(command))], guard.clone())

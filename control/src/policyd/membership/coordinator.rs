@@ -99,7 +99,7 @@ pub struct MembershipHandle {
 }
 
 /// Starts the membership authority with the record that belongs to the source of manifests. With `leadership`, only the
-/// server that leads decides; else whoever has the record's lock.
+/// server that leads decides; else the one that has the record's lock.
 pub fn open(
     config: &PolicydConfig,
     leadership: Option<watch::Receiver<Leadership>>,

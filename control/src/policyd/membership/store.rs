@@ -25,13 +25,10 @@ pub(in crate::policyd) struct StoredRecord {
     record: Record,
 }
 
-/// Error of a store.
+/// A store is unavailable, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(in crate::policyd) enum StoreError {
-    /// It is unavailable, with the reason.
-    #[error("{0}")]
-    Unavailable(String),
-}
+#[error("{0}")]
+pub(in crate::policyd) struct StoreError(String);
 
 /// Why a write has failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

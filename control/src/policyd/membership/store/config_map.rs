@@ -48,7 +48,7 @@ impl ConfigMapStore {
     }
 
     fn unavailable(&self, error: &str) -> StoreError {
-        StoreError::Unavailable(format!("ConfigMap {}/{}: {error}", self.namespace, self.name))
+        StoreError(format!("ConfigMap {}/{}: {error}", self.namespace, self.name))
     }
 
     /// A failed request. The next one gets another client.

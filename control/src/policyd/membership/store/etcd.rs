@@ -30,13 +30,12 @@ impl RecordStore for EtcdStore {
     async fn load(&mut self) -> Result<Option<StoredRecord>, StoreError> {
         // A future of a client, which is large.
         let read = Box::pin(self.key.get()).await;
-        let pair = read.map_err(|error| StoreError::Unavailable(format!("etcd is unreachable: {error}")))?;
+        let pair = read.map_err(|error| StoreError(format!("etcd is unreachable: {error}")))?;
         if pair.revision == 0 {
             return Ok(None);
         }
-        let record = decode(&pair.value).map_err(|error| {
-            StoreError::Unavailable(format!("etcd key {}: {error}: delete the key", self.key.name()))
-        })?;
+        let record = decode(&pair.value)
+            .map_err(|error| StoreError(format!("etcd key {}: {error}: delete the key", self.key.name())))?;
         Ok(Some(StoredRecord { version: pair.revision.to_string(), record }))
     }
 
@@ -47,7 +46,7 @@ impl RecordStore for EtcdStore {
         match written {
             Ok(Ok(revision)) => Ok(revision.to_string()),
             Ok(Err(_)) => Err(WriteError::Conflict),
-            Err(error) => Err(StoreError::Unavailable(format!("etcd is unreachable: {error}")).into()),
+            Err(error) => Err(StoreError(format!("etcd is unreachable: {error}")).into()),
         }
     }
 }

@@ -72,7 +72,7 @@ impl FakeStore {
     pub(in crate::policyd) fn writer(&self) -> RecordWriter<Self> {
         let (sender, receiver) = mpsc::channel(64);
         self.0.lock().unwrap().readers.push(sender);
-        RecordWriter::new(self.clone(), receiver)
+        RecordWriter::new(self.clone(), receiver, None)
     }
 
     pub(crate) fn fail_next_write(&self, fault: Fault) {
@@ -118,7 +118,7 @@ impl RecordStore for FakeStore {
 
     async fn compare_and_swap(&mut self, version: Option<&str>, record: &Record) -> Result<String, WriteError> {
         let mut contents = self.0.lock().unwrap();
-        let unavailable = || Err(WriteError::Unavailable(StoreError::Unavailable("no response".to_owned())));
+        let unavailable = || Err(WriteError::Unavailable(StoreError("no response".to_owned())));
         match std::mem::take(&mut contents.fault) {
             Fault::None => contents.apply(version, record),
             Fault::RequestLost => unavailable(),

@@ -1,4 +1,4 @@
-//! The record in a file of a single server. Whoever has the lock beside it decides: another process with the same
+//! The record in a file of a single server. The process that has the lock beside it decides: another one with the same
 //! directory waits until that one has ended.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -36,7 +36,7 @@ enum FileError {
 
 impl From<FileError> for StoreError {
     fn from(error: FileError) -> Self {
-        Self::Unavailable(error.to_string())
+        Self(error.to_string())
     }
 }
 
@@ -135,7 +135,7 @@ mod tests {
         let version = store.compare_and_swap(Some(&version), &second).await.unwrap();
         assert_eq!(store.compare_and_swap(None, &second).await, Err(WriteError::Conflict));
         let mut other = FileStore::new(&state);
-        let StoreError::Unavailable(reason) = other.load().await.unwrap_err();
+        let StoreError(reason) = other.load().await.unwrap_err();
         assert!(reason.contains("another policy server has it locked"), "{reason}");
         assert_eq!(other.compare_and_swap(Some(&version), &second).await, Err(WriteError::Conflict));
         drop(store);
@@ -150,7 +150,7 @@ mod tests {
         for bytes in [b"nonsense".to_vec(), FORMAT.file(&[255])] {
             fs::write(&path, &bytes).unwrap();
             let mut store = FileStore::new(folder.path());
-            let StoreError::Unavailable(reason) = store.load().await.unwrap_err();
+            let StoreError(reason) = store.load().await.unwrap_err();
             assert!(reason.starts_with(&path.display().to_string()) && reason.ends_with(HINT), "{reason}");
             assert_eq!(fs::read(&path).unwrap(), bytes);
         }

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::sleep;
+use vipgate_common::Task;
 
 use super::{RecordStore, StoreError, StoredRecord, WriteError};
 use crate::membership::authority::Record;
@@ -40,6 +41,8 @@ pub(in crate::policyd) struct RecordWriter<S> {
     remote: mpsc::Receiver<Option<StoredRecord>>,
     /// The version that was read last in place of the one that this server has written last.
     unexpected: Option<Unexpected>,
+    /// Reads the record of a shared store.
+    _poll: Option<Task>,
 }
 
 /// A version that was read, if there was a record, and the one that this server had written by then.
@@ -61,18 +64,17 @@ pub(in crate::policyd) struct TermStart {
 impl<S: RecordStore> RecordWriter<S> {
     /// A store that other servers don't share.
     pub(in crate::policyd) fn of_single_server(store: S) -> Self {
-        Self::new(store, mpsc::channel(1).1)
+        Self::new(store, mpsc::channel(1).1, None)
     }
 
     /// A shared store. Starts to read what other servers write, by a second connection.
     pub(in crate::policyd) fn shared(store: S, reader: S) -> Self {
         let (sender, remote) = mpsc::channel(1);
-        tokio::spawn(poll(reader, sender));
-        Self::new(store, remote)
+        Self::new(store, remote, Some(Task::spawn(poll(reader, sender))))
     }
 
-    pub(super) fn new(store: S, remote: mpsc::Receiver<Option<StoredRecord>>) -> Self {
-        Self { store, position: None, number: 0, remote, unexpected: None }
+    pub(super) fn new(store: S, remote: mpsc::Receiver<Option<StoredRecord>>, poll: Option<Task>) -> Self {
+        Self { store, position: None, number: 0, remote, unexpected: None, _poll: poll }
     }
 
     /// Whether this server may write: since it took over, no other one has, and the outcome of all its writes is known.
@@ -96,7 +98,7 @@ impl<S: RecordStore> RecordWriter<S> {
                 Err(WriteError::Unavailable(error)) => return Err(error),
             }
         }
-        Err(StoreError::Unavailable(format!("{MAX_ATTEMPTS} attempts to write failed because somebody else wrote")))
+        Err(StoreError(format!("{MAX_ATTEMPTS} attempts to write failed because somebody else wrote")))
     }
 
     /// Writes the record. After an error this server has to take over again.
@@ -145,7 +147,7 @@ impl<S: RecordStore> RecordWriter<S> {
     }
 }
 
-/// Reads the record again and again, until the receiver is dropped. Errors are reported by the writer.
+/// Reads the record again and again. Errors are reported by the writer.
 async fn poll(mut store: impl RecordStore, records: mpsc::Sender<Option<StoredRecord>>) {
     loop {
         if let Ok(stored) = store.load().await
@@ -153,9 +155,6 @@ async fn poll(mut store: impl RecordStore, records: mpsc::Sender<Option<StoredRe
         {
             return;
         }
-        tokio::select! {
-            () = sleep(POLL_INTERVAL) => {}
-            () = records.closed() => return,
-        }
+        sleep(POLL_INTERVAL).await;
     }
 }

@@ -6,7 +6,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 use vipgate_common::Tasks;
-use vipgate_policy::compiler::{Peer, Placement};
+use vipgate_policy::compiler::Placement;
 
 use super::*;
 use crate::membership::authority::MembershipState;
@@ -16,6 +16,7 @@ use crate::policyd::membership::MembershipHandle;
 use crate::policyd::membership::coordinator::{HeartbeatError, HeartbeatReply, StreamEvent, StreamOrigin, start_with};
 use crate::policyd::membership::store::writer::RecordWriter;
 use crate::source::etcd::tests::server::{EtcdServer, TEST_TIMEOUT};
+use crate::xds::fixtures::peer;
 use crate::xds::publication::Publication;
 
 const TTL: Duration = Duration::from_secs(1);
@@ -50,7 +51,7 @@ async fn a_write_that_follows_from_another_record_conflicts() {
 async fn a_value_that_is_no_record_is_named_and_stays() {
     let server = EtcdServer::running().await;
     server.put("/vipgate-members/record", [255]).await;
-    let StoreError::Unavailable(reason) = store(&server).load().await.unwrap_err();
+    let StoreError(reason) = store(&server).load().await.unwrap_err();
     assert!(reason.starts_with("etcd key /vipgate-members/record: not a record of membership"), "{reason}");
 }
 
@@ -64,14 +65,6 @@ struct Authority {
 
 impl Authority {
     fn start(server: &EtcdServer) -> Self {
-        let peer = |name: &str| Peer {
-            name: name.into(),
-            node: "n".into(),
-            zone: "".into(),
-            address: None,
-            pods: [].into(),
-            uncovered: None,
-        };
         let placement = Placement { peers: vec![peer("a"), peer("b")], ..Placement::default() };
         let publication = Arc::new(Publication::default().next(Arc::new(placement)).unwrap());
         let (publish, published) = watch::channel(Some(publication));
